@@ -1,0 +1,95 @@
+"""The backend API: what an engine implements to run models.
+
+Three small objects: a `Backend` (one in the process) opens model files; a `BackendModel` is one opened model version;
+a `BackendInstance` executes batches, one at a time. A package offers a backend by an entry point in the group
+``modserve.backends`` whose name is the one that configurations use and whose value is a class without constructor
+arguments.
+
+Any exception an engine raises fails the requests at hand (or the load) with its text. Engines that know better whose
+fault it was raise `modserve.ModserveError`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
+from modserve.core.tensor import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an instance runs: CPU, MODEL (the model decides), or GPU number `device`."""
+
+    kind: InstanceKind
+    device: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """What a backend gets to open a model version.
+
+    `config` may still lack inputs, outputs and max_batch_size; `path` is the model file (or directory) inside the
+    version directory. `cpu_threads` is this instance's share of the CPU cores; `cpu_instances` how many of the model's
+    instances run on the CPU.
+    """
+
+    config: ModelConfig
+    version: int
+    path: Path
+    model_directory: Path
+    cpu_threads: int = 1
+    cpu_instances: int = 1
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The server's options for this backend (``--backend-config``)."""
+
+
+class BackendInstance(Protocol):
+    """One executor. It is used by one thread at a time, always the same, other than the one that made it."""
+
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        """Run one batch, blocking.
+
+        `inputs` are arrays as `core.dtypes` maps the datatypes, with the batch dimension if the model has one, and
+        possibly read-only. `outputs` names what is wanted; more may be returned. A model with a batch dimension gives
+        as many rows as it got.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. No execution is under way."""
+        ...
+
+
+class BackendModel(Protocol):
+    """One opened model version. Called on a loading thread, never on the event loop's."""
+
+    def describe(self) -> ModelDescription | None:
+        """What the model file says of its tensors; None when it says nothing."""
+        ...
+
+    def instance(self, config: ModelConfig, placement: Placement) -> BackendInstance:
+        """A new executor; `config` is complete now."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. All instances are closed."""
+        ...
+
+
+class Backend(Protocol):
+    """One engine."""
+
+    default_model_filename: str
+    """The model file in a version directory when the configuration names none; empty when there need be no file."""
+    default_cpu_instances: int
+    """How many instances a model gets on the CPU when its configuration says nothing."""
+
+    def gpu_count(self) -> int:
+        """How many GPUs this engine can use here."""
+        ...
+
+    def open(self, source: ModelSource) -> BackendModel:
+        """Read a model version. Blocking; called on a loading thread. Raises when the file is no good."""
+        ...

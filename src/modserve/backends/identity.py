@@ -1,0 +1,85 @@
+"""The ``identity`` backend: output i is input i. For tests, and for measuring what the server itself costs.
+
+Parameters of the model, as in Triton's identity backend: ``execute_delay_ms`` sleeps that long in each execution,
+``instance_wise_delay_multiplier`` multiplies it by the instance's number (from 0), ``creation_delay_sec`` makes loading
+take that long.
+"""
+
+import itertools
+import time
+from collections.abc import Mapping
+
+from modserve.core.errors import invalid
+from modserve.core.model_config import ModelConfig, ModelDescription
+from modserve.core.tensor import Array
+
+from .api import ModelSource, Placement
+
+
+class IdentityBackend:
+    default_model_filename = ""
+    default_cpu_instances = 1
+
+    def gpu_count(self) -> int:
+        return 0
+
+    def open(self, source: ModelSource) -> "IdentityModel":
+        time.sleep(_number(source.config, "creation_delay_sec"))
+        return IdentityModel()
+
+
+class IdentityModel:
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def describe(self) -> ModelDescription | None:
+        return None
+
+    def instance(self, config: ModelConfig, placement: Placement) -> "IdentityInstance":
+        if len(config.inputs) != len(config.outputs):
+            raise invalid(
+                f"model '{config.name}': the identity backend needs as many outputs as inputs, got "
+                f"{len(config.inputs)} inputs and {len(config.outputs)} outputs"
+            )
+        for given, taken in zip(config.inputs, config.outputs, strict=True):
+            if given.datatype is not taken.datatype:
+                raise invalid(
+                    f"model '{config.name}': the identity backend copies input '{given.name}' "
+                    f"({given.datatype.name}) to output '{taken.name}' ({taken.datatype.name}), "
+                    "their data types must be equal"
+                )
+        number = next(self._numbers)
+        delay = _number(config, "execute_delay_ms") / 1e3
+        if "instance_wise_delay_multiplier" in config.parameters:
+            delay *= number * _number(config, "instance_wise_delay_multiplier")
+        pairs = {taken.name: given.name for given, taken in zip(config.inputs, config.outputs, strict=True)}
+        return IdentityInstance(pairs, delay)
+
+    def close(self) -> None:
+        pass
+
+
+class IdentityInstance:
+    def __init__(self, pairs: dict[str, str], delay: float) -> None:
+        self._pairs = pairs
+        self._delay = delay
+
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        if self._delay:
+            time.sleep(self._delay)
+        pairs = self._pairs
+        return {name: inputs[pairs[name]] for name in outputs if pairs[name] in inputs}
+
+    def close(self) -> None:
+        pass
+
+
+def _number(config: ModelConfig, parameter: str) -> float:
+    text = config.parameters.get(parameter, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise invalid(f"model '{config.name}': parameter '{parameter}' is '{text}', expected a number of 0 or more")
+    return value

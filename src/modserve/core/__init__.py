@@ -1,0 +1,1 @@
+"""Values and pure rules: no tasks, no I/O, no clock (time is an argument)."""

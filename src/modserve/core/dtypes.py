@@ -1,0 +1,63 @@
+"""The datatype table. A datatype-dependent ``if`` elsewhere is a missing column here."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """One tensor element type of the v2 protocol.
+
+    `name` is the protocol's spelling, `config_name` that of ``inference.DataType`` in config.pbtxt. `size` is in bytes
+    and 0 for BYTES, whose elements vary. `numpy` is the little-endian array type; BYTES arrays hold ``bytes`` objects.
+    `contents_field` names the field of ``InferTensorContents`` that may carry it over gRPC, None where only raw may.
+    `json_kind` is the kind of JSON value that stands for an element.
+    """
+
+    name: str
+    config_name: str
+    size: int
+    numpy: np.dtype[Any]
+    contents_field: str | None
+    json_kind: str
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _row(
+    name: str, config_name: str, numpy: str | type, contents_field: str | None, json_kind: str, size: int | None = None
+) -> Datatype:
+    dtype: np.dtype[Any] = np.dtype(numpy)
+    return Datatype(name, config_name, dtype.itemsize if size is None else size, dtype, contents_field, json_kind)
+
+
+BOOL = _row("BOOL", "TYPE_BOOL", "?", "bool_contents", "bool")
+UINT8 = _row("UINT8", "TYPE_UINT8", "<u1", "uint_contents", "int")
+UINT16 = _row("UINT16", "TYPE_UINT16", "<u2", "uint_contents", "int")
+UINT32 = _row("UINT32", "TYPE_UINT32", "<u4", "uint_contents", "int")
+UINT64 = _row("UINT64", "TYPE_UINT64", "<u8", "uint64_contents", "int")
+INT8 = _row("INT8", "TYPE_INT8", "<i1", "int_contents", "int")
+INT16 = _row("INT16", "TYPE_INT16", "<i2", "int_contents", "int")
+INT32 = _row("INT32", "TYPE_INT32", "<i4", "int_contents", "int")
+INT64 = _row("INT64", "TYPE_INT64", "<i8", "int64_contents", "int")
+FP16 = _row("FP16", "TYPE_FP16", "<f2", None, "float")
+BF16 = _row("BF16", "TYPE_BF16", ml_dtypes.bfloat16, None, "float")
+FP32 = _row("FP32", "TYPE_FP32", "<f4", "fp32_contents", "float")
+FP64 = _row("FP64", "TYPE_FP64", "<f8", "fp64_contents", "float")
+BYTES = _row("BYTES", "TYPE_STRING", "O", "bytes_contents", "string", size=0)
+
+ALL = (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BYTES)
+BY_NAME = {row.name: row for row in ALL}
+BY_CONFIG_NAME = {row.config_name: row for row in ALL}
+_BY_NUMPY = {row.numpy: row for row in ALL}
+
+
+def from_numpy(dtype: np.dtype[Any]) -> Datatype | None:
+    """The row for a numpy type; fixed-width string arrays count as BYTES; None when the protocol has no such type."""
+    if dtype.kind in "SU":
+        return BYTES
+    return _BY_NUMPY.get(dtype.newbyteorder("<") if dtype.kind != "V" else dtype)

@@ -1,0 +1,72 @@
+"""The one error type, with Triton's eight codes. How a code is spelled on a wire is `protocol/status.py`'s business."""
+
+import enum
+
+
+class Code(enum.Enum):
+    """What kind of failure it is, and thereby whose fault. The value is the text used inside reasons."""
+
+    UNKNOWN = "Unknown"
+    INTERNAL = "Internal"
+    NOT_FOUND = "Not found"
+    INVALID_ARG = "Invalid argument"
+    UNAVAILABLE = "Unavailable"
+    UNSUPPORTED = "Unsupported"
+    ALREADY_EXISTS = "Already exists"
+    CANCELLED = "Cancelled"
+
+
+class ModserveError(Exception):
+    """A failure that a client is told about: `code` says what kind, `message` what, where and what would be right."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    def __reduce__(self) -> tuple[type["ModserveError"], tuple[Code, str]]:
+        return type(self), (self.code, self.message)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.code.name}, {self.message!r})"
+
+    @property
+    def reason(self) -> str:
+        """The form used in the repository index, e.g. ``Invalid argument: unexpected ...``."""
+        return f"{self.code.value}: {self.message}"
+
+
+def invalid(message: str) -> ModserveError:
+    """The client sent something wrong."""
+    return ModserveError(Code.INVALID_ARG, message)
+
+
+def unavailable(message: str) -> ModserveError:
+    """Right request, wrong moment: the client may try again."""
+    return ModserveError(Code.UNAVAILABLE, message)
+
+
+def not_found(message: str) -> ModserveError:
+    return ModserveError(Code.NOT_FOUND, message)
+
+
+def unsupported(message: str) -> ModserveError:
+    return ModserveError(Code.UNSUPPORTED, message)
+
+
+def internal(message: str) -> ModserveError:
+    """Our fault, or the model's."""
+    return ModserveError(Code.INTERNAL, message)
+
+
+def cancelled() -> ModserveError:
+    """Triton answers a cancelled request with an empty message."""
+    return ModserveError(Code.CANCELLED, "")
+
+
+def from_exception(error: BaseException, doing: str) -> ModserveError:
+    """A foreign exception at the border: ours pass as they are, all others become INTERNAL with what was being done."""
+    if isinstance(error, ModserveError):
+        return error
+    text = str(error) or type(error).__name__
+    return internal(f"{doing}: {text}")

@@ -1,0 +1,78 @@
+"""Our bookkeeping for one accepted request."""
+
+from collections.abc import Callable, Mapping
+
+from .errors import ModserveError, cancelled
+from .request import InferenceRequest
+from .response import InferenceResponse, ResponseSink
+from .tensor import Tensor
+from .timing import ExecutionTiming
+
+
+class Inflight:
+    """A request between acceptance and its settlement, which happens exactly once.
+
+    `inputs` have the model's shapes (batch dimension kept, reshapes applied). `batch_size` is 0 for models without a
+    batch dimension. It never points back to model or server; `on_cancel` is set by the queue that holds it, so that a
+    cancelled request leaves at once.
+    """
+
+    __slots__ = (
+        "batch_size",
+        "cancelled",
+        "deadline_ns",
+        "inputs",
+        "on_cancel",
+        "output_names",
+        "queue_start_ns",
+        "request",
+        "request_start_ns",
+        "settled",
+        "shape_key",
+        "sink",
+        "timing",
+    )
+
+    def __init__(
+        self,
+        request: InferenceRequest,
+        sink: ResponseSink,
+        inputs: Mapping[str, Tensor],
+        output_names: tuple[str, ...],
+        batch_size: int,
+        shape_key: object,
+        request_start_ns: int,
+    ) -> None:
+        self.request = request
+        self.sink = sink
+        self.inputs = inputs
+        self.output_names = output_names
+        self.batch_size = batch_size
+        self.shape_key = shape_key
+        self.deadline_ns = request.deadline_ns
+        self.request_start_ns = request_start_ns
+        self.queue_start_ns = 0
+        self.timing: ExecutionTiming | None = None
+        self.cancelled = False
+        self.settled = False
+        self.on_cancel: Callable[[Inflight], None] | None = None
+
+    def respond(self, response: InferenceResponse, final: bool = True) -> None:
+        """Hand an answer to the client; after the final one, and after a failure, later ones are dropped."""
+        if not self.settled:
+            self.settled = final
+            self.sink.respond(response, final)
+
+    def fail(self, error: ModserveError) -> None:
+        if not self.settled:
+            self.settled = True
+            self.sink.fail(error)
+
+    def cancel(self) -> None:
+        """The client no longer wants an answer. Safe to call at any time, on the event loop's thread."""
+        if self.settled or self.cancelled:
+            return
+        self.cancelled = True
+        if self.on_cancel is not None:
+            self.on_cancel(self)
+        self.fail(cancelled())

@@ -1,0 +1,47 @@
+"""The states of a model version, and which may follow which."""
+
+import enum
+from dataclasses import dataclass
+
+
+class State(enum.Enum):
+    """As the repository index spells them (protocol: model repository extension)."""
+
+    UNKNOWN = "UNKNOWN"
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.UNKNOWN: frozenset({State.LOADING, State.UNAVAILABLE}),
+    State.LOADING: frozenset({State.READY, State.UNAVAILABLE}),
+    State.READY: frozenset({State.UNLOADING}),
+    State.UNLOADING: frozenset({State.UNAVAILABLE}),
+    State.UNAVAILABLE: frozenset({State.LOADING}),
+}
+
+UNLOADED = "unloaded"
+"""The one reason that does not make a server unready: the version was unloaded on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionState:
+    """What is known of a version: its state, and why it is in it (empty when there is nothing to say)."""
+
+    state: State = State.UNKNOWN
+    reason: str = ""
+    load_ns: int = 0
+    """How long the last successful load took."""
+
+    def advance(self, state: State, reason: str = "", load_ns: int = 0) -> "VersionState":
+        """The following state. Raises RuntimeError for a step which the table does not have; that is a bug."""
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"a version can not go from {self.state.name} to {state.name}: this is a bug")
+        return VersionState(state, reason, load_ns or self.load_ns)
+
+    @property
+    def holds_up_readiness(self) -> bool:
+        """Triton's strict readiness: every listed version must be READY, but for those unloaded on purpose."""
+        return self.state is not State.READY and self.reason != UNLOADED

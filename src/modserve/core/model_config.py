@@ -1,0 +1,126 @@
+"""What modserve acts on of a model's configuration, as frozen values. Made by `config/`, read by everybody."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .dtypes import Datatype
+from .tensor import Shape
+from .version import VersionPolicy
+
+
+class InstanceKind(enum.Enum):
+    AUTO = "KIND_AUTO"
+    CPU = "KIND_CPU"
+    GPU = "KIND_GPU"
+    MODEL = "KIND_MODEL"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output of a model. `dims` leave out the batch dimension; -1 stands for any size.
+
+    `reshape` is the shape the model itself sees in place of `dims`, None where it is the same.
+    """
+
+    name: str
+    datatype: Datatype
+    dims: Shape
+    reshape: Shape | None = None
+    optional: bool = False
+    label_filename: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceGroup:
+    """`count` instances of one kind; for KIND_GPU that many on each of `gpus`."""
+
+    name: str
+    kind: InstanceKind
+    count: int
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicBatching:
+    """How the dynamic batcher groups requests. Sizes sum the requests' batch sizes; the delay is in nanoseconds."""
+
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_ns: int = 0
+    max_queue_size: int = 0
+    """Requests that may wait; 0 = no limit."""
+    default_timeout_ns: int = 0
+    """How long a request may wait; 0 = for ever."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A complete, normalised and validated configuration of a model."""
+
+    name: str
+    backend: str
+    platform: str = ""
+    max_batch_size: int = 0
+    """0: the model's tensors have no batch dimension. Otherwise the first dimension is one, and this its cap."""
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    version_policy: VersionPolicy = field(default_factory=lambda: VersionPolicy(latest=1))
+    instance_groups: tuple[InstanceGroup, ...] = ()
+    dynamic_batching: DynamicBatching | None = None
+    default_model_filename: str = ""
+    decoupled: bool = False
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    metric_tags: Mapping[str, str] = field(default_factory=dict)
+    graph_optimization_level: int | None = None
+    """``optimization.graph.level``; None when the configuration does not set it."""
+
+    @cached_property
+    def inputs_by_name(self) -> dict[str, TensorSpec]:
+        return {spec.name: spec for spec in self.inputs}
+
+    @cached_property
+    def outputs_by_name(self) -> dict[str, TensorSpec]:
+        return {spec.name: spec for spec in self.outputs}
+
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.outputs)
+
+    @cached_property
+    def required_input_count(self) -> int:
+        return sum(not spec.optional for spec in self.inputs)
+
+    @property
+    def batching(self) -> bool:
+        """Whether the first dimension of every tensor is the batch dimension."""
+        return self.max_batch_size > 0
+
+    @property
+    def served_platform(self) -> str:
+        """What model metadata calls the platform: the legacy name where the configuration has one, else the backend."""
+        return self.platform or self.backend
+
+    def full_dims(self, spec: TensorSpec) -> Shape:
+        """The dims clients see: with -1 in front for the batch dimension of a batching model."""
+        return (-1, *spec.dims) if self.batching else spec.dims
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTensor:
+    """A tensor as the model file describes it: `shape` is complete, a batch dimension included; -1 = variable."""
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What an engine can tell of a model, to fill in what its configuration leaves out."""
+
+    inputs: tuple[DescribedTensor, ...]
+    outputs: tuple[DescribedTensor, ...]
+    default_max_batch_size: int = 0
+    """The max_batch_size to fill in when every tensor has a variable first dimension and the configuration says 0."""

@@ -1,0 +1,196 @@
+"""Is a request what the model takes? Checks with Triton's texts, and the request in the model's own shapes.
+
+The order of the checks is Triton's (core, InferenceRequest::Normalize): outputs, input count, input names and batch
+dimension, batch size, and then each input's datatype, shape and byte size.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from . import dtypes
+from .errors import ModserveError, invalid
+from .inflight import Inflight
+from .model_config import ModelConfig, TensorSpec
+from .request import InferenceRequest
+from .response import ResponseSink
+from .tensor import Buffer, Shape, Tensor, TruncatedError, element_ends, format_shape
+
+_BATCH_NOTE = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _InputRule:
+    """An input's specification with what every request would otherwise work out anew."""
+
+    spec: TensorSpec
+    item_bytes: int
+    """Bytes of one batch item; -1 where dims vary or the datatype is BYTES."""
+
+
+class Signature:
+    """What a model takes, worked out once from its configuration."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self._rules = {spec.name: _rule(spec) for spec in config.inputs}
+        self._all_required = config.required_input_count == len(config.inputs)
+        self._keyed = tuple(spec.name for spec in config.inputs if spec.optional or -1 in spec.dims)
+
+    def accept(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        """`request`, in the model's own shapes and ready to be queued. Raises INVALID_ARG."""
+        config = self.config
+        output_names = request.outputs or config.output_names
+        if request.outputs:
+            self._check_outputs(request)
+        inputs = request.inputs
+        if not config.required_input_count <= len(inputs) <= len(config.inputs):
+            raise self._wrong_count(request)
+        rules = self._rules
+        batching = config.batching
+        batch_size = self._batch_size(request) if batching else 0
+        accepted: dict[str, Tensor] = {}
+        for name, tensor in inputs.items():
+            rule = rules.get(name)
+            if rule is None:
+                raise self._unknown_input(name)
+            spec = rule.spec
+            if tensor.datatype is not spec.datatype:
+                raise self._wrong_datatype(request, spec, tensor)
+            shape = tensor.shape
+            item = shape[1:] if batching else shape
+            if item != spec.dims:
+                self._check_shape(request, spec, tensor, item)
+            received = tensor.received
+            if received is not None:
+                expected = rule.item_bytes
+                if expected >= 0:
+                    expected = expected * batch_size if batching else expected
+                    if len(received) != expected:
+                        raise self._wrong_size(request, spec, expected, len(received))
+                else:
+                    self._check_bytes(request, spec, tensor, received)
+            if spec.reshape is not None:
+                tensor = tensor.reshaped(_reshape(spec, shape[:1] if batching else (), item))
+            accepted[name] = tensor
+        shape_key = None
+        if self._keyed:
+            # Requests share a batch if they give the same optional inputs, and equal shapes where shapes may vary.
+            given = [accepted.get(name) for name in self._keyed]
+            shape_key = tuple(None if tensor is None else tensor.shape[batching:] for tensor in given)
+        return Inflight(request, sink, accepted, output_names, batch_size, shape_key, now_ns)
+
+    def _check_outputs(self, request: InferenceRequest) -> None:
+        known = self.config.outputs_by_name
+        for name in request.outputs:
+            if name not in known:
+                raise invalid(f"unexpected inference output '{name}' for model '{self.config.name}'")
+
+    def _batch_size(self, request: InferenceRequest) -> int:
+        config = self.config
+        batch_size = -1
+        for name, tensor in request.inputs.items():
+            if name not in self._rules:
+                raise self._unknown_input(name)
+            if not tensor.shape:
+                raise invalid(
+                    f"{request.label}input '{name}' has no shape but model requires batch dimension for '{config.name}'"
+                )
+            if batch_size == -1:
+                batch_size = tensor.shape[0]
+            elif tensor.shape[0] != batch_size:
+                raise invalid(
+                    f"{request.label}input '{name}' batch size does not match other inputs for '{config.name}'"
+                )
+        if batch_size > config.max_batch_size:
+            raise invalid(
+                f"{request.label}inference request batch-size must be <= {config.max_batch_size} for '{config.name}'"
+            )
+        return max(batch_size, 0)
+
+    def _check_shape(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor, item: Shape) -> None:
+        if -1 in item:
+            raise invalid(
+                f"{request.label}All input dimensions should be specified for input '{spec.name}' "
+                f"for model '{self.config.name}', got {format_shape(tensor.shape)}"
+            )
+        if len(item) == len(spec.dims) and all(want in (-1, got) for want, got in zip(spec.dims, item, strict=True)):
+            return
+        raise invalid(
+            f"{request.label}unexpected shape for input '{spec.name}' for model '{self.config.name}'. "
+            f"Expected {format_shape(self.config.full_dims(spec))}, got {format_shape(tensor.shape)}. "
+            + (_BATCH_NOTE if self.config.batching else "")
+        )
+
+    def _check_bytes(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor, raw: Buffer) -> None:
+        count = math.prod(tensor.shape)
+        if spec.datatype is not dtypes.BYTES:
+            expected = count * spec.datatype.size
+            if len(raw) != expected:
+                raise self._wrong_size(request, spec, expected, len(raw))
+            return
+        where = f"for inference input '{spec.name}' for model '{self.config.name}'"
+        try:
+            found = len(element_ends(raw))
+        except TruncatedError as error:
+            if error.in_length:
+                raise invalid(
+                    f"{request.label}incomplete string length indicator {where}, expecting 4 bytes but only "
+                    f"{error.left} bytes available. Please make sure the string length indicator is in one buffer."
+                ) from None
+            found = error.complete
+        if found > count:
+            raise invalid(f"{request.label}unexpected number of string elements {found} {where}, expecting {count}")
+        if found < count:
+            raise invalid(f"{request.label}expected {count} string elements {where}, got {found}")
+
+    def _unknown_input(self, name: str) -> ModserveError:
+        return invalid(f"unexpected inference input '{name}' for model '{self.config.name}'")
+
+    def _wrong_count(self, request: InferenceRequest) -> ModserveError:
+        config = self.config
+        required, most = config.required_input_count, len(config.inputs)
+        if self._all_required:
+            head = f"expected {most} inputs but got {len(request.inputs)} inputs for model '{config.name}'. "
+        else:
+            head = (
+                f"expected number of inputs between {required} and {most} but got {len(request.inputs)} inputs "
+                f"for model '{config.name}'. "
+            )
+        missing = [spec.name for spec in config.inputs if not spec.optional and spec.name not in request.inputs]
+        return invalid(
+            f"{request.label}{head}Got input(s) {_names(request.inputs)}, but missing required input(s) "
+            f"{_names(missing)}. Please provide all required input(s)."
+        )
+
+    def _wrong_datatype(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor) -> ModserveError:
+        return invalid(
+            f"{request.label}inference input '{spec.name}' data-type is '{tensor.datatype.name}', "
+            f"but model '{self.config.name}' expects '{spec.datatype.name}'"
+        )
+
+    def _wrong_size(self, request: InferenceRequest, spec: TensorSpec, expected: int, got: int) -> ModserveError:
+        return invalid(
+            f"{request.label}input byte size mismatch for input '{spec.name}' for model '{self.config.name}'. "
+            f"Expected {expected}, got {got}"
+        )
+
+
+def _rule(spec: TensorSpec) -> _InputRule:
+    fixed = -1 not in spec.dims and spec.datatype.size > 0
+    return _InputRule(spec, math.prod(spec.dims) * spec.datatype.size if fixed else -1)
+
+
+def _reshape(spec: TensorSpec, batch: Shape, item: Shape) -> Shape:
+    """The model's shape of an input: variable dimensions keep their order."""
+    assert spec.reshape is not None, "only called for reshaped inputs: this is a bug"
+    variable = iter([got for want, got in zip(spec.dims, item, strict=True) if want == -1])
+    return (*batch, *(next(variable) if size == -1 else size for size in spec.reshape))
+
+
+def _names(names: Iterable[str]) -> str:
+    return "[" + ",".join(f"'{name}'" for name in names) + "]"

@@ -1,0 +1,31 @@
+"""An inference request as the client said it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from .tensor import Tensor
+
+ParameterValue: TypeAlias = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferenceRequest:
+    """One call as decoded. Tensors carry the shapes the client gave; `core.normalize` checks them against the model.
+
+    `version` None asks for the latest ready one. `outputs` names the wanted outputs, empty for all.
+    `deadline_ns` is on the monotonic clock; past it the request is dropped wherever it waits; 0 = none.
+    """
+
+    model_name: str
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...] = ()
+    version: int | None = None
+    id: str = ""
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    deadline_ns: int = 0
+
+    @property
+    def label(self) -> str:
+        """The prefix of messages about this request."""
+        return f"[request id: {self.id or '<id_unknown>'}] "

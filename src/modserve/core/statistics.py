@@ -1,0 +1,144 @@
+"""Cumulative counts of one model version: the one source of the statistics calls and of the metrics page.
+
+All of it is touched on the event loop's thread only. When each counter moves is Triton's statistics extension.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from enum import Enum
+
+from .errors import Code, ModserveError
+from .inflight import Inflight
+from .timing import ExecutionTiming
+
+_MILLISECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
+LATENCY_BUCKETS_NS = tuple(int(bound * 1e6) for bound in _MILLISECONDS)
+BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class FailureReason(Enum):
+    """The label of ``nv_inference_request_failure``."""
+
+    REJECTED = "REJECTED"
+    """The scheduler refused it, or it waited too long."""
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"
+    OTHER = "OTHER"
+
+
+class Duration:
+    """How often something happened and how long it took altogether."""
+
+    __slots__ = ("count", "ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ns = 0
+
+
+class Histogram:
+    """Counts by upper bound; `bounds` ascend, and one more bucket takes what lies above the last."""
+
+    __slots__ = ("bounds", "buckets", "total")
+
+    def __init__(self, bounds: Sequence[int]) -> None:
+        self.bounds = tuple(bounds)
+        self.buckets = [0] * (len(self.bounds) + 1)
+        self.total = 0
+
+    def observe(self, value: int, times: int = 1) -> None:
+        self.buckets[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+
+class BatchStatistics:
+    """What executions of one batch size took."""
+
+    __slots__ = ("compute_infer", "compute_input", "compute_output")
+
+    def __init__(self) -> None:
+        self.compute_input = Duration()
+        self.compute_infer = Duration()
+        self.compute_output = Duration()
+
+
+class ModelStatistics:
+    """The counters of one model version, from its load on."""
+
+    def __init__(self) -> None:
+        self.last_inference_ms = 0
+        """Unix time of the last execution's end; 0 before the first."""
+        self.inference_count = 0
+        self.execution_count = 0
+        self.pending = 0
+        """Requests that wait in the scheduler."""
+        self.success = Duration()
+        self.fail = Duration()
+        self.queue = Duration()
+        self.compute_input = Duration()
+        self.compute_infer = Duration()
+        self.compute_output = Duration()
+        self.cache_hit = Duration()
+        self.cache_miss = Duration()
+        self.failures = dict.fromkeys(FailureReason, 0)
+        self.batches: dict[int, BatchStatistics] = {}
+        self.request_histogram = Histogram(LATENCY_BUCKETS_NS)
+        self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
+        self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
+        self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
+
+    def record_failure(self, inflight: Inflight, reason: FailureReason, now_ns: int) -> None:
+        """An accepted request that got no answer."""
+        self.fail.count += 1
+        self.fail.ns += now_ns - inflight.request_start_ns
+        self.failures[reason] += 1
+
+    def record_execution(self, batch_size: int, timing: ExecutionTiming, now_unix_ms: int) -> None:
+        """One execution that succeeded; `batch_size` counts 1 for models without a batch dimension."""
+        self.execution_count += 1
+        self.last_inference_ms = now_unix_ms
+        batch = self.batches.get(batch_size)
+        if batch is None:
+            batch = self.batches[batch_size] = BatchStatistics()
+        _add(batch.compute_input, timing.compute_input_end_ns - timing.compute_start_ns)
+        _add(batch.compute_infer, timing.compute_output_start_ns - timing.compute_input_end_ns)
+        _add(batch.compute_output, timing.compute_end_ns - timing.compute_output_start_ns)
+        self.batch_size_histogram.observe(batch_size)
+
+    def record_successes(self, members: Sequence[Inflight], timing: ExecutionTiming, now_ns: int) -> None:
+        """The answered requests of one execution: each counts the whole batch's compute time, as in Triton."""
+        count = len(members)
+        if not count:
+            return
+        start_ns = timing.compute_start_ns
+        total_ns = queue_ns = inferences = 0
+        request_histogram, queue_histogram = self.request_histogram, self.queue_histogram
+        for inflight in members:
+            request_ns = now_ns - inflight.request_start_ns
+            waited_ns = start_ns - inflight.queue_start_ns
+            total_ns += request_ns
+            queue_ns += waited_ns
+            inferences += inflight.batch_size or 1
+            request_histogram.observe(request_ns)
+            queue_histogram.observe(waited_ns)
+        self.inference_count += inferences
+        _add(self.success, total_ns, count)
+        _add(self.queue, queue_ns, count)
+        _add(self.compute_input, count * (timing.compute_input_end_ns - start_ns), count)
+        _add(self.compute_infer, count * (timing.compute_output_start_ns - timing.compute_input_end_ns), count)
+        _add(self.compute_output, count * (timing.compute_end_ns - timing.compute_output_start_ns), count)
+        self.compute_histogram.observe(timing.compute_end_ns - start_ns, count)
+
+
+def _add(duration: Duration, ns: int, count: int = 1) -> None:
+    duration.count += count
+    duration.ns += ns
+
+
+def failure_reason(error: ModserveError, by_backend: bool) -> FailureReason:
+    """Under which label a failure counts; `by_backend`: it happened while or after the model ran."""
+    if error.code is Code.CANCELLED:
+        return FailureReason.CANCELED
+    if by_backend:
+        return FailureReason.BACKEND
+    return FailureReason.REJECTED if error.code is Code.UNAVAILABLE else FailureReason.OTHER

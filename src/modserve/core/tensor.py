@@ -1,0 +1,181 @@
+"""Tensors: a datatype, a shape, and either the received bytes, an array, or both.
+
+Buffers stay views of what was received until somebody needs an array; BYTES tensors stay in their raw form until
+somebody reads elements.
+"""
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from . import dtypes
+from .dtypes import Datatype
+from .errors import invalid
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Shape: TypeAlias = tuple[int, ...]
+Array: TypeAlias = np.ndarray[Any, Any]
+
+_LENGTH = struct.Struct("<I")
+
+
+class Tensor:
+    """An immutable n-dimensional array of one datatype, in row-major order.
+
+    Make one with `from_raw` (bytes in the protocol's raw form) or `from_array`. The other view is made when it is
+    first read and then kept. Reading `array` of a numeric tensor made from bytes copies nothing.
+    """
+
+    __slots__ = ("_array", "_raw", "datatype", "shape")
+
+    def __init__(self, datatype: Datatype, shape: Shape, raw: Buffer | None, array: Array | None) -> None:
+        self.datatype = datatype
+        self.shape = shape
+        self._raw = raw
+        self._array = array
+
+    @classmethod
+    def from_raw(cls, datatype: Datatype, shape: Shape, raw: Buffer) -> "Tensor":
+        """A tensor over `raw`, which nobody may change afterwards. Sizes are checked by `core.normalize`."""
+        return cls(datatype, shape, raw, None)
+
+    @classmethod
+    def from_array(cls, array: Array, datatype: Datatype | None = None) -> "Tensor":
+        """A tensor over `array`, converted to `datatype` if one is given.
+
+        Raises INVALID_ARG for an array type which the protocol lacks.
+        """
+        found = datatype or dtypes.from_numpy(array.dtype)
+        if found is None:
+            raise invalid(
+                f"arrays of numpy type '{array.dtype}' have no v2 datatype; one of {list(dtypes.ALL)} is needed"
+            )
+        if found is dtypes.BYTES:
+            array = _bytes_array(array)
+        elif array.dtype != found.numpy:
+            array = array.astype(found.numpy)
+        return cls(found, array.shape, None, array)
+
+    @property
+    def array(self) -> Array:
+        """The elements, of shape `shape`; BYTES tensors give an object array of ``bytes``. May be read-only.
+
+        Raises INVALID_ARG when the raw bytes are no such tensor.
+        """
+        array = self._array
+        if array is None:
+            raw = self._raw
+            assert raw is not None, "a tensor has bytes or an array: this is a bug"
+            if self.datatype.size:
+                array = np.frombuffer(raw, dtype=self.datatype.numpy).reshape(self.shape)
+            else:
+                array = np.empty(math.prod(self.shape), dtype=object)
+                array[:] = decode_elements(raw)
+                array = array.reshape(self.shape)
+            self._array = array
+        return array
+
+    @property
+    def raw(self) -> Buffer:
+        """The protocol's raw form: little-endian, row-major; BYTES elements each behind a 4-byte length."""
+        raw = self._raw
+        if raw is None:
+            array = self._array
+            assert array is not None, "a tensor has bytes or an array: this is a bug"
+            if self.datatype.size:
+                # An array that is no plain buffer of memory (bfloat16, a transposed view) is copied out.
+                contiguous = np.ascontiguousarray(array)
+                raw = contiguous.reshape(-1).view(np.uint8).data if array.size else b""
+            else:
+                raw = encode_elements(array.reshape(-1).tolist())
+            self._raw = raw
+        return raw
+
+    @property
+    def received(self) -> Buffer | None:
+        """The bytes this tensor was made from, unchecked; None if it was made from an array."""
+        return self._raw if self._array is None else None
+
+    def reshaped(self, shape: Shape) -> "Tensor":
+        """The same elements under another shape of equal element count."""
+        array = self._array
+        return Tensor(self.datatype, shape, self._raw, None if array is None else array.reshape(shape))
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.datatype.name}, {list(self.shape)})"
+
+
+def _bytes_array(array: Array) -> Array:
+    """An object array whose elements are all ``bytes``; str elements are encoded as UTF-8."""
+    flat = array.reshape(-1).tolist()
+    out = np.empty(len(flat), dtype=object)
+    for index, element in enumerate(flat):
+        if isinstance(element, str):
+            element = element.encode()
+        elif not isinstance(element, bytes):
+            raise invalid(
+                f"element {index} of a BYTES tensor is of type '{type(element).__name__}', expected bytes or str"
+            )
+        out[index] = element
+    return out.reshape(array.shape)
+
+
+def encode_elements(elements: Iterable[bytes]) -> bytes:
+    """The raw form of BYTES elements: each behind its length, a 4-byte little-endian unsigned integer."""
+    pack = _LENGTH.pack
+    parts: list[bytes] = []
+    for element in elements:
+        parts.append(pack(len(element)))
+        parts.append(element)
+    return b"".join(parts)
+
+
+class TruncatedError(ValueError):
+    """Raw BYTES that end inside an element. `complete` elements came before; `left` bytes were left over."""
+
+    def __init__(self, complete: int, left: int, in_length: bool) -> None:
+        super().__init__(f"{left} bytes left after {complete} elements")
+        self.complete = complete
+        self.left = left
+        self.in_length = in_length
+
+
+def decode_elements(raw: Buffer) -> list[bytes]:
+    """The elements of a raw BYTES tensor. Raises `TruncatedError`."""
+    data = bytes(raw)
+    out: list[bytes] = []
+    position, end = 0, len(data)
+    while position < end:
+        start = position + 4
+        if start > end:
+            raise TruncatedError(len(out), end - position, in_length=True)
+        position = start + int.from_bytes(data[position:start], "little")
+        if position > end:
+            raise TruncatedError(len(out), end - start, in_length=False)
+        out.append(data[start:position])
+    return out
+
+
+def element_ends(raw: Buffer) -> list[int]:
+    """The offset behind each element of a raw BYTES tensor. Raises `TruncatedError`."""
+    view = memoryview(raw)
+    unpack = _LENGTH.unpack_from
+    out: list[int] = []
+    position, end = 0, len(view)
+    while position < end:
+        if position + 4 > end:
+            raise TruncatedError(len(out), end - position, in_length=True)
+        following = position + 4 + unpack(view, position)[0]
+        if following > end:
+            raise TruncatedError(len(out), end - position - 4, in_length=False)
+        out.append(following)
+        position = following
+    return out
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """A shape as messages print it: ``[1,16]``, no spaces."""
+    return "[" + ",".join(map(str, shape)) + "]"

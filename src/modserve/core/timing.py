@@ -1,0 +1,16 @@
+"""When things happened. Statistics, metrics, trace and access log are readers of these stamps.
+
+All stamps are nanoseconds of the monotonic clock.
+"""
+
+
+class ExecutionTiming:
+    """The four stamps of one execution, shared by all requests of its batch (Triton's COMPUTE_* trace points)."""
+
+    __slots__ = ("compute_end_ns", "compute_input_end_ns", "compute_output_start_ns", "compute_start_ns")
+
+    def __init__(self) -> None:
+        self.compute_start_ns = 0
+        self.compute_input_end_ns = 0
+        self.compute_output_start_ns = 0
+        self.compute_end_ns = 0

@@ -1,0 +1,72 @@
+"""Model names and versions."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .errors import ModserveError, invalid, not_found, unavailable
+
+_VERSION_DIRECTORY = re.compile(r"[1-9][0-9]*")
+
+
+class ModelId(NamedTuple):
+    """One version of one model."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which of the versions on disk are served: the latest `latest` ones, or `specific` ones, or (neither set) all."""
+
+    latest: int = 0
+    specific: tuple[int, ...] = ()
+
+    def select(self, available: Iterable[int]) -> list[int]:
+        """The wanted versions in ascending order; specific versions that are not there are left out."""
+        present = sorted(set(available))
+        if self.specific:
+            wanted = set(self.specific)
+            return [version for version in present if version in wanted]
+        return present[-self.latest :] if self.latest else present
+
+
+def parse_directory(name: str) -> int | None:
+    """The version a directory stands for: a positive integer without leading zeros, else None (it is ignored)."""
+    return int(name) if _VERSION_DIRECTORY.fullmatch(name) else None
+
+
+def parse_requested(text: str) -> int | None:
+    """The version a request asks for; None (the latest) for an empty text.
+
+    Raises INVALID_ARG with Triton's texts for anything but an integer above 0.
+    """
+    if not text:
+        return None
+    if re.fullmatch(r"\s*[+-]?[0-9]+", text) is None:
+        raise invalid(
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+    version = int(text)
+    if version <= 0:
+        raise invalid(f"invalid model version specified '{text}' , version should be an integral value > 0")
+    return version
+
+
+def unknown_model(name: str) -> ModserveError:
+    return not_found(f"Request for unknown model: '{name}' is not found")
+
+
+def unknown_version(name: str, version: int) -> ModserveError:
+    return not_found(f"Request for unknown model: '{name}' version {version} is not found")
+
+
+def no_available_versions(name: str) -> ModserveError:
+    return not_found(f"Request for unknown model: '{name}' has no available versions")
+
+
+def not_ready(name: str, version: int) -> ModserveError:
+    return unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")

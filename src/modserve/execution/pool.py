@@ -1,0 +1,104 @@
+"""The instances of one model version: reserves free ones, runs batches on them, settles the requests."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from modserve.backends.api import BackendInstance
+from modserve.core.errors import Code, ModserveError
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import ModelConfig
+from modserve.core.statistics import FailureReason, ModelStatistics
+from modserve.core.version import ModelId
+
+from .instance import Instance, Job
+
+_log = logging.getLogger(__name__)
+
+
+class InstancePool:
+    """Implements `scheduling.BatchRunner`. Lives on the event loop's thread; the instances have theirs.
+
+    `on_settled` is told how many requests have just been settled.
+    """
+
+    def __init__(
+        self,
+        model: ModelId,
+        config: ModelConfig,
+        engines: list[tuple[str, BackendInstance]],
+        statistics: ModelStatistics,
+        on_settled: Callable[[int], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.on_free: Callable[[], None] = lambda: None
+        self._model = model
+        self._statistics = statistics
+        self._on_settled = on_settled
+        self._loop = loop
+        self._instances = [Instance(model, name, config, engine, self._done) for name, engine in engines]
+        self._free = deque(self._instances)
+
+    def __repr__(self) -> str:
+        return f"InstancePool({self._model.name}, {len(self._free)} of {len(self._instances)} free)"
+
+    def reserve(self) -> Instance | None:
+        return self._free.popleft() if self._free else None
+
+    def release(self, slot: Instance) -> None:
+        self._free.appendleft(slot)
+
+    def run(self, slot: Instance, batch: list[Inflight]) -> None:
+        self._statistics.pending -= len(batch)
+        job = Job(batch)
+        for inflight in batch:
+            inflight.timing = job.timing
+        slot.start(job)
+
+    def close(self) -> None:
+        """End all instances after what they are running. Blocks; not for the event loop's thread."""
+        for instance in self._instances:
+            instance.close()
+
+    def _done(self, instance: Instance, job: Job) -> None:
+        """On the instance's thread: one hop to the event loop a batch."""
+        try:
+            self._loop.call_soon_threadsafe(self._finish, instance, job)
+        except RuntimeError:
+            # The loop has closed: the server was stopped without waiting for this batch, and nobody waits for it.
+            _log.debug("model '%s': a batch ended after the server", self._model.name)
+
+    def _finish(self, instance: Instance, job: Job) -> None:
+        self._free.append(instance)
+        # The next batch starts before this one's answers are written: the engine should not wait for sockets.
+        self.on_free()
+        now_ns = time.monotonic_ns()
+        if job.error is not None:
+            self._fail(job.members, job.error, now_ns)
+        else:
+            self._answer(job, now_ns)
+        self._on_settled(len(job.members))
+
+    def _answer(self, job: Job, now_ns: int) -> None:
+        statistics, members = self._statistics, job.members
+        size = sum([inflight.batch_size or 1 for inflight in members])
+        statistics.record_execution(size, job.timing, int(time.time() * 1e3))
+        answered = members
+        if any(inflight.settled for inflight in members):
+            answered = [inflight for inflight in members if not inflight.settled]
+            for inflight in members:
+                if inflight.settled:
+                    statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
+        statistics.record_successes(answered, job.timing, now_ns)
+        for inflight, response in zip(members, job.responses, strict=True):
+            inflight.respond(response)
+
+    def _fail(self, members: list[Inflight], error: ModserveError, now_ns: int) -> None:
+        if error.code is Code.INTERNAL:
+            _log.error("model '%s': execution failed: %s", self._model.name, error.message, exc_info=error.__cause__)
+        for inflight in members:
+            reason = FailureReason.CANCELED if inflight.settled else FailureReason.BACKEND
+            self._statistics.record_failure(inflight, reason, now_ns)
+            inflight.fail(error)

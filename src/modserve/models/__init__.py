@@ -1,0 +1,1 @@
+"""A loaded model version, put together from configuration, engine, instances and scheduler."""

@@ -1,0 +1,132 @@
+"""From a model directory to a model that takes requests."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from modserve import config as model_config
+from modserve.backends.api import Backend, BackendInstance, BackendModel, ModelSource, Placement
+from modserve.backends.registry import BackendRegistry
+from modserve.core.errors import from_exception, invalid
+from modserve.core.model_config import InstanceKind, ModelConfig
+from modserve.core.servable import ModelDirectory
+from modserve.core.version import ModelId
+from modserve.execution.placement import placements, thread_share
+
+from .model import Model
+
+CONFIG_FILE = "config.pbtxt"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """What the server's settings say about loading."""
+
+    cores: int
+    """The CPU cores to share out over all CPU instances."""
+    auto_complete: bool = True
+    backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What a loading thread hands to the event loop."""
+
+    config: ModelConfig
+    message: bytes
+    engine: BackendModel
+    instances: Sequence[tuple[str, BackendInstance]]
+
+
+class Loader:
+    """Implements `core.servable.ModelLoader`. Blocking work runs on `executor`."""
+
+    def __init__(self, registry: BackendRegistry, options: LoaderOptions, executor: Executor) -> None:
+        self._registry = registry
+        self._options = options
+        self._executor = executor
+        self._cpu_instances: dict[str, int] = {}
+
+    async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
+        loop = asyncio.get_running_loop()
+        versions, cpu_instances = await loop.run_in_executor(self._executor, self._inspect, model)
+        # Known before the first model loads, so that each gets its share of the cores from the start.
+        self._cpu_instances[model.name] = cpu_instances * len(versions)
+        return versions
+
+    async def load(self, model: ModelDirectory, version: int) -> Model:
+        loop = asyncio.get_running_loop()
+        share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
+        loaded = await loop.run_in_executor(self._executor, self._load, model, version, share)
+        return Model(
+            ModelId(model.name, version), loaded.config, loaded.message, loaded.engine, loaded.instances, loop
+        )
+
+    def _inspect(self, model: ModelDirectory) -> tuple[list[int], int]:
+        draft = model_config.read(model.path / CONFIG_FILE, model.name)
+        versions = draft.provisional().version_policy.select(model.versions)
+        if not versions:
+            raise invalid(f"at least one version must be available under the version policy of model '{model.name}'")
+        backend = self._backend(draft, model)
+        return versions, _count_cpu(self._place(draft.provisional(), backend))
+
+    def _load(self, model: ModelDirectory, version: int, share: int) -> _Loaded:
+        draft = model_config.read(model.path / CONFIG_FILE, model.name)
+        backend = self._backend(draft, model)
+        provisional = draft.provisional()
+        filename = provisional.default_model_filename or backend.default_model_filename
+        source = ModelSource(
+            config=provisional,
+            version=version,
+            path=model.path / str(version) / filename,
+            model_directory=model.path,
+            cpu_threads=share,
+            cpu_instances=max(1, _count_cpu(self._place(provisional, backend))),
+            options=self._options.backend_options.get(draft.backend, {}),
+        )
+        doing = f"failed to load model '{model.name}' version {version}"
+        try:
+            engine = backend.open(source)
+        except Exception as error:
+            raise from_exception(error, doing) from error
+        instances: list[tuple[str, BackendInstance]] = []
+        try:
+            complete = model_config.finish(
+                draft,
+                engine.describe(),
+                default_cpu_instances=backend.default_cpu_instances,
+                default_model_filename=backend.default_model_filename,
+                gpu_count=backend.gpu_count(),
+                auto_complete=self._options.auto_complete,
+            )
+            for warning in complete.warnings:
+                _log.warning("%s", warning)
+            for name, placement in self._place(complete.config, backend):
+                instances.append((name, engine.instance(complete.config, placement)))
+        except Exception as error:
+            for _, instance in instances:
+                instance.close()
+            engine.close()
+            raise from_exception(error, doing) from error
+        return _Loaded(complete.config, complete.message.SerializeToString(deterministic=True), engine, instances)
+
+    def _backend(self, draft: model_config.Draft, model: ModelDirectory) -> Backend:
+        if not draft.backend:
+            raise invalid(f"must specify 'platform' or 'backend' for '{model.name}'")
+        return self._registry.get(draft.backend)
+
+    def _place(self, config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
+        gpus = backend.gpu_count()
+        if config.instance_groups:
+            return placements(config.name, config.instance_groups, gpus)
+        kind = InstanceKind.GPU if gpus else InstanceKind.CPU
+        count = gpus or backend.default_cpu_instances
+        return [(f"{config.name}_{index}", Placement(kind, index if gpus else 0)) for index in range(count)]
+
+
+def _count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
+    return sum(placement.kind is not InstanceKind.GPU for _, placement in places)

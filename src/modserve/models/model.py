@@ -1,0 +1,98 @@
+"""One loaded model version: checks requests, queues them, and knows when all are settled."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from modserve.backends.api import BackendInstance, BackendModel
+from modserve.core.errors import ModserveError, unavailable
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import ModelConfig
+from modserve.core.normalize import Signature
+from modserve.core.request import InferenceRequest
+from modserve.core.response import ResponseSink
+from modserve.core.statistics import FailureReason, ModelStatistics, failure_reason
+from modserve.core.version import ModelId
+from modserve.execution.pool import InstancePool
+from modserve.scheduling import batching
+from modserve.scheduling.queued import QueuedScheduler
+from modserve.scheduling.scheduler import LoopClock, Scheduler
+
+
+class Model:
+    """Implements `core.servable.Servable`. Made, and used, on the event loop's thread."""
+
+    def __init__(
+        self,
+        model_id: ModelId,
+        config: ModelConfig,
+        config_message: bytes,
+        engine: BackendModel,
+        instances: Sequence[tuple[str, BackendInstance]],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.id = model_id
+        self.config = config
+        self.config_message = config_message
+        self.statistics = ModelStatistics()
+        self._engine = engine
+        self._signature = Signature(config)
+        self._outstanding = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._pool = InstancePool(model_id, config, list(instances), self.statistics, self._on_settled, loop)
+        self._scheduler = self._make_scheduler(LoopClock(loop))
+
+    def __repr__(self) -> str:
+        return f"Model({self.id.name}, version {self.id.version}, {self._outstanding} outstanding, {self._pool!r})"
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        inflight = self._signature.accept(request, sink, now_ns)
+        try:
+            self._scheduler.enqueue(inflight)
+        except ModserveError:
+            self.statistics.record_failure(inflight, FailureReason.REJECTED, time.monotonic_ns())
+            raise
+        self.statistics.pending += 1
+        self._outstanding += 1
+        return inflight
+
+    async def drain(self) -> None:
+        self._scheduler.stop()
+        if self._outstanding:
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def close(self) -> None:
+        self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
+        await asyncio.to_thread(self._close_engine)
+
+    def _close_engine(self) -> None:
+        self._pool.close()
+        self._engine.close()
+
+    def _make_scheduler(self, clock: LoopClock) -> Scheduler:
+        config = self.config
+        policy = config.dynamic_batching
+        if policy is None:
+            return QueuedScheduler(batching.direct, self._pool, clock, self._drop)
+        return QueuedScheduler(
+            batching.dynamic(policy, config.max_batch_size),
+            self._pool,
+            clock,
+            self._drop,
+            max_queue_size=policy.max_queue_size,
+            default_timeout_ns=policy.default_timeout_ns,
+        )
+
+    def _drop(self, inflight: Inflight, error: ModserveError) -> None:
+        """A request leaves the queue without having run."""
+        self.statistics.pending -= 1
+        self.statistics.record_failure(inflight, failure_reason(error, by_backend=False), time.monotonic_ns())
+        inflight.fail(error)
+        self._on_settled(1)
+
+    def _on_settled(self, count: int) -> None:
+        self._outstanding -= count
+        if not self._outstanding:
+            self._settled.set()

@@ -1,0 +1,67 @@
+"""Message classes from a serialised descriptor set, registered nowhere but in a pool of their own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from google.protobuf.descriptor import Descriptor, FileDescriptor, ServiceDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC of a service."""
+
+    name: str
+    request: type[Message]
+    response: type[Message]
+    client_streaming: bool
+    server_streaming: bool
+
+
+def load_files(pool: DescriptorPool, descriptor_set: bytes) -> list[FileDescriptor]:
+    """Adds all files of a `FileDescriptorSet` to the pool; a file must come after those it imports."""
+    files = FileDescriptorSet.FromString(descriptor_set).file
+    return [pool.AddSerializedFile(file.SerializeToString()) for file in files]
+
+
+def top_level_names(files: Sequence[FileDescriptor], module: str) -> dict[str, type[Message] | EnumTypeWrapper | int]:
+    """What protoc would define in a module: message classes, enums, and the values of those enums."""
+    names: dict[str, type[Message] | EnumTypeWrapper | int] = {}
+    for file in files:
+        for name, enum in file.enum_types_by_name.items():
+            names[name] = EnumTypeWrapper(enum)
+            names.update((value.name, value.number) for value in enum.values)
+        for name, message in file.message_types_by_name.items():
+            names[name] = _message_class(message, module, name)
+    return names
+
+
+def service_methods(service: ServiceDescriptor) -> dict[str, Method]:
+    """All RPCs of a service by name, in the order of the file."""
+    return {
+        method.name: Method(
+            name=method.name,
+            request=GetMessageClass(method.input_type),
+            response=GetMessageClass(method.output_type),
+            client_streaming=method.client_streaming,
+            server_streaming=method.server_streaming,
+        )
+        for method in service.methods
+    }
+
+
+def _message_class(message: Descriptor, module: str, qualname: str) -> type[Message]:
+    """The class and those nested in it, each told where it is found, because error texts name it so.
+
+    Protobuf itself holds classes weakly: a nested class would be made anew whenever nobody happened to hold it.
+    """
+    cls = GetMessageClass(message)
+    cls.__module__ = module
+    cls.__qualname__ = qualname
+    for nested in message.nested_types:
+        setattr(cls, nested.name, _message_class(nested, module, f"{qualname}.{nested.name}"))
+    return cls

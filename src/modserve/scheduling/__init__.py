@@ -1,0 +1,1 @@
+"""When, and with whom, a request runs: rules as pure functions, and a thin loop on the event loop that applies them."""

@@ -1,0 +1,80 @@
+"""The interfaces on both sides of a scheduler, and the clock it reads."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from modserve.core.errors import ModserveError
+from modserve.core.inflight import Inflight
+
+
+class Scheduler(Protocol):
+    """Owns the waiting requests of one model version. All methods run on the event loop's thread and never wait."""
+
+    def enqueue(self, inflight: Inflight) -> None:
+        """Take the request, or raise UNAVAILABLE when full or stopping (it is then not taken)."""
+        ...
+
+    def stop(self) -> None:
+        """Take nothing new; what waits still runs."""
+        ...
+
+    def close(self, error: ModserveError) -> None:
+        """Take nothing new and fail what waits."""
+        ...
+
+
+class Slot(Protocol):
+    """A reserved place to run one batch."""
+
+
+class BatchRunner(Protocol):
+    """Where batches run; implemented by `execution/pool.py`. `on_free` is called when a slot may have become free."""
+
+    on_free: Callable[[], None]
+
+    def reserve(self) -> Slot | None:
+        """A free slot, or None. A reserved slot must be given to `run` or `release`."""
+        ...
+
+    def release(self, slot: Slot) -> None: ...
+
+    def run(self, slot: Slot, batch: list[Inflight]) -> None:
+        """Execute and settle every request of `batch`, which is never empty. Returns at once."""
+        ...
+
+
+Drop = Callable[[Inflight, ModserveError], None]
+"""Settles a request that leaves the queue without having run, and counts it."""
+
+
+class TimerHandle(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Monotonic time in nanoseconds, and calls at a later moment on the event loop's thread."""
+
+    def now_ns(self) -> int: ...
+
+    def call_soon(self, callback: Callable[[], None]) -> None: ...
+
+    def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
+        """Call back at `when_ns` or up to a millisecond earlier; who cares looks at the clock and asks again."""
+        ...
+
+
+class LoopClock:
+    """The running event loop's clock."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.now_ns = time.monotonic_ns
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
+
+    def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
+        # Event loops keep time in whole milliseconds; rounding down and asking again meets shorter delays too.
+        return self._loop.call_later(max(0, when_ns - time.monotonic_ns()) // 1_000_000 / 1e3, callback)

@@ -1,0 +1,344 @@
+"""The Dockerfile, read and not built, and its entry point, run with a modserve that only prints its arguments."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+ENTRYPOINT = ROOT / "deploy" / "docker" / "entrypoint.sh"
+DEFAULT = ["serve", "--model-repository=/models"]
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    name: str
+    flags: dict[str, str]
+    text: str
+
+
+def parse(dockerfile: str) -> list[Instruction]:
+    """Comments out, continued lines joined, leading --flags apart. Here-documents are not understood."""
+    lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
+    found = []
+    for line in re.sub(r"\\[ \t]*\n", " ", "\n".join(lines)).splitlines():
+        if not line.strip():
+            continue
+        name, _, text = line.strip().partition(" ")
+        flags = {}
+        while match := re.match(r"\s*--([a-z-]+)=(\S+)\s+", text):
+            flags[match[1]] = match[2]
+            text = text[match.end() :]
+        found.append(Instruction(name, flags, text.strip()))
+    return found
+
+
+def stages_of(instructions: list[Instruction]) -> list[list[Instruction]]:
+    stages: list[list[Instruction]] = []
+    for instruction in instructions:
+        if instruction.name == "FROM":
+            stages.append([])
+        stages[-1].append(instruction)
+    return stages
+
+
+INSTRUCTIONS = parse((ROOT / "Dockerfile").read_text())
+FINAL = stages_of(INSTRUCTIONS)[-1]
+
+
+def final(name: str) -> Instruction:
+    (found,) = [instruction for instruction in FINAL if instruction.name == name]
+    return found
+
+
+def words(exec_form: str) -> list[str]:
+    """A shell form is no JSON, and fails here."""
+    found = json.loads(exec_form)
+    assert found
+    assert all(isinstance(word, str) for word in found)
+    return [str(word) for word in found]
+
+
+def copied_from_context() -> list[str]:
+    return [
+        source
+        for instruction in INSTRUCTIONS
+        if instruction.name == "COPY" and "from" not in instruction.flags
+        for source in instruction.text.split()[:-1]
+    ]
+
+
+def ignored(path: str, patterns: list[str]) -> bool:
+    """Docker's rule: the last pattern that matches the path or one of its parents decides."""
+    parts = path.split("/")
+    candidates = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    verdict = False
+    for pattern in patterns:
+        expression = ""
+        for token in re.findall(r"\*\*/|\*|\?|[^*?]+", pattern.removeprefix("!").strip("/")):
+            expression += {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}.get(token, re.escape(token))
+        if any(re.fullmatch(expression, candidate) for candidate in candidates):
+            verdict = not pattern.startswith("!")
+    return verdict
+
+
+def ignore_patterns() -> list[str]:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+# --- the Dockerfile ---------------------------------------------------------------------------------------------------
+
+
+def test_parser_joins_lines_and_takes_flags_apart() -> None:
+    text = '# a\nFROM x AS y\nCOPY --from=a --chmod=755 b \\\n  # why\n  c\n\nCMD ["d"]\n'
+    assert parse(text) == [
+        Instruction("FROM", {}, "x AS y"),
+        Instruction("COPY", {"from": "a", "chmod": "755"}, "b    c"),
+        Instruction("CMD", {}, '["d"]'),
+    ]
+
+
+def test_every_stage_starts_from_a_fixed_release_or_an_earlier_stage() -> None:
+    known: set[str] = set()
+    for stage in stages_of(INSTRUCTIONS):
+        image, _, name = stage[0].text.partition(" AS ")
+        assert image in known or image == "python:3.11-slim-bookworm"
+        known.add(name)
+
+
+def test_user_is_a_number_and_not_root() -> None:
+    uid, gid = final("USER").text.split(":")
+    assert int(uid) > 0
+    assert int(gid) > 0
+    (account,) = [i.text for i in FINAL if i.name == "RUN" and "useradd" in i.text]
+    assert f"groupadd --gid {gid} " in account
+    assert f"useradd --uid {uid} --gid {gid} " in account
+
+
+def test_nothing_runs_or_is_copied_after_the_user_is_set() -> None:
+    names = [instruction.name for instruction in FINAL]
+    assert not {"RUN", "COPY", "ADD"} & set(names[names.index("USER") :])
+
+
+def test_processes_start_without_a_shell() -> None:
+    (destination,) = [i.text.split()[-1] for i in FINAL if i.name == "COPY" and "entrypoint.sh" in i.text]
+    assert words(final("ENTRYPOINT").text) == [destination]
+    assert words(final("CMD").text) == DEFAULT
+    assert words(final("HEALTHCHECK").text.removeprefix("CMD"))
+
+
+def test_exposed_ports_are_the_servers_defaults() -> None:
+    assert final("EXPOSE").text.split() == ["8000", "8001", "8002"]
+
+
+def test_root_file_system_may_be_read_only() -> None:
+    assert "PYTHONDONTWRITEBYTECODE=1" in " ".join(i.text for i in FINAL if i.name == "ENV")
+    compiled = " ".join(i.text for i in INSTRUCTIONS if i.name == "RUN" and "compileall" in i.text)
+    assert "/usr/local/lib/python3.11" in compiled
+    assert "/opt/modserve" in compiled
+    assert not [i for i in INSTRUCTIONS if i.name == "VOLUME"]
+
+
+def test_image_answers_to_the_name_of_tritonserver() -> None:
+    (link,) = re.findall(r"ln -s (\S+) (\S+)", " ".join(i.text for i in FINAL if i.name == "RUN"))
+    assert link == ("/opt/modserve/bin/modserve", "/usr/local/bin/tritonserver")
+
+
+def test_labels_and_build_arguments() -> None:
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', final("LABEL").text))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert labels["title"] == project["name"]
+    assert labels["description"] == project["description"]
+    assert labels["licenses"] == project["license"]
+    arguments = {i.text.partition("=")[0] for i in FINAL if i.name == "ARG"}
+    assert set(re.findall(r"\$\{(\w+)\}", final("LABEL").text)) == arguments
+
+
+@pytest.mark.parametrize("source", copied_from_context())
+def test_copied_paths_exist_and_reach_the_builder(source: str) -> None:
+    path = ROOT / source
+    assert path.exists()
+    files = [path] if path.is_file() else [file for file in path.rglob("*.py") if "__pycache__" not in file.parts]
+    assert files
+    for file in files:
+        assert not ignored(file.relative_to(ROOT).as_posix(), ignore_patterns()), file
+
+
+def test_build_has_what_the_wheel_is_made_of() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    hatch = pyproject["tool"]["hatch"]
+    needed = [
+        "pyproject.toml",
+        pyproject["project"]["readme"],
+        *pyproject["project"]["license-files"],
+        hatch["version"]["path"],
+        *hatch["build"]["targets"]["wheel"]["packages"],
+        *hatch["build"]["targets"]["wheel"].get("force-include", {}),
+    ]
+    sources = copied_from_context()
+    assert [path for path in needed if path not in sources and path.split("/")[0] not in sources] == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".git/HEAD",
+        ".venv/bin/python",
+        "tests/unit/deploy/test_docker.py",
+        "model_repository/simple/config.pbtxt",
+        "deploy/k8s/service.yaml",
+        "src/modserve/__pycache__/cli.cpython-311.pyc",
+        "src/modserve/cli.pyc",
+    ],
+)
+def test_everything_else_stays_out(path: str) -> None:
+    assert ignored(path, ignore_patterns())
+
+
+def test_the_last_ignore_pattern_that_matches_decides() -> None:
+    assert not ignored("a/b/c", ["*", "!a"])
+    assert ignored("a/b/c", ["*", "!a", "**/c"])
+    assert ignored("ab", ["a?"])
+    assert not ignored("x/ab", ["a*"])
+
+
+@pytest.mark.parametrize("script", [i.text for i in INSTRUCTIONS if i.name == "RUN"] + [ENTRYPOINT.read_text()])
+def test_shell_parses(script: str) -> None:
+    done = subprocess.run(["/bin/sh", "-n"], input=script, capture_output=True, text=True, timeout=10)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_requirements_line_lists_the_dependencies(tmp_path: Path) -> None:
+    (run,) = [i.text for i in INSTRUCTIONS if i.name == "RUN" and "tomllib" in i.text]
+    command = run.partition("&&")[0].replace("python", shlex.quote(sys.executable), 1)
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True, timeout=60)
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert (tmp_path / "requirements.txt").read_text().splitlines() == wanted
+
+
+# --- the entry point --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    returncode: int
+    lines: list[str]
+    same_process: bool
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A directory for PATH with commands that print their name, process id and arguments, and exit with 7."""
+    for name in ("modserve", "python"):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho "$$"\necho {name}\nfor word; do echo "$word"; done\nexit 7\n')
+        program.chmod(0o755)
+    return tmp_path
+
+
+def run_entrypoint(programs: Path, *arguments: str) -> Ran:
+    process = subprocess.Popen(
+        [str(ENTRYPOINT), *arguments],
+        env={"PATH": f"{programs}{os.pathsep}/usr/bin{os.pathsep}/bin"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    output, _ = process.communicate(timeout=10)
+    pid, *lines = output.splitlines() or [""]
+    return Ran(process.returncode, lines, pid == str(process.pid))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ran"),
+    [
+        (["--model-repository=/models"], ["modserve", "--model-repository=/models"]),
+        (["--model-repository", "/my models"], ["modserve", "--model-repository", "/my models"]),
+        (["-h"], ["modserve", "-h"]),
+        (["serve", "--model-repository", "/m"], ["modserve", "serve", "--model-repository", "/m"]),
+        (["tritonserver", "--model-repository=/m"], ["modserve", "--model-repository=/m"]),
+        (["tritonserver"], ["modserve"]),
+        (["modserve", "serve", "--model-repository=/m"], ["modserve", "serve", "--model-repository=/m"]),
+        (["python", "-V"], ["python", "-V"]),
+        ([], ["modserve", *DEFAULT]),
+    ],
+)
+def test_entrypoint_runs(programs: Path, arguments: list[str], ran: list[str]) -> None:
+    # The same process, because signals must reach the server itself.
+    assert run_entrypoint(programs, *arguments) == Ran(7, ran, same_process=True)
+
+
+def test_entrypoint_refuses_a_command_that_does_not_exist(programs: Path) -> None:
+    assert run_entrypoint(programs, "sevre").returncode == 127
+
+
+# --- the health check -------------------------------------------------------------------------------------------------
+
+
+class Server(HTTPServer):
+    status = 200
+    asked: str | None = None
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked = self.path
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield listening
+        listening.shutdown()
+        thread.join()
+
+
+def check_health(port: int) -> int:
+    command = words(final("HEALTHCHECK").text.removeprefix("CMD"))
+    assert command[0] == "python"
+    assert "127.0.0.1:8000/" in command[-1]
+    arguments = [word.replace(":8000/", f":{port}/") for word in command[1:]]
+    # A proxy where nothing listens: asking through it would fail.
+    environment = {**os.environ, "HTTP_PROXY": "http://127.0.0.1:1", "http_proxy": "http://127.0.0.1:1"}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, timeout=30).returncode
+
+
+def test_health_check_asks_whether_the_server_lives(server: Server) -> None:
+    assert check_health(server.server_port) == 0
+    assert server.asked == "/v2/health/live"
+
+
+def test_health_check_fails_on_an_error(server: Server) -> None:
+    server.status = 400
+    assert check_health(server.server_port) == 1
+
+
+def test_health_check_fails_where_nothing_listens() -> None:
+    with socket.socket() as bound:  # and never listening
+        bound.bind(("127.0.0.1", 0))
+        assert check_health(bound.getsockname()[1]) == 1
