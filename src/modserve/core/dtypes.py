@@ -50,6 +50,9 @@ FP32 = _row("FP32", "TYPE_FP32", "<f4", "fp32_contents", "float")
 FP64 = _row("FP64", "TYPE_FP64", "<f8", "fp64_contents", "float")
 BYTES = _row("BYTES", "TYPE_STRING", "O", "bytes_contents", "string", size=0)
 
+INVALID = _row("<invalid>", "TYPE_INVALID", "u1", None, "")
+"""What a request's misspelled datatype becomes: no model expects it, so validation refuses it with Triton's text."""
+
 ALL = (BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BYTES)
 BY_NAME = {row.name: row for row in ALL}
 BY_CONFIG_NAME = {row.config_name: row for row in ALL}

@@ -30,6 +30,8 @@ class _InputRule:
     spec: TensorSpec
     item_bytes: int
     """Bytes of one batch item; -1 where dims vary or the datatype is BYTES."""
+    least_bytes: int
+    """The same, counting variable dimensions as 1 and a BYTES element as its 4-byte length."""
 
 
 class Signature:
@@ -39,6 +41,7 @@ class Signature:
         self.config = config
         self._rules = {spec.name: _rule(spec) for spec in config.inputs}
         self._all_required = config.required_input_count == len(config.inputs)
+        self._required = tuple(spec.name for spec in config.inputs if not spec.optional)
         self._keyed = tuple(spec.name for spec in config.inputs if spec.optional or -1 in spec.dims)
 
     def accept(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
@@ -77,6 +80,8 @@ class Signature:
             if spec.reshape is not None:
                 tensor = tensor.reshaped(_reshape(spec, shape[:1] if batching else (), item))
             accepted[name] = tensor
+        if not self._all_required and any(name not in accepted for name in self._required):
+            raise self._wrong_count(request)
         shape_key = None
         if self._keyed:
             # Requests share a batch if they give the same optional inputs, and equal shapes where shapes may vary.
@@ -106,6 +111,9 @@ class Signature:
                 raise invalid(
                     f"{request.label}input '{name}' batch size does not match other inputs for '{config.name}'"
                 )
+            if not batch_size:
+                # Triton counts an empty batch as one item, and misses the bytes of it.
+                raise self._wrong_size(request, self._rules[name].spec, self._rules[name].least_bytes, 0)
         if batch_size > config.max_batch_size:
             raise invalid(
                 f"{request.label}inference request batch-size must be <= {config.max_batch_size} for '{config.name}'"
@@ -182,7 +190,8 @@ class Signature:
 
 def _rule(spec: TensorSpec) -> _InputRule:
     fixed = -1 not in spec.dims and spec.datatype.size > 0
-    return _InputRule(spec, math.prod(spec.dims) * spec.datatype.size if fixed else -1)
+    least = math.prod(abs(size) for size in spec.dims) * (spec.datatype.size or 4)
+    return _InputRule(spec, least if fixed else -1, least)
 
 
 def _reshape(spec: TensorSpec, batch: Shape, item: Shape) -> Shape:

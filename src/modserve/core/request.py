@@ -28,4 +28,9 @@ class InferenceRequest:
     @property
     def label(self) -> str:
         """The prefix of messages about this request."""
-        return f"[request id: {self.id or '<id_unknown>'}] "
+        return label(self.id)
+
+
+def label(request_id: str) -> str:
+    """How messages about a request begin."""
+    return f"[request id: {request_id or '<id_unknown>'}] "

@@ -62,9 +62,7 @@ class Loader:
         loop = asyncio.get_running_loop()
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
         loaded = await loop.run_in_executor(self._executor, self._load, model, version, share)
-        return Model(
-            ModelId(model.name, version), loaded.config, loaded.message, loaded.engine, loaded.instances, loop
-        )
+        return Model(ModelId(model.name, version), loaded.config, loaded.message, loaded.engine, loaded.instances, loop)
 
     def _inspect(self, model: ModelDirectory) -> tuple[list[int], int]:
         draft = model_config.read(model.path / CONFIG_FILE, model.name)

@@ -1,14 +1,16 @@
 """The thin loop around a batching rule: the direct scheduler and the dynamic batcher are this, with their rules."""
 
+from typing import Generic
+
 from modserve.core.errors import ModserveError, cancelled, unavailable
 from modserve.core.inflight import Inflight
 
 from .batching import Dispatch, Rule, WaitUntil
 from .queue import RequestQueue
-from .scheduler import BatchRunner, Clock, Drop, TimerHandle
+from .scheduler import BatchRunner, Clock, Drop, SlotT, TimerHandle
 
 
-class QueuedScheduler:
+class QueuedScheduler(Generic[SlotT]):
     """Requests wait in order of arrival until a slot is free and `rule` sends them.
 
     A slot is reserved first and the batch formed then, as late as possible: what arrives in the same turn of the event
@@ -18,7 +20,7 @@ class QueuedScheduler:
     def __init__(
         self,
         rule: Rule,
-        runner: BatchRunner,
+        runner: BatchRunner[SlotT],
         clock: Clock,
         drop: Drop,
         *,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
@@ -25,22 +25,22 @@ class Scheduler(Protocol):
         ...
 
 
-class Slot(Protocol):
-    """A reserved place to run one batch."""
+SlotT = TypeVar("SlotT")
+"""A place to run one batch, whatever the runner makes of it."""
 
 
-class BatchRunner(Protocol):
+class BatchRunner(Protocol[SlotT]):
     """Where batches run; implemented by `execution/pool.py`. `on_free` is called when a slot may have become free."""
 
     on_free: Callable[[], None]
 
-    def reserve(self) -> Slot | None:
+    def reserve(self) -> SlotT | None:
         """A free slot, or None. A reserved slot must be given to `run` or `release`."""
         ...
 
-    def release(self, slot: Slot) -> None: ...
+    def release(self, slot: SlotT) -> None: ...
 
-    def run(self, slot: Slot, batch: list[Inflight]) -> None:
+    def run(self, slot: SlotT, batch: list[Inflight]) -> None:
         """Execute and settle every request of `batch`, which is never empty. Returns at once."""
         ...
 

@@ -1,0 +1,5 @@
+"""``python -m modserve``."""
+
+from .cli import entry
+
+entry()

@@ -1,0 +1,212 @@
+"""The composition root: builds every object, opens and closes the ports, and orders start and shutdown."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from .backends.api import Backend
+from .backends.registry import BackendRegistry
+from .core.errors import ModserveError
+from .execution.placement import available_cores
+from .frontends.grpc.listener import GrpcListener
+from .frontends.http.listener import HttpListener
+from .frontends.metrics import MetricsListener
+from .models.loader import Loader, LoaderOptions
+from .observability import prometheus
+from .repository.manager import ModelManager
+from .server import Server
+from .settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+class InferenceServer(Server):
+    """A server as a library: models loaded by their settings, inference by calls, no sockets.
+
+    ::
+
+        async with InferenceServer(Settings(model_repository=["model_repository"])) as server:
+            response = await server.infer("simple", {"INPUT0": a, "INPUT1": b})
+            print(response.outputs["OUTPUT0"].array)
+
+    Entering loads all models; those that fail are listed by `index` with the reason. Leaving finishes what is in
+    flight, for at most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones.
+    """
+
+    def __init__(self, settings: Settings, *, backends: dict[str, Backend] | None = None) -> None:
+        self.settings = settings
+        threads = settings.model_load_thread_count
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="load")
+        options = LoaderOptions(
+            cores=available_cores(),
+            auto_complete=not settings.disable_auto_complete_config,
+            backend_options=settings.backend_config,
+        )
+        manager = ModelManager(Loader(BackendRegistry(backends), options, self._executor), threads)
+        super().__init__(
+            manager, settings.model_repository, name=settings.id, strict_readiness=settings.strict_readiness
+        )
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.load()
+        except BaseException:
+            await self.shut_down()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.shut_down()
+
+    async def shut_down(self) -> bool:
+        """Finish what is in flight for at most `exit_timeout_secs`, then unload; False if the time was too short."""
+        try:
+            async with asyncio.timeout(self.settings.exit_timeout_secs):
+                await self.drain()
+        except TimeoutError:
+            # Engines may hang in a call; their threads are daemons, and the process need not wait for them.
+            return False
+        finally:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The ports that are open; None for a front end that is switched off."""
+
+    http: int | None
+    grpc: int | None
+    metrics: int | None
+
+
+async def serve(
+    settings: Settings,
+    *,
+    on_open: Callable[[Ports], None] = lambda ports: None,
+    on_loaded: Callable[[InferenceServer], None] = lambda server: None,
+) -> int:
+    """Serve until SIGTERM or SIGINT, and return the process's exit code.
+
+    The ports open first and `on_open` is called, then the models load and `on_loaded` is called. On the first signal:
+    not ready, accept nothing new, finish what is in flight for at most `exit_timeout_secs`, return 0 (1 if the time was
+    too short). On a second signal the process exits at once. Also 1 if a port or repository can not be opened, or, with
+    `exit_on_error`, a model fails to load.
+    """
+    stopping = asyncio.Event()
+    _handle_signals(stopping)
+    server = InferenceServer(settings)
+    async with asyncio.TaskGroup() as tasks:
+        front = FrontEnds(server, settings, tasks)
+        try:
+            on_open(await front.start())
+        except OSError as error:
+            _log.error("can not open a port: %s", error)
+            await front.stop()
+            return 1
+        loading = tasks.create_task(_load(server, settings, on_loaded))
+        waiting = tasks.create_task(stopping.wait())
+        await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)
+        failed = loading.done() and not loading.result()
+        if not failed:
+            await waiting
+            _log.info("stopping: no new requests, those in flight have %d s", settings.exit_timeout_secs)
+        waiting.cancel()
+        loading.cancel()
+        await asyncio.wait((loading,))
+        in_time = await front.drain()
+        return 0 if in_time and not failed else 1
+
+
+async def _load(server: InferenceServer, settings: Settings, on_loaded: Callable[[InferenceServer], None]) -> bool:
+    """Load everything; False if the server should not go on."""
+    try:
+        await server.load()
+    except ModserveError as error:
+        _log.error("%s", error.message)
+        return False
+    on_loaded(server)
+    if settings.exit_on_error and (failed := server.unready_reasons()):
+        _log.error("a model failed to load and --exit-on-error is set: %s", ", ".join(entry.name for entry in failed))
+        return False
+    return True
+
+
+def _handle_signals(stopping: asyncio.Event) -> None:
+    """The first signal asks for an orderly stop; the second, in whatever state things are, ends the process."""
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask)
+
+
+class FrontEnds:
+    """The open ports of a server, closed from the outside in."""
+
+    def __init__(self, server: InferenceServer, settings: Settings, tasks: asyncio.TaskGroup) -> None:
+        self._server = server
+        self._settings = settings
+        self._http: HttpListener | None = None
+        self._grpc: GrpcListener | None = None
+        self._metrics: MetricsListener | None = None
+        if settings.allow_http:
+            self._http = HttpListener(
+                server, settings.http_address, settings.http_port, settings.http_max_input_size, tasks
+            )
+        if settings.allow_grpc:
+            self._grpc = GrpcListener(server, settings.grpc_address, settings.grpc_port)
+        if settings.allow_metrics:
+            registry = prometheus.registry(server.ready_models)
+            self._metrics = MetricsListener(
+                lambda: prometheus.render(registry),
+                prometheus.CONTENT_TYPE,
+                settings.metrics_address or settings.http_address,
+                settings.metrics_port,
+                tasks,
+            )
+
+    async def start(self) -> Ports:
+        """Open every port. Raises OSError."""
+        return Ports(
+            http=await self._http.start() if self._http else None,
+            grpc=await self._grpc.start() if self._grpc else None,
+            metrics=await self._metrics.start() if self._metrics else None,
+        )
+
+    async def drain(self) -> bool:
+        """Stop in order: not ready, accept nothing, finish what is in flight, unload, metrics last."""
+        grace = self._settings.exit_timeout_secs
+        self._server.stop_accepting()
+        if self._http:
+            self._http.stop_accepting()
+        async with asyncio.TaskGroup() as stopping:
+            if self._grpc:
+                stopping.create_task(self._grpc.stop(grace))
+            drained = stopping.create_task(self._server.shut_down())
+        await self.stop()
+        in_time = drained.result()
+        if not in_time:
+            _log.error("Exit timeout expired. Exiting immediately.")
+        return in_time
+
+    async def stop(self) -> None:
+        """Close whatever is open, at once."""
+        if self._http:
+            await self._http.close()
+        if self._grpc:
+            await self._grpc.stop(None)
+        if self._metrics:
+            await self._metrics.stop()

@@ -1,0 +1,53 @@
+"""What a starting server prints for the person who started it."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+
+from .core.model_config import ModelConfig, TensorSpec
+from .repository.manager import IndexEntry
+
+
+_VALUES: dict[str, Callable[[int], object]] = {
+    "bool": lambda index: index % 2 == 0,
+    "int": lambda index: index % 100,
+    "float": lambda index: index % 100,
+    "string": lambda index: f"text {index}",
+}
+"""An example element by `Datatype.json_kind`."""
+
+
+def models_table(entries: Sequence[IndexEntry]) -> str:
+    """The models with version, state and load time; the reason of a failure stands below its line."""
+    rows = [("model", "version", "state", "load time")]
+    for entry in entries:
+        version = "-" if entry.version is None else str(entry.version)
+        load_time = f"{entry.load_ns / 1e9:.3f} s" if entry.load_ns else "-"
+        rows.append((entry.name, version, entry.state.value, load_time))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    heading, *lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
+    out = [heading.rstrip(), "  ".join("-" * width for width in widths)]
+    for line, entry in zip(lines, entries, strict=True):
+        out.append(line.rstrip())
+        out += [f"    {text}" for text in entry.reason.splitlines()]
+    return "\n".join(out)
+
+
+def example_call(models: Sequence[ModelConfig], port: int) -> str:
+    """A curl line that works when pasted, for the model with the least to type; empty if there is no model."""
+    if not models:
+        return ""
+    config = min(models, key=lambda model: (sum(math.prod(_shape(model, spec)) for spec in model.inputs), model.name))
+    body = {"inputs": [_example(config, spec) for spec in config.inputs if not spec.optional]}
+    text = json.dumps(body, separators=(",", ":"))
+    return f"curl localhost:{port}/v2/models/{config.name}/infer -d '{text}'"
+
+
+def _shape(config: ModelConfig, spec: TensorSpec) -> list[int]:
+    return [abs(size) for size in config.full_dims(spec)]
+
+
+def _example(config: ModelConfig, spec: TensorSpec) -> dict[str, object]:
+    shape = _shape(config, spec)
+    data: list[object] = [_VALUES[spec.datatype.json_kind](index) for index in range(math.prod(shape))]
+    return {"name": spec.name, "datatype": spec.datatype.name, "shape": shape, "data": data}

@@ -1,0 +1,1 @@
+"""Protocol servers: sockets in, sockets out. A handler decodes, calls the server, encodes."""

@@ -1,0 +1,126 @@
+"""One request to the ASGI application, for everything that is not inference."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+from urllib.parse import unquote_to_bytes
+
+from modserve.protocol.http_infer import encode_message
+
+from .responses import head, json_response
+from .site import AsgiApp, Message
+
+_log = logging.getLogger(__name__)
+
+
+class Wire(Protocol):
+    """The connection as the application's answer needs it."""
+
+    def write(self, data: bytes) -> None: ...
+
+    async def writable(self) -> None:
+        """Return when the client has taken enough of what was written."""
+        ...
+
+
+class AsgiCall:
+    """Runs the application on one complete request and writes its answer. `done` tells whether it may stay open."""
+
+    def __init__(
+        self, wire: Wire, scope: Message, body: bytes, connection: bytes, done: Callable[[bool], None]
+    ) -> None:
+        self._wire = wire
+        self._scope = scope
+        self._body: bytes | None = body
+        self._connection = connection
+        self._done = done
+        self._gone = asyncio.Event()
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._started = False
+        self._chunked = False
+        self._complete = False
+
+    async def run(self, app: AsgiApp) -> None:
+        """Never raises, but for cancellation."""
+        try:
+            await app(self._scope, self._receive, self._send)
+        except Exception:
+            if not self._gone.is_set():
+                _log.exception("%s %s failed unforeseen", self._scope["method"], self._scope["path"])
+        if self._gone.is_set():
+            return
+        if not self._started:
+            self._wire.write(json_response(500, encode_message("Internal Server Error"), self._connection))
+            self._complete = True
+        self._done(self._complete)
+
+    def cancel(self) -> None:
+        """The client has gone: the application reads ``http.disconnect``."""
+        self._gone.set()
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if self._gone.is_set():
+            return
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+            return
+        body: bytes = message.get("body", b"")
+        more: bool = message.get("more_body", False)
+        if self._scope["method"] == "HEAD":
+            body = b""
+        data = body
+        if not self._started:
+            data = self._start(body, more)
+        elif self._chunked:
+            data = _chunk(body)
+        if self._chunked and not more:
+            data += b"0\r\n\r\n"
+        self._wire.write(data)
+        if more:
+            await self._wire.writable()
+        else:
+            self._complete = True
+
+    def _start(self, body: bytes, more: bool) -> bytes:
+        self._started = True
+        names = {name.lower() for name, _ in self._headers}
+        if b"content-length" not in names and self._scope["method"] != "HEAD":
+            if more:
+                self._chunked = True
+                self._headers.append((b"transfer-encoding", b"chunked"))
+                body = _chunk(body)
+            else:
+                self._headers.append((b"content-length", b"%d" % len(body)))
+        return head(self._status, self._headers, self._connection) + body
+
+
+def _chunk(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+
+
+def scope(method: bytes, target: bytes, version: str, headers: list[tuple[bytes, bytes]], **more: Any) -> Message:
+    """The ASGI scope of a request."""
+    path, _, query = target.partition(b"?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": version,
+        "method": method.decode("ascii").upper(),
+        "scheme": "http",
+        "path": unquote_to_bytes(path).decode(errors="replace"),
+        "raw_path": path,
+        "query_string": query,
+        "root_path": "",
+        "headers": headers,
+        **more,
+    }

@@ -1,0 +1,310 @@
+"""One HTTP/1.1 connection: framing by httptools, one request at a time, answers in order.
+
+The plain path is httptools for everything. Beside it runs one short cut: a head seen before, byte for byte, on an
+inference request that arrives whole is not parsed again (`Site.heads`).
+"""
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from typing import cast
+
+import httptools
+
+from modserve.core.errors import ModserveError
+from modserve.protocol import http_infer
+from modserve.protocol.http_infer import Body
+from modserve.protocol.status import STATUS
+
+from . import asgi
+from .asgi import AsgiCall
+from .infer import InferCall, check_json_size
+from .responses import BINARY_HEAD, CONTINUE, JSON_HEAD, json_response, persistence
+from .routes import InferRoute, match_infer
+from .site import Site
+
+_log = logging.getLogger(__name__)
+
+_MAX_HEAD = 64 * 1024
+_MAX_PIPELINED = 16
+_SMALL_BODY = 64 * 1024
+_LINGER = 2.0
+"""Seconds in which a refused client may read why, before the connection goes."""
+
+_HEADER_LENGTH = http_infer.HEADER_LENGTH.encode()
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request as it comes in."""
+
+    target: bytes = b""
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    body: list[bytes] = field(default_factory=list)
+    size: int = 0
+    method: bytes = b""
+    version: str = "1.1"
+    keep_alive: bool = True
+    infer: tuple[str, int | None] | None = None
+    header_length: bytes | None = None
+    content_length: int | None = None
+    limited: bool = True
+    """Its body counts against the limit on JSON: all but inference requests with a JSON length of their own."""
+
+
+class Connection(asyncio.Protocol):
+    """Implements the parser's callbacks too: the lower half of its methods."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._request: _Request | None = None
+        self._waiting: deque[_Request] = deque()
+        self._call: InferCall | AsgiCall | None = None
+        self._keep_alive = True
+        self._old = False
+        self._head_size = 0
+        self._first_head: bytes | None = None
+        self._refused = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._peer: tuple[str, int] | None = None
+        self._local: tuple[str, int] | None = None
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._peer = _address(transport.get_extra_info("peername"))
+        self._local = _address(transport.get_extra_info("sockname"))
+        self.site.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.site.closed(self)
+        self._transport = None
+        self._waiting.clear()
+        self._writable.set()
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    def pause_writing(self) -> None:
+        """The client does not read its answers: it gets to send no more until it does."""
+        self._writable.clear()
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+        self._read_on()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        if self._request is None:
+            end = data.find(b"\r\n\r\n") + 4
+            if end > 3:
+                head = data[:end]
+                route = self.site.heads.get(head)
+                if route is not None and self._call is None and len(data) == end + route.content_length:
+                    self._infer(route, data[end:])
+                    return
+                self._first_head = head
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # An upgrade nobody here speaks is declined by answering the request as it is.
+            self._parser = httptools.HttpRequestParser(self)
+            rest = data[upgrade.args[0] :]
+            if rest and self._transport is not None:
+                self.data_received(rest)
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"malformed HTTP request: {error}")
+        else:
+            if self._request is not None and self._head_size >= 0:
+                self._head_size += len(data)
+                if self._head_size > _MAX_HEAD:
+                    self._refuse(431, f"the request's head exceeds {_MAX_HEAD} bytes")
+
+    # What calls write
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    async def writable(self) -> None:
+        await self._writable.wait()
+
+    # Requests in and answers out
+
+    def close_when_idle(self) -> None:
+        """Answer what is under way, then close."""
+        self._keep_alive = False
+        if self._call is None and not self._waiting and self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _infer(self, route: InferRoute, body: bytes) -> None:
+        self._keep_alive = self._keep_alive and route.keep_alive
+        self._old = route.old
+        self._call = call = InferCall(self._answer)
+        site = self.site
+        call.start(site.server, route.model, route.version, body, route.header_length, site.max_json, site.loop)
+
+    def _answer(self, outcome: Body | ModserveError) -> None:
+        connection = b"" if self._keep_alive and not self._old else persistence(self._keep_alive, self._old)
+        if self._transport is not None:
+            if isinstance(outcome, Body):
+                self._write_body(outcome, connection)
+            else:
+                body = http_infer.encode_error(outcome)
+                self._transport.write(json_response(STATUS[outcome.code].http, body, connection))
+        self._done(True)
+
+    def _write_body(self, body: Body, connection: bytes) -> None:
+        assert self._transport is not None, "checked by the caller: this is a bug"
+        parts = body.parts
+        size = sum(map(len, parts))
+        if body.header_length is None:
+            head = JSON_HEAD % (200, b"OK", size, connection)
+        else:
+            head = BINARY_HEAD % (body.header_length, size, connection)
+        if size <= _SMALL_BODY:
+            self._transport.write(b"".join((head, *parts)))
+        else:
+            self._transport.writelines((head, *parts))
+
+    def _done(self, complete: bool) -> None:
+        """The answer to the request at hand has been written; on to the next."""
+        self._call = None
+        if self._transport is None:
+            return
+        if not complete or not self._keep_alive or self.site.closing:
+            self._transport.close()
+        elif self._waiting:
+            self._begin(self._waiting.popleft())
+            self._read_on()
+
+    def _begin(self, request: _Request) -> None:
+        site = self.site
+        body = b"".join(request.body) if len(request.body) != 1 else request.body[0]
+        old = request.version == "1.0"
+        if request.infer is not None:
+            name, version = request.infer
+            route = InferRoute(name, version, len(body), request.header_length, request.keep_alive, old)
+            if self._first_head is not None:
+                if request.content_length == len(body):
+                    site.remember(self._first_head, route)
+                self._first_head = None
+            self._infer(route, body)
+            return
+        self._keep_alive = self._keep_alive and request.keep_alive
+        self._old = old
+        scope = asgi.scope(
+            request.method,
+            request.target,
+            request.version,
+            request.headers,
+            client=self._peer,
+            server=self._local,
+        )
+        self._call = call = AsgiCall(self, scope, body, persistence(self._keep_alive, old), self._done)
+        site.tasks.create_task(call.run(site.app))
+
+    def _read_on(self) -> None:
+        if self._transport is not None and self._writable.is_set() and len(self._waiting) < _MAX_PIPELINED:
+            self._transport.resume_reading()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Say what is wrong and close: what follows on the connection can not be understood, or shall not be read."""
+        self._refused = True
+        self._waiting.clear()
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        if self._transport is not None:
+            self._transport.write(json_response(status, http_infer.encode_message(message), persistence(False, False)))
+            # Closing with unread data would reset the connection, and the client might not see the answer.
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            self.site.loop.call_later(_LINGER, self._transport.close)
+
+    # The parser's side (names are httptools')
+
+    def on_message_begin(self) -> None:
+        self._request = _Request()
+        self._head_size = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._current.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._current.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        request = self._current
+        self._head_size = -1
+        parser = self._parser
+        request.method = parser.get_method()
+        request.version = parser.get_http_version()
+        request.keep_alive = parser.should_keep_alive()
+        plain = True
+        for name, value in request.headers:
+            if name == b"content-length":
+                request.content_length = int(value)
+            elif name == _HEADER_LENGTH:
+                request.header_length = value
+            elif name in (b"expect", b"upgrade", b"content-encoding"):
+                plain = False
+                if name == b"expect" and value.lower() == b"100-continue":
+                    self.write(CONTINUE)
+        if request.method == b"POST":
+            request.infer = match_infer(request.target)
+        if request.infer is not None and request.header_length is not None:
+            request.limited = False
+        if request.infer is None or not plain or request.content_length is None:
+            self._first_head = None
+        if request.limited:
+            self._check_size(request.content_length or 0)
+
+    def on_body(self, body: bytes) -> None:
+        request = self._current
+        request.size += len(body)
+        if not self._refused:
+            request.body.append(body)
+            if request.limited and request.content_length is None:
+                self._check_size(request.size)
+
+    def on_message_complete(self) -> None:
+        request = self._current
+        self._request = None
+        if self._refused:
+            return
+        if self._call is None and not self._waiting:
+            self._begin(request)
+        else:
+            self._first_head = None
+            self._waiting.append(request)
+            if len(self._waiting) >= _MAX_PIPELINED and self._transport is not None:
+                self._transport.pause_reading()
+
+    @property
+    def _current(self) -> _Request:
+        if self._request is None:
+            raise RuntimeError("the parser reports on a message it has not begun: this is a bug")
+        return self._request
+
+    def _check_size(self, size: int) -> None:
+        try:
+            check_json_size(size, self.site.max_json)
+        except ModserveError as error:
+            self._refuse(STATUS[error.code].http, error.message)
+
+
+def _address(name: object) -> tuple[str, int] | None:
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else None

@@ -1,0 +1,287 @@
+"""The REST surface as a FastAPI application: all of the protocol but the short cut that inference takes past it.
+
+The application is complete without that short cut: its ``infer`` runs the same code, and any ASGI server can serve it.
+"""
+
+import asyncio
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, FastAPI, Request, Response
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from modserve.core.errors import ModserveError
+from modserve.protocol import http_infer, metadata, statistics
+from modserve.protocol.http_infer import Body
+from modserve.protocol.status import MIME_JSON, STATUS
+from modserve.repository.manager import IndexEntry
+from modserve.server import Phase, Server
+
+from .infer import InferCall
+
+
+class ErrorAnswer(BaseModel):
+    error: str
+
+
+class Live(BaseModel):
+    live: bool
+
+
+class ReadinessReason(BaseModel):
+    """A model version that is not READY. `version` is empty where the model has none to speak of."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class Ready(BaseModel):
+    """`reasons` lists what is in the way when `ready` is false."""
+
+    ready: bool
+    reasons: list[ReadinessReason] = Field(default_factory=list)
+
+
+class ModelReady(BaseModel):
+    name: str
+    ready: bool
+
+
+class ServerMetadata(BaseModel):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ModelList(BaseModel):
+    models: list[str]
+
+
+class TensorMetadata(BaseModel):
+    """`shape` has -1 for variable dimensions, the batch dimension among them."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class TensorData(BaseModel):
+    """A tensor with its elements, nested in any way or flat, or ``binary_data_size`` among its parameters."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] | None = None
+    data: list[Any] | None = None
+
+
+class RequestedOutput(BaseModel):
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class InferenceRequestBody(BaseModel):
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+    inputs: list[TensorData]
+    outputs: list[RequestedOutput] | None = None
+
+
+class InferenceResponseBody(BaseModel):
+    id: str | None = None
+    model_name: str
+    model_version: str
+    parameters: dict[str, Any] | None = None
+    outputs: list[TensorData]
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "The request is wrong"},
+    404: {"model": ErrorAnswer, "description": "There is no such model or version"},
+    503: {"model": ErrorAnswer, "description": "Not ready, or too busy: try again"},
+}
+_INFER_BODY = {
+    "requestBody": {
+        "required": True,
+        "description": "JSON; or JSON of Inference-Header-Content-Length bytes and then binary tensor data",
+        "content": {
+            MIME_JSON: {"schema": InferenceRequestBody.model_json_schema(ref_template="#/components/schemas/{model}")},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}
+
+
+def create_app(server: Server, max_json: int) -> FastAPI:
+    """The application over `server`; JSON longer than `max_json` bytes is refused."""
+    app = FastAPI(
+        title="modserve",
+        version=server.version,
+        description="KServe v2 inference protocol, as NVIDIA Triton speaks it.",
+        redirect_slashes=False,
+        redoc_url=None,
+    )
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ModserveError, _modserve_error)
+    app.include_router(_health(server), tags=["health"])
+    app.include_router(_metadata(server), tags=["metadata"])
+    app.include_router(_models(server), tags=["models"])
+    app.include_router(_inference(server, max_json), tags=["inference"])
+    return app
+
+
+def _health(server: Server) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v2/health/live", responses=_answers(Live, 503))
+    async def live() -> Response:
+        """Is the process up and answering? True from the moment the ports open."""
+        return _exiting(server) or _json({"live": True})
+
+    @router.get("/v2/health/ready", responses={**_answers(Ready, 503), 400: {"model": Ready}})
+    async def ready() -> Response:
+        """May inference be sent? When not, `reasons` tells which models are in the way and why."""
+        if server.ready:
+            return _json({"ready": True})
+        return _exiting(server) or _json(
+            {"ready": False, "phase": server.phase.value, "reasons": _reasons(server.unready_reasons())}, 400
+        )
+
+    return router
+
+
+def _metadata(server: Server) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v2", responses=_answers(ServerMetadata))
+    async def server_metadata() -> Response:
+        """The server's name, version and protocol extensions."""
+        return _json(metadata.server_json(server.name, server.version, server.extensions))
+
+    @router.get("/v2/models", responses=_answers(ModelList))
+    async def models() -> Response:
+        """The names of all models, whatever their state."""
+        return _json({"models": server.model_names()})
+
+    @router.get("/v2/models/stats", responses=_answers(dict[str, Any]))
+    async def all_statistics() -> Response:
+        """The statistics of all ready model versions."""
+        return _json(statistics.json(server.with_statistics()))
+
+    return router
+
+
+def _models(server: Server) -> APIRouter:
+    router = APIRouter()
+
+    async def model_metadata(model: str, version: int | None = None) -> Response:
+        """A model's versions, platform, inputs and outputs."""
+        servables = server.models(model, version)
+        return _json(metadata.model_json(servables[-1], [servable.id.version for servable in servables]))
+
+    async def model_ready(model: str, version: int | None = None) -> Response:
+        """Does this model (version) take requests?"""
+        if server.model_ready(model, version):
+            return _json({"name": model, "ready": True})
+        return _exiting(server) or _json({"error": "Model version not ready"}, 400)
+
+    async def model_config(model: str, version: int | None = None) -> Response:
+        """The model's configuration, completed and normalised."""
+        return _json(metadata.config_json(server.model(model, version)))
+
+    async def model_statistics(model: str, version: int | None = None) -> Response:
+        """Cumulative counts and durations since the model was loaded."""
+        return _json(statistics.json(server.with_statistics(model, version)))
+
+    for suffix, handler, answer in (
+        ("", model_metadata, ModelMetadata),
+        ("/ready", model_ready, ModelReady),
+        ("/config", model_config, dict[str, Any]),
+        ("/stats", model_statistics, dict[str, Any]),
+    ):
+        responses = _answers(answer, 400, 404, 503)
+        router.add_api_route("/v2/models/{model}" + suffix, handler, responses=responses)
+        router.add_api_route("/v2/models/{model}/versions/{version:int}" + suffix, handler, responses=responses)
+    return router
+
+
+def _inference(server: Server, max_json: int) -> APIRouter:
+    router = APIRouter()
+
+    async def infer(request: Request, model: str, version: int | None = None) -> Response:
+        """Run one inference."""
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
+        call = InferCall(outcome.set_result)
+        length = request.headers.get(http_infer.HEADER_LENGTH)
+        call.start(
+            server,
+            model,
+            version,
+            await request.body(),
+            None if length is None else length.encode(),
+            max_json,
+            loop,
+        )
+        try:
+            answer = await outcome
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        if isinstance(answer, ModserveError):
+            raise answer
+        content = b"".join(answer.parts)
+        if answer.header_length is None:
+            return Response(content, media_type=MIME_JSON)
+        headers = {"Inference-Header-Content-Length": str(answer.header_length)}
+        return Response(content, headers=headers, media_type="application/octet-stream")
+
+    responses = _answers(InferenceResponseBody, 400, 404, 503)
+    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version:int}/infer"):
+        router.add_api_route(path, infer, methods=["POST"], responses=responses, openapi_extra=_INFER_BODY)
+    return router
+
+
+def _answers(model: Any, *errors: int) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model}, **{status: _ERRORS[status] for status in errors}}
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type=MIME_JSON)
+
+
+def _exiting(server: Server) -> Response | None:
+    return _json({"error": "Server exiting"}, 503) if server.phase is Phase.STOPPING else None
+
+
+def _reasons(entries: list[IndexEntry]) -> list[dict[str, str]]:
+    return [
+        {
+            "name": entry.name,
+            "version": "" if entry.version is None else str(entry.version),
+            "state": entry.state.value,
+            "reason": entry.reason,
+        }
+        for entry in entries
+    ]
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for this type: this is a bug"
+    return Response(http_infer.encode_message(str(error.detail)), error.status_code, error.headers, MIME_JSON)
+
+
+async def _modserve_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ModserveError), "registered for this type: this is a bug"
+    return Response(http_infer.encode_error(error), STATUS[error.code].http, media_type=MIME_JSON)

@@ -1,0 +1,29 @@
+"""Which requests are inference, the one path that goes around the framework."""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote_to_bytes
+
+_INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class InferRoute:
+    """What the head of an inference request says. `header_length` is its Inference-Header-Content-Length, as sent."""
+
+    model: str
+    version: int | None
+    content_length: int
+    header_length: bytes | None
+    keep_alive: bool
+    old: bool
+    """HTTP/1.0, whose clients must be told that the connection stays open."""
+
+
+def match_infer(target: bytes) -> tuple[str, int | None] | None:
+    """The model and version whose ``infer`` a request target names; None for any other target."""
+    match = _INFER.match(target)
+    if match is None:
+        return None
+    name = unquote_to_bytes(match[1]).decode(errors="replace")
+    return name, int(match[2]) if match[2] else None

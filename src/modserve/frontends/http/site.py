@@ -1,0 +1,55 @@
+"""What all connections of the HTTP front end share."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from modserve.server import Server
+
+if TYPE_CHECKING:
+    from .connection import Connection
+    from .routes import InferRoute
+
+Message: TypeAlias = MutableMapping[str, Any]
+AsgiApp: TypeAlias = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+_HEADS = 1024
+
+
+class Site:
+    """The server behind a listener, its limits, and its connections.
+
+    `heads` remembers what the head of an inference request means, byte for byte: clients send the same one again and
+    again. It never holds more than `_HEADS` of them.
+    """
+
+    def __init__(
+        self, server: Server, app: AsgiApp, tasks: asyncio.TaskGroup, loop: asyncio.AbstractEventLoop, max_json: int
+    ) -> None:
+        self.server = server
+        self.app = app
+        self.tasks = tasks
+        self.loop = loop
+        self.max_json = max_json
+        self.connections: set[Connection] = set()
+        self.heads: dict[bytes, InferRoute] = {}
+        self.closing = False
+        self.idle = asyncio.Event()
+        """Set while there is no connection."""
+        self.idle.set()
+
+    def opened(self, connection: "Connection") -> None:
+        self.connections.add(connection)
+        self.idle.clear()
+
+    def closed(self, connection: "Connection") -> None:
+        self.connections.discard(connection)
+        if not self.connections:
+            self.idle.set()
+
+    def remember(self, head: bytes, route: "InferRoute") -> None:
+        if len(self.heads) >= _HEADS:
+            self.heads.clear()
+        self.heads[head] = route

@@ -1,0 +1,60 @@
+"""The metrics port: a page of its own listener, so that scraping never queues behind inference."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
+
+
+class MetricsListener:
+    """Serves what `render` gives at ``/metrics``; other paths are empty, as in Triton."""
+
+    def __init__(
+        self,
+        render: Callable[[], bytes],
+        content_type: str,
+        address: str,
+        port: int,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._render = render
+        self._content_type = content_type.encode()
+        self._address = address
+        self._port = port
+        self._tasks = tasks
+        self._server: _Uvicorn | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Open the port and return its number. Raises OSError."""
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        listening = socket.create_server((self._address, self._port), family=family, backlog=128)
+        config = uvicorn.Config(self._app, interface="asgi3", lifespan="off", log_config=None, access_log=False, ws="none")
+        self._server = _Uvicorn(config)
+        self._serving = self._tasks.create_task(self._server.serve(sockets=[listening]))
+        port: int = listening.getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+
+    async def _app(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        if scope["type"] != "http":
+            return
+        body = self._render() if scope["path"] == "/metrics" else b""
+        headers = [(b"content-type", self._content_type), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": False})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are the application's business, not a listener's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,140 @@
+"""The metrics page: Triton's names, and histograms of our own, read from the statistics when they are scraped."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString as _untyped_go_string
+
+from modserve.core.servable import Servable
+from modserve.core.statistics import Histogram, ModelStatistics
+
+CONTENT_TYPE = "text/plain; charset=utf-8"
+
+_NS = 1e-9
+
+_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
+    ("nv_inference_count", "Inferences done: the batch sizes summed, cache hits left out", lambda s: s.inference_count),
+    ("nv_inference_exec_count", "Batches executed", lambda s: s.execution_count),
+    ("nv_inference_request_duration_us", "Microseconds of requests in all", lambda s: s.success.ns // 1000),
+    ("nv_inference_queue_duration_us", "Microseconds requests waited in all", lambda s: s.queue.ns // 1000),
+    (
+        "nv_inference_compute_input_duration_us",
+        "Microseconds spent on making the engine's inputs, in all",
+        lambda s: s.compute_input.ns // 1000,
+    ),
+    (
+        "nv_inference_compute_infer_duration_us",
+        "Microseconds spent in the engine, in all",
+        lambda s: s.compute_infer.ns // 1000,
+    ),
+    (
+        "nv_inference_compute_output_duration_us",
+        "Microseconds spent on taking the engine's outputs, in all",
+        lambda s: s.compute_output.ns // 1000,
+    ),
+)
+
+_HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics], Histogram]], ...] = (
+    (
+        "modserve_request_duration_seconds",
+        "Time from a request's arrival to its answer",
+        _NS,
+        lambda s: s.request_histogram,
+    ),
+    ("modserve_queue_duration_seconds", "Time a request waited to run", _NS, lambda s: s.queue_histogram),
+    ("modserve_compute_duration_seconds", "Time of a request's execution", _NS, lambda s: s.compute_histogram),
+    ("modserve_batch_size", "Sizes of the batches executed", 1, lambda s: s.batch_size_histogram),
+)
+
+
+class StatisticsCollector(Collector):
+    """Metric families over the statistics of the models that `servables` gives at scrape time."""
+
+    def __init__(self, servables: Callable[[], Iterable[Servable]]) -> None:
+        self._servables = servables
+
+    def collect(self) -> Iterator[Metric]:
+        models = [(_labels(servable), servable) for servable in self._servables()]
+        for name, text, read in _COUNTERS:
+            family = Metric(name, text, "counter")
+            for labels, servable in models:
+                family.add_sample(name, labels, read(servable.statistics))
+            yield family
+        failures = Metric("nv_inference_request_failure", "Requests that failed, by reason", "counter")
+        for labels, servable in models:
+            for reason, count in servable.statistics.failures.items():
+                failures.add_sample(failures.name, {**labels, "reason": reason.value}, count)
+        yield failures
+        pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait to run")
+        for labels, servable in models:
+            pending.add_sample(pending.name, labels, servable.statistics.pending)
+        yield pending
+        for name, text, unit, histogram in _HISTOGRAMS:
+            yield _histogram_family(name, text, unit, [(labels, histogram(s.statistics)) for labels, s in models])
+
+
+def registry(servables: Callable[[], Iterable[Servable]]) -> CollectorRegistry:
+    """A registry of one server's metrics and its process's."""
+    found = CollectorRegistry()
+    found.register(StatisticsCollector(servables))
+    ProcessCollector(registry=found)
+    return found
+
+
+def render(found: CollectorRegistry) -> bytes:
+    """The page, in Prometheus' text format 0.0.4.
+
+    prometheus_client's own writer would announce every counter as ``<name>_total``, which Triton's names lack.
+    """
+    lines: list[str] = []
+    for family in found.collect():
+        name = family.name
+        if family.type == "counter" and all(sample.name == f"{name}_total" for sample in family.samples):
+            name = f"{name}_total" if family.samples else name
+        lines.append(f"# HELP {name} {_escape(family.documentation)}")
+        lines.append(f"# TYPE {name} {family.type if family.type != 'unknown' else 'untyped'}")
+        for sample in family.samples:
+            labels = ",".join(f'{key}="{_escape_value(value)}"' for key, value in sample.labels.items())
+            lines.append(
+                f"{sample.name}{{{labels}}} {_number(sample.value)}"
+                if labels
+                else f"{sample.name} {_number(sample.value)}"
+            )
+    lines.append("")
+    return "\n".join(lines).encode()
+
+
+def _labels(servable: Servable) -> dict[str, str]:
+    tags = {f"_{key}": value for key, value in servable.config.metric_tags.items()}
+    return {"model": servable.id.name, "version": str(servable.id.version), **tags}
+
+
+def _histogram_family(
+    name: str, text: str, unit: float, rows: list[tuple[dict[str, str], Histogram]]
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text)
+    for labels, histogram in rows:
+        running = 0
+        for bound, count in zip((*histogram.bounds, None), histogram.buckets, strict=True):
+            running += count
+            limit = "+Inf" if bound is None else _number(bound * unit)
+            family.add_sample(f"{name}_bucket", {**labels, "le": limit}, running)
+        family.add_sample(f"{name}_count", labels, running)
+        family.add_sample(f"{name}_sum", labels, histogram.total * unit)
+    return family
+
+
+def _number(value: float) -> str:
+    return str(_untyped_go_string(value))  # type: ignore[no-untyped-call]
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _escape_value(text: str) -> str:
+    return _escape(text).replace('"', r"\"")

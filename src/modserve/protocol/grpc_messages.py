@@ -1,0 +1,170 @@
+"""Inference over gRPC: ``ModelInferRequest`` to core values, a response to ``ModelInferResponse``."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import invalid, unsupported
+from modserve.core.request import InferenceRequest, ParameterValue, label
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Buffer, Tensor, encode_elements
+from modserve.core.version import parse_requested
+from modserve.pb import inference as pb
+
+from . import parameters
+
+_ALLOWED_RESERVED = frozenset({"triton_enable_empty_final_response"})
+_CONTENTS_FIELDS = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
+}
+"""The fields of InferTensorContents, and the datatype by which Triton's messages name each."""
+
+
+def decode_request(message: pb.ModelInferRequest, now_ns: int, limit_ns: int = 0) -> InferenceRequest:
+    """An inference request. Raises INVALID_ARG with Triton's texts.
+
+    `limit_ns` is the RPC's own deadline on the monotonic clock, 0 without one.
+    """
+    version = parse_requested(message.model_version)
+    given = _parameters(message.parameters) if message.parameters else {}
+    inputs = _inputs(message)
+    outputs: tuple[str, ...] = ()
+    if message.outputs:
+        outputs = tuple(dict.fromkeys(_output_name(output) for output in message.outputs))
+    deadline_ns = parameters.deadline_ns(given, now_ns, limit_ns)
+    return InferenceRequest(message.model_name, inputs, outputs, version, message.id, given, deadline_ns)
+
+
+def encode_response(response: InferenceResponse) -> pb.ModelInferResponse:
+    """The answer, with all tensors raw and in the order of `outputs`."""
+    message = pb.ModelInferResponse(
+        model_name=response.model_name, model_version=str(response.model_version), id=response.id
+    )
+    for name, value in response.parameters.items():
+        _set_parameter(message.parameters[name], value)
+    for name, tensor in response.outputs.items():
+        message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
+        message.raw_output_contents.append(bytes(tensor.raw))
+    return message
+
+
+def _inputs(message: pb.ModelInferRequest) -> Mapping[str, Tensor]:
+    raws = message.raw_input_contents
+    model = message.model_name
+    inputs: dict[str, Tensor] = {}
+    for index, tensor in enumerate(message.inputs):
+        name = tensor.name
+        if name in inputs:
+            raise invalid(f"{label(message.id)}input '{name}' already exists in request")
+        if tensor.parameters and "shared_memory_region" in tensor.parameters:
+            raise unsupported(f"input '{name}': shared memory is not supported by this version of modserve")
+        datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
+        raw: Buffer
+        if raws:
+            if tensor.HasField("contents"):
+                raise invalid(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{name}' for model '{model}'"
+                )
+            if index >= len(raws):
+                raise invalid(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
+            raw = raws[index]
+        else:
+            raw = _contents(tensor, datatype, model)
+        inputs[name] = Tensor(datatype, tuple(tensor.shape), raw, None)
+    if len(raws) > len(message.inputs):
+        raise invalid(
+            f"expected {len(message.inputs)} raw input buffers for model '{model}', got {len(raws)}: "
+            "one is needed for each input, in their order"
+        )
+    return inputs
+
+
+def _contents(tensor: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, model: str) -> Buffer:
+    """The raw form of typed contents."""
+    where = f"for input tensor '{tensor.name}' for model '{model}'"
+    if not tensor.HasField("contents"):
+        raise invalid(f"unable to find data {where} in request.")
+    raw: Buffer | None = None
+    for field, values in tensor.contents.ListFields():
+        if field.name != datatype.contents_field:
+            raise invalid(
+                f"unexpected explicit tensor data {where} of type '{_CONTENTS_FIELDS[field.name]}', "
+                f"expected datatype '{datatype.name}'"
+            )
+        raw = encode_elements(values) if datatype is dtypes.BYTES else _numbers(tensor.name, datatype, values)
+    return b"" if raw is None else raw
+
+
+def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
+    wide = np.array(values)
+    narrow = wide.astype(datatype.numpy)
+    if datatype.size < 4 and not np.array_equal(wide, narrow):
+        index = int(np.flatnonzero(wide != narrow)[0])
+        bounds = np.iinfo(datatype.numpy)
+        raise invalid(
+            f"element {index} of input '{name}' is {wide[index]}, {datatype.name} takes {bounds.min} to {bounds.max}"
+        )
+    return narrow.tobytes()
+
+
+def _output_name(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
+    for extension in ("classification", "shared_memory_region"):
+        if extension in output.parameters:
+            raise unsupported(f"output '{output.name}': '{extension}' is not supported by this version of modserve")
+    return output.name
+
+
+def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
+    found: dict[str, ParameterValue] = {}
+    for name, parameter in given.items():
+        parameters.check_name(name, _ALLOWED_RESERVED)
+        choice = parameter.WhichOneof("parameter_choice")
+        expected = _TYPED_PARAMETERS.get(name, _ANY)
+        if choice is None or choice not in expected:
+            raise invalid(f"invalid value type for '{name}' parameter, expected {_spelled(expected)}.")
+        value: ParameterValue = getattr(parameter, choice)
+        if name in _TYPED_PARAMETERS and type(value) is int and value < 0:
+            raise invalid(f"invalid value for '{name}', expected value >= 0.")
+        found[name] = value
+    return found
+
+
+_ANY = ("int64_param", "bool_param", "string_param", "double_param", "uint64_param")
+_TYPED_PARAMETERS = {
+    "sequence_id": ("int64_param", "string_param"),
+    "sequence_start": ("bool_param",),
+    "sequence_end": ("bool_param",),
+    "priority": ("int64_param", "uint64_param"),
+    "timeout": ("int64_param",),
+}
+
+
+def _spelled(choices: tuple[str, ...]) -> str:
+    if choices is _ANY:
+        choices = _ANY[:3]  # Triton's text names no more
+    if len(choices) < 3:
+        return " or ".join(choices)
+    return f"{', '.join(choices[:-1])}, or {choices[-1]}"
+
+
+_SETTERS: dict[type, Callable[[pb.InferParameter, Any], None]] = {
+    bool: lambda parameter, value: setattr(parameter, "bool_param", value),
+    int: lambda parameter, value: setattr(parameter, "int64_param", value),
+    float: lambda parameter, value: setattr(parameter, "double_param", value),
+    str: lambda parameter, value: setattr(parameter, "string_param", value),
+}
+
+
+def _set_parameter(parameter: pb.InferParameter, value: ParameterValue) -> None:
+    _SETTERS[type(value)](parameter, value)

@@ -1,0 +1,300 @@
+"""Inference over HTTP: the request body to core values, a response to its body (protocol: inference request JSON
+object, and the binary tensor data extension).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from modserve.core import dtypes
+from modserve.core.errors import ModserveError, invalid, unsupported
+from modserve.core.request import InferenceRequest, ParameterValue, label
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Buffer, Shape, Tensor
+
+from . import json_data, parameters
+from .json_data import JsonTypeError, unable
+
+HEADER_LENGTH = "inference-header-content-length"
+_MAX_DIMENSION = 2**63 - 1
+
+JsonObject = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Which outputs the client wants as binary data: those in `binary`, or all."""
+
+    all_binary: bool = False
+    binary: frozenset[str] = frozenset()
+
+
+_JSON_REPLY = Reply()
+_BINARY_REPLY = Reply(all_binary=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A response body: JSON, and binary parts behind it. `header_length` is the JSON's where there are such parts."""
+
+    parts: list[Buffer]
+    header_length: int | None
+
+
+def header_length(value: bytes | str | None, body_length: int) -> int | None:
+    """How many bytes of the body are JSON by the ``Inference-Header-Content-Length`` header; None without one.
+
+    Raises INVALID_ARG when it is no number, or none between 0 and the body's length.
+    """
+    if value is None:
+        return None
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    if not (text.strip().removeprefix("-").isascii() and text.strip().removeprefix("-").isdecimal()):
+        raise invalid(f"Unable to parse Inference-Header-Content-Length, got: {text}")
+    length = int(text)
+    if not 0 <= length <= body_length:
+        raise invalid(f"inference header size should be in range (0, {body_length}), got: {length}")
+    return length
+
+
+def decode_request(
+    model_name: str, version: int | None, body: bytes, json_length: int | None, now_ns: int
+) -> tuple[InferenceRequest, Reply]:
+    """An inference request, and how its answer is to look. Raises INVALID_ARG.
+
+    `json_length` is what `header_length` gave; `now_ns` counts a ``timeout`` parameter from now.
+    """
+    if json_length == 0:
+        raise unsupported(
+            "raw binary requests (Inference-Header-Content-Length: 0) are not supported by this version of modserve"
+        )
+    binary = None if json_length is None else memoryview(body)[json_length:]
+    document = parse(body if json_length is None else body[:json_length])
+    request_id = document.get("id", "")
+    if type(request_id) is not str:
+        raise unable("id", JsonTypeError("string", "string"))
+    given, binary_output = _parameters(document)
+    outputs, reply = _outputs(document, binary_output)
+    inputs = _inputs(document, binary, model_name, request_id)
+    deadline_ns = parameters.deadline_ns(given, now_ns) if given else 0
+    request = InferenceRequest(model_name, inputs, outputs, version, request_id, given, deadline_ns)
+    return request, reply
+
+
+def parse(text: Buffer) -> JsonObject:
+    """The JSON object in `text`. Raises INVALID_ARG; bare NaN, Infinity and -Infinity are numbers, as Triton's are."""
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        document = _parse_leniently(bytes(text))
+    if not isinstance(document, dict):
+        raise unable("inputs", JsonTypeError("object", "object"))
+    return document
+
+
+def encode_response(response: InferenceResponse, reply: Reply) -> Body:
+    """The body of an answer; its JSON keys are in Triton's order. Raises INVALID_ARG for what JSON can not carry."""
+    outputs: list[JsonObject] = []
+    document: JsonObject = {"id": response.id} if response.id else {}
+    document["model_name"] = response.model_name
+    document["model_version"] = str(response.model_version)
+    if response.parameters:
+        document["parameters"] = dict(response.parameters)
+    document["outputs"] = outputs
+    parts: list[Buffer] = [b""]
+    length: int | None = None
+    for name, tensor in response.outputs.items():
+        output: JsonObject = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape}
+        if reply.all_binary or name in reply.binary:
+            raw = tensor.raw
+            output["parameters"] = {"binary_data_size": len(raw)}
+            parts.append(raw)
+            length = 0
+        else:
+            output["data"] = orjson.Fragment(json_data.from_tensor(name, tensor))
+        outputs.append(output)
+    parts[0] = text = orjson.dumps(document)
+    return Body(parts, None if length is None else len(text))
+
+
+def encode_error(error: ModserveError) -> bytes:
+    return encode_message(error.message)
+
+
+def encode_message(message: str) -> bytes:
+    """The error body: one key, as for every failure over HTTP."""
+    try:
+        return orjson.dumps({"error": message})
+    except TypeError:  # text with lone surrogates, out of a client's bytes
+        return orjson.dumps({"error": message.encode(errors="replace").decode()})
+
+
+def _parse_leniently(text: bytes) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise invalid(f"failed to parse the request JSON buffer: {error.msg} at {error.pos}") from None
+    except UnicodeDecodeError as error:
+        raise invalid(f"failed to parse the request JSON buffer: invalid UTF-8 at {error.start}") from None
+    except RecursionError:
+        raise invalid("JSON nesting depth exceeds maximum allowed limit (100)") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise invalid(f"failed to parse the request JSON buffer: {error}") from None
+
+
+def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
+    """The request's parameters, and whether outputs that are not listed come back as binary data."""
+    value = document.get("parameters")
+    if value is None:
+        return {}, False
+    if type(value) is not dict:
+        raise unable("parameters", JsonTypeError("object", "object"))
+    binary_output = False
+    found: dict[str, ParameterValue] = {}
+    for key, element in value.items():
+        if key == "binary_data_output":
+            if type(element) is not bool:
+                raise unable(key, JsonTypeError("boolean", "boolean"))
+            binary_output = element
+            continue
+        parameters.check_name(key)
+        check = _TYPED_PARAMETERS.get(key)
+        if check is not None:
+            types, error = check
+            if type(element) not in types or (type(element) is int and element < 0):
+                raise unable(key, error)
+        elif type(element) not in (bool, int, float, str):
+            raise invalid(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+        found[key] = element
+    return found, binary_output
+
+
+_UNSIGNED = JsonTypeError("unsigned-integer", "unsigned-integer")
+_BOOLEAN = JsonTypeError("boolean", "boolean")
+_TYPED_PARAMETERS: dict[str, tuple[tuple[type, ...], JsonTypeError]] = {
+    "sequence_id": ((int, str), JsonTypeError("string", "string")),
+    "sequence_start": ((bool,), _BOOLEAN),
+    "sequence_end": ((bool,), _BOOLEAN),
+    "priority": ((int,), _UNSIGNED),
+    "timeout": ((int,), _UNSIGNED),
+}
+
+
+def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...], Reply]:
+    value = document.get("outputs", [])
+    if type(value) is not list:
+        raise unable("outputs", JsonTypeError("array", "array"))
+    if not value:
+        return (), _BINARY_REPLY if binary_output else _JSON_REPLY
+    names: dict[str, None] = {}
+    binary: list[str] = []
+    for element in value:
+        name = _string(element, "name")
+        names[name] = None  # asked for twice it still comes once, as in Triton
+        options = element.get("parameters")
+        if options is None:
+            continue
+        if type(options) is not dict:
+            raise unable("parameters", JsonTypeError("object", "object"))
+        wanted = options.get("binary_data", False)
+        if type(wanted) is not bool:
+            raise unable("binary_data", JsonTypeError("boolean", "boolean"))
+        if wanted:
+            binary.append(name)
+        for extension in ("classification", "shared_memory_region"):
+            if extension in options:
+                raise unsupported(f"output '{name}': '{extension}' is not supported by this version of modserve")
+    if not binary:
+        return tuple(names), _JSON_REPLY
+    return tuple(names), Reply(binary=frozenset(binary))
+
+
+def _inputs(document: JsonObject, binary: memoryview | None, model_name: str, request_id: str) -> Mapping[str, Tensor]:
+    value = document.get("inputs")
+    if type(value) is not list:
+        if "inputs" not in document:
+            raise unable("inputs", _missing("inputs"))
+        raise unable("inputs", JsonTypeError("array", "array"))
+    inputs: dict[str, Tensor] = {}
+    position = 0
+    for element in value:
+        name = _string(element, "name")
+        if name in inputs:
+            raise invalid(f"{label(request_id)}input '{name}' already exists in request")
+        datatype = dtypes.BY_NAME.get(_string(element, "datatype"), dtypes.INVALID)
+        shape = _shape(element)
+        size = _binary_size(name, element)
+        if size is None:
+            if datatype is dtypes.INVALID:
+                raise invalid(f"invalid datatype for input {name}")
+            inputs[name] = json_data.to_tensor(name, datatype, shape, element["data"])
+            continue
+        if binary is None:
+            raise invalid(
+                "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' "
+                "when passing inputs in binary data format"
+            )
+        end = position + size
+        if end > len(binary):
+            raise invalid(
+                f"unexpected size for input '{name}', expecting {end - len(binary)} additional bytes "
+                f"for model '{model_name}'"
+            )
+        inputs[name] = Tensor(datatype, shape, binary[position:end], None)
+        position = end
+    if binary is not None and position != len(binary):
+        raise invalid(f"unexpected additional input data for model '{model_name}'")
+    return inputs
+
+
+def _string(element: object, key: str) -> str:
+    if type(element) is not dict:
+        raise unable(key, JsonTypeError("object", "object"))
+    value = element.get(key)
+    if type(value) is not str:
+        raise unable(key, _missing(key) if key not in element else JsonTypeError("string", "string"))
+    return value
+
+
+def _missing(key: str) -> ValueError:
+    return ValueError(f"attempt to access non-existing object member '{key}'")
+
+
+def _shape(element: JsonObject) -> Shape:
+    value = element.get("shape")
+    if type(value) is not list:
+        raise unable("shape", _missing("shape") if "shape" not in element else JsonTypeError("array", "array"))
+    for size in value:
+        if type(size) is not int or not 0 <= size <= _MAX_DIMENSION:
+            raise unable("shape", _UNSIGNED)
+    return tuple(value)
+
+
+def _binary_size(name: str, element: JsonObject) -> int | None:
+    """The bytes of binary data that belong to an input; None for JSON data. Exactly one source must be given."""
+    options = element.get("parameters")
+    if options is None:
+        if "data" in element:
+            return None
+        options = {}
+    if type(options) is not dict:
+        raise unable("parameters", JsonTypeError("object", "object"))
+    sources = [key for key in ("binary_data_size", "shared_memory_region") if key in options]
+    if "data" in element:
+        sources.insert(0, "data")
+    if len(sources) != 1:
+        found = "set " + " ".join(f"'{key}'" for key in sources) if sources else "no field is set"
+        raise invalid(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            f"'shared_memory_region' in 'parameters'. But {found}"
+        )
+    if sources[0] == "data":
+        return None
+    if sources[0] == "shared_memory_region":
+        raise unsupported(f"input '{name}': shared memory is not supported by this version of modserve")
+    size = options["binary_data_size"]
+    if type(size) is not int or size < 0:
+        raise unable("binary_data_size", _UNSIGNED)
+    return size

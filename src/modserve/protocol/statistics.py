@@ -1,0 +1,52 @@
+"""The statistics extension's answer, one message for both wires."""
+
+from collections.abc import Iterable
+
+from modserve.core.servable import Servable
+from modserve.core.statistics import Duration
+from modserve.pb import inference as pb
+
+from .json_message import JsonObject, to_json
+
+_DURATIONS = (
+    "success",
+    "fail",
+    "queue",
+    "compute_input",
+    "compute_infer",
+    "compute_output",
+    "cache_hit",
+    "cache_miss",
+)
+_BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
+
+
+def message(servables: Iterable[Servable]) -> pb.ModelStatisticsResponse:
+    """The cumulative statistics of model versions since they were loaded."""
+    return pb.ModelStatisticsResponse(model_stats=[_model(servable) for servable in servables])
+
+
+def json(servables: Iterable[Servable]) -> JsonObject:
+    return to_json(message(servables))
+
+
+def _model(servable: Servable) -> pb.ModelStatistics:
+    statistics = servable.statistics
+    durations = {name: _duration(getattr(statistics, name)) for name in _DURATIONS}
+    batches = [
+        pb.InferBatchStatistics(batch_size=size, **{name: _duration(getattr(batch, name)) for name in _BATCH_DURATIONS})
+        for size, batch in sorted(statistics.batches.items())
+    ]
+    return pb.ModelStatistics(
+        name=servable.id.name,
+        version=str(servable.id.version),
+        last_inference=statistics.last_inference_ms,
+        inference_count=statistics.inference_count,
+        execution_count=statistics.execution_count,
+        inference_stats=pb.InferStatistics(**durations),
+        batch_stats=batches,
+    )
+
+
+def _duration(duration: Duration) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=duration.count, ns=duration.ns)

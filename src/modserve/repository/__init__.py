@@ -1,0 +1,1 @@
+"""Which model versions should be loaded, and are."""
