@@ -1,0 +1,18 @@
+"""Fakes for tests, ours and users': a clock that is turned by hand, a runner and an engine whose work is done by hand."""
+
+from .builders import RecordingSink, config, inflight, request, tensor, write_model
+from .clock import FakeClock
+from .puppets import Execution, PuppetBackend, PuppetRunner
+
+__all__ = [
+    "Execution",
+    "FakeClock",
+    "PuppetBackend",
+    "PuppetRunner",
+    "RecordingSink",
+    "config",
+    "inflight",
+    "request",
+    "tensor",
+    "write_model",
+]

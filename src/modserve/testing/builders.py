@@ -1,0 +1,80 @@
+"""Short ways to make the values that tests need."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import ModserveError
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Shape, Tensor
+
+
+class RecordingSink:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.responses: list[InferenceResponse] = []
+        self.errors: list[ModserveError] = []
+
+    @property
+    def settled(self) -> int:
+        """How often it was told something: 1 when all is well."""
+        return len(self.responses) + len(self.errors)
+
+    def respond(self, response: InferenceResponse, final: bool) -> None:
+        self.responses.append(response)
+
+    def fail(self, error: ModserveError) -> None:
+        self.errors.append(error)
+
+
+def tensor(datatype: Datatype, shape: Shape, value: Any = 1) -> Tensor:
+    """A tensor filled with `value`."""
+    return Tensor.from_array(np.full(shape, value, dtype=datatype.numpy), datatype)
+
+
+def config(
+    name: str = "model",
+    *,
+    inputs: tuple[TensorSpec, ...] = (TensorSpec("INPUT0", dtypes.INT32, (4,)),),
+    outputs: tuple[TensorSpec, ...] = (TensorSpec("OUTPUT0", dtypes.INT32, (4,)),),
+    max_batch_size: int = 8,
+    **more: Any,
+) -> ModelConfig:
+    """A configuration of the identity backend with one instance."""
+    groups = (InstanceGroup(name, InstanceKind.CPU, 1),)
+    fields: dict[str, Any] = {"backend": "identity", "instance_groups": groups, **more}
+    return ModelConfig(name, inputs=inputs, outputs=outputs, max_batch_size=max_batch_size, **fields)
+
+
+def request(
+    inputs: Mapping[str, Tensor] | None = None, model: str = "model", batch_size: int = 1, **more: Any
+) -> InferenceRequest:
+    """A request that `config()` accepts."""
+    given = {"INPUT0": tensor(dtypes.INT32, (batch_size, 4))} if inputs is None else inputs
+    return InferenceRequest(model, given, **more)
+
+
+def inflight(
+    batch_size: int = 1, *, shape_key: object = None, deadline_ns: int = 0, sink: RecordingSink | None = None
+) -> Inflight:
+    """An accepted request, as schedulers see it."""
+    asked = request(batch_size=batch_size, deadline_ns=deadline_ns)
+    return Inflight(asked, sink or RecordingSink(), asked.inputs, ("OUTPUT0",), batch_size, shape_key, 0)
+
+
+def write_model(repository: Path, name: str, config_text: str = "", versions: tuple[str, ...] = ("1",)) -> Path:
+    """A model directory with a configuration (none if empty) and empty version directories."""
+    directory = repository / name
+    for version in versions:
+        (directory / version).mkdir(parents=True)
+    if config_text:
+        (directory / "config.pbtxt").write_text(config_text)
+    return directory

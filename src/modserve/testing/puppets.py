@@ -1,0 +1,143 @@
+"""Work that is finished by hand: in place of an instance pool, and in place of an engine."""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from modserve.backends.api import ModelSource, Placement
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import ModelConfig, ModelDescription
+from modserve.core.tensor import Array
+from modserve.core.timing import ExecutionTiming
+
+_PATIENCE = 30.0
+"""Seconds after which a forgotten execution fails, so that a broken test ends."""
+
+
+class PuppetRunner:
+    """Implements `scheduling.scheduler.BatchRunner`: keeps the batches it is given until the test finishes them."""
+
+    def __init__(self, slots: int = 1) -> None:
+        self.on_free: Callable[[], None] = lambda: None
+        self.batches: list[list[Inflight]] = []
+        """Every batch, in order of dispatch."""
+        self.running: dict[int, list[Inflight]] = {}
+        self._free = deque(range(slots))
+
+    def reserve(self) -> int | None:
+        return self._free.popleft() if self._free else None
+
+    def release(self, slot: int) -> None:
+        self._free.appendleft(slot)
+
+    def run(self, slot: int, batch: list[Inflight]) -> None:
+        assert batch, "a scheduler never runs an empty batch: this is a bug"
+        for inflight in batch:
+            inflight.timing = ExecutionTiming()
+        self.batches.append(batch)
+        self.running[slot] = batch
+
+    def finish(self, slot: int | None = None) -> list[Inflight]:
+        """End the execution in `slot`, the oldest one by default; its requests are returned unsettled."""
+        slot = next(iter(self.running)) if slot is None else slot
+        batch = self.running.pop(slot)
+        self._free.append(slot)
+        self.on_free()
+        return batch
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many requests each batch had."""
+        return [len(batch) for batch in self.batches]
+
+
+@dataclass
+class Execution:
+    """One call of a puppet instance, which blocks its thread until the test ends it."""
+
+    inputs: Mapping[str, Array]
+    outputs: tuple[str, ...]
+    placement: Placement
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _result: Mapping[str, Array] | BaseException | None = None
+
+    def finish(self, outputs: Mapping[str, Array]) -> None:
+        self._result = outputs
+        self._ended.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._result = error
+        self._ended.set()
+
+    def wait(self) -> Mapping[str, Array]:
+        if not self._ended.wait(_PATIENCE):
+            raise TimeoutError(f"nobody ended the execution within {_PATIENCE} s")
+        if isinstance(self._result, BaseException):
+            raise self._result
+        assert self._result is not None, "ended with a result: this is a bug"
+        return self._result
+
+
+class PuppetBackend:
+    """An engine whose executions the test takes with `next_execution` and ends by hand.
+
+    `description` is what its models tell of themselves; `fail_to_open` is raised by every load.
+    """
+
+    default_model_filename = ""
+    default_cpu_instances = 1
+
+    def __init__(self, description: ModelDescription | None = None, fail_to_open: Exception | None = None) -> None:
+        self.description = description
+        self.fail_to_open = fail_to_open
+        self.sources: list[ModelSource] = []
+        self.open_models = 0
+        self.open_instances = 0
+        self._executions: queue.SimpleQueue[Execution] = queue.SimpleQueue()
+
+    def gpu_count(self) -> int:
+        return 0
+
+    def open(self, source: ModelSource) -> "_PuppetModel":
+        if self.fail_to_open is not None:
+            raise self.fail_to_open
+        self.sources.append(source)
+        self.open_models += 1
+        return _PuppetModel(self)
+
+    def next_execution(self, timeout: float = _PATIENCE) -> Execution:
+        """The next execution, when an instance has begun it; blocks. Raises queue.Empty."""
+        return self._executions.get(timeout=timeout)
+
+    def begin(self, execution: Execution) -> Mapping[str, Array]:
+        self._executions.put(execution)
+        return execution.wait()
+
+
+class _PuppetModel:
+    def __init__(self, backend: PuppetBackend) -> None:
+        self._backend = backend
+
+    def describe(self) -> ModelDescription | None:
+        return self._backend.description
+
+    def instance(self, config: ModelConfig, placement: Placement) -> "_PuppetInstance":
+        self._backend.open_instances += 1
+        return _PuppetInstance(self._backend, placement)
+
+    def close(self) -> None:
+        self._backend.open_models -= 1
+
+
+class _PuppetInstance:
+    def __init__(self, backend: PuppetBackend, placement: Placement) -> None:
+        self._backend = backend
+        self._placement = placement
+
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        return self._backend.begin(Execution(inputs, outputs, self._placement))
+
+    def close(self) -> None:
+        self._backend.open_instances -= 1
