@@ -1,4 +1,4 @@
-"""Fakes for tests, ours and users': a clock that is turned by hand, a runner and an engine whose work is done by hand."""
+"""Fakes for tests, ours and users': a clock turned by hand, a runner and an engine whose work is done by hand."""
 
 from .builders import RecordingSink, config, inflight, request, tensor, write_model
 from .clock import FakeClock
