@@ -65,17 +65,14 @@ class Loader:
         return Model(ModelId(model.name, version), loaded.config, loaded.message, loaded.engine, loaded.instances, loop)
 
     def _inspect(self, model: ModelDirectory) -> tuple[list[int], int]:
-        draft = model_config.read(model.path / CONFIG_FILE, model.name)
-        versions = draft.provisional().version_policy.select(model.versions)
+        _, backend, config = self._read(model)
+        versions = config.version_policy.select(model.versions)
         if not versions:
             raise invalid(f"at least one version must be available under the version policy of model '{model.name}'")
-        backend = self._backend(draft, model)
-        return versions, _count_cpu(self._place(draft.provisional(), backend))
+        return versions, _count_cpu(self._place(config, backend))
 
     def _load(self, model: ModelDirectory, version: int, share: int) -> _Loaded:
-        draft = model_config.read(model.path / CONFIG_FILE, model.name)
-        backend = self._backend(draft, model)
-        provisional = draft.provisional()
+        draft, backend, provisional = self._read(model)
         filename = provisional.default_model_filename or backend.default_model_filename
         source = ModelSource(
             config=provisional,
@@ -112,10 +109,12 @@ class Loader:
             raise from_exception(error, doing) from error
         return _Loaded(complete.config, complete.message.SerializeToString(deterministic=True), engine, instances)
 
-    def _backend(self, draft: model_config.Draft, model: ModelDirectory) -> Backend:
-        if not draft.backend:
-            raise invalid(f"must specify 'platform' or 'backend' for '{model.name}'")
-        return self._registry.get(draft.backend)
+    def _read(self, model: ModelDirectory) -> tuple[model_config.Draft, Backend, ModelConfig]:
+        """The configuration as far as it is known without the engine's help, and the engine."""
+        draft = model_config.read(model.path / CONFIG_FILE, model.name)
+        model_config.check(draft, auto_complete=self._options.auto_complete)
+        backend = self._registry.get(draft.backend)
+        return draft, backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
 
     def _place(self, config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
         gpus = backend.gpu_count()

@@ -68,8 +68,10 @@ class Model:
         await asyncio.to_thread(self._close_engine)
 
     def _close_engine(self) -> None:
-        self._pool.close()
-        self._engine.close()
+        try:
+            self._pool.close()
+        finally:
+            self._engine.close()
 
     def _make_scheduler(self, clock: LoopClock) -> Scheduler:
         config = self.config

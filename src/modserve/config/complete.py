@@ -1,0 +1,80 @@
+"""Fills in what a configuration leaves out from what the engine says of the model.
+
+The rules are those of Triton's ONNX Runtime backend, ``AutoCompleteConfig``.
+
+One addition: a tensor that is given without a data type or without dims gets what is missing too.
+"""
+
+from collections.abc import Sequence
+
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
+from modserve.core.model_config import DescribedTensor, ModelDescription
+from modserve.pb import inference as pb
+
+from .problems import Problems
+
+
+def complete(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> bool:
+    """Completes the message in place. False, with a problem added, when max_batch_size does not fit the model."""
+    # Triton leaves all alone where inputs and outputs are given, max_batch_size too.
+    fits = bool(message.input and message.output) or _batching(message, description, problems)
+    if not message.input:
+        for described in description.inputs:
+            message.input.add(name=described.name, optional=described.optional)
+    if not message.output:
+        for described in description.outputs:
+            message.output.add(name=described.name)
+    batching = message.max_batch_size > 0
+    _tensors(message.input, description.inputs, batching)
+    _tensors(message.output, description.outputs, batching)
+    return fits
+
+
+def _batching(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> bool:
+    """Sets max_batch_size and the dynamic batcher for a model that can batch.
+
+    It can when every tensor has a variable first dimension, which is then taken for the batch dimension.
+    """
+    tensors = (*description.inputs, *description.outputs)
+    if not all(tensor.shape[:1] == (-1,) for tensor in tensors):
+        if message.max_batch_size > 0:
+            problems.add(
+                ("max_batch_size",),
+                f"autofill failed for model '{message.name}': model does not support batching while non-zero "
+                "max_batch_size is specified; the first dimension of every tensor would have to be variable, but the "
+                "model has " + ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in tensors),
+            )
+        return message.max_batch_size <= 0
+    if message.max_batch_size == 0 and description.default_max_batch_size > 0:
+        message.max_batch_size = description.default_max_batch_size
+        problems.warn(
+            ("max_batch_size",),
+            f"max_batch_size of model '{message.name}' becomes {message.max_batch_size}: the model can batch, and its "
+            "configuration does not say how much",
+        )
+    if message.max_batch_size > 1 and message.WhichOneof("scheduling_choice") is None:
+        message.dynamic_batching.SetInParent()
+    return True
+
+
+def _tensors(
+    tensors: RepeatedCompositeFieldContainer[pb.ModelInput] | RepeatedCompositeFieldContainer[pb.ModelOutput],
+    described: Sequence[DescribedTensor],
+    batching: bool,
+) -> None:
+    by_name = {known.name: known for known in described}
+    for tensor in tensors:
+        known = by_name.get(tensor.name)
+        if known is None:
+            continue
+        if tensor.data_type == pb.TYPE_INVALID:
+            tensor.data_type = pb.DataType.Value(known.datatype.config_name)
+        if not tensor.dims and not tensor.HasField("reshape"):
+            tensor.dims.extend(known.shape[1:] if batching else known.shape)
+            if not tensor.dims:
+                # Dims can not be empty: a scalar is [1], which the batching model sees without it. Where there is no
+                # batching, Triton forbids the reshape and treats [1] as the scalar nevertheless.
+                tensor.dims.append(1)
+                if batching:
+                    tensor.reshape.SetInParent()

@@ -1,0 +1,102 @@
+"""Reads single values as `google.protobuf.text_format` reads them; a value that does not fit raises ValueError."""
+
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from . import suggest
+from .tokens import Token
+
+Scalar: TypeAlias = int | float | bool | str
+
+_RANGES = {
+    FieldDescriptor.CPPTYPE_INT32: ("int32", -(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: ("int64", -(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: ("uint32", 0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: ("uint64", 0, 2**64 - 1),
+}
+_C_OCTAL = re.compile(r"^(-?)0(\d+)$")
+_OCTAL_START = re.compile(r"-?0[0-9]+")
+_INFINITY = re.compile(r"-?inf(?:inity)?f?$", re.IGNORECASE)
+_NAN = re.compile(r"nanf?$", re.IGNORECASE)
+_BOOLS = dict.fromkeys(("true", "t", "1", "True"), True) | dict.fromkeys(("false", "f", "0", "False"), False)
+
+
+def parse(field: FieldDescriptor, token: Token) -> Scalar:
+    """The value of a token other than a string. Raises ValueError with a text that names the field."""
+    return _PARSERS[field.cpp_type](field, token)
+
+
+def _integer(field: FieldDescriptor, token: Token) -> int:
+    name, low, high = _RANGES[field.cpp_type]
+    try:
+        value = int(_C_OCTAL.sub(r"\g<1>0o\2", token.text), 0)
+    except ValueError:
+        raise ValueError(f"'{field.name}' takes an integer, found {token.describe()}") from None
+    if not low <= value <= high:
+        raise ValueError(f"'{field.name}' takes {name}, from {low} to {high}; {value} is out of range")
+    return value
+
+
+def _float(field: FieldDescriptor, token: Token) -> float:
+    text = token.text
+    if not _OCTAL_START.match(text):
+        if _INFINITY.match(text):
+            return float("-inf" if text.startswith("-") else "inf")
+        if _NAN.match(text):
+            return float("nan")
+        try:
+            return float(text)
+        except ValueError:
+            try:
+                return float(text.rstrip("fF"))
+            except ValueError:
+                pass
+    raise ValueError(f"'{field.name}' takes a number, found {token.describe()}")
+
+
+def _bool(field: FieldDescriptor, token: Token) -> bool:
+    try:
+        return _BOOLS[token.text]
+    except KeyError:
+        raise ValueError(f"'{field.name}' takes true or false, found {token.describe()}") from None
+
+
+def _enum(field: FieldDescriptor, token: Token) -> int:
+    assert field.enum_type is not None, "only called for enum fields: this is a bug"
+    values = field.enum_type.values_by_name
+    try:
+        number = int(token.text, 0)
+    except ValueError:
+        pass
+    else:
+        if not -(2**31) <= number < 2**31:
+            raise ValueError(f"'{field.name}' has no value with number {number}")
+        return number  # one without a name is left to the validation, as text_format lets it pass
+    if token.text in values:
+        return values[token.text].number
+    bare = token.text.strip("'\"")
+    if token.is_string and bare in values:
+        raise ValueError(f"'{field.name}' takes a value without quotes: {bare}")
+    found = f"unknown value '{bare}' for '{field.name}'"
+    hint = suggest.enum_value(bare, list(values))
+    raise ValueError(f"{found}; did you mean '{hint}'?" if hint else f"{found}; it takes {', '.join(values)}")
+
+
+def _string(field: FieldDescriptor, token: Token) -> str:
+    raise ValueError(f"'{field.name}' takes a string in quotes, found {token.describe()}")
+
+
+_PARSERS: dict[int, Callable[[FieldDescriptor, Token], Scalar]] = {
+    FieldDescriptor.CPPTYPE_INT32: _integer,
+    FieldDescriptor.CPPTYPE_INT64: _integer,
+    FieldDescriptor.CPPTYPE_UINT32: _integer,
+    FieldDescriptor.CPPTYPE_UINT64: _integer,
+    FieldDescriptor.CPPTYPE_FLOAT: _float,
+    FieldDescriptor.CPPTYPE_DOUBLE: _float,
+    FieldDescriptor.CPPTYPE_BOOL: _bool,
+    FieldDescriptor.CPPTYPE_ENUM: _enum,
+    FieldDescriptor.CPPTYPE_STRING: _string,
+}

@@ -1,0 +1,98 @@
+"""The settings that this version of modserve does not act on. To support one, delete its row.
+
+What changes answers, or decides whether a model runs at all, fails the load: a model that looks loaded and answers
+wrongly is worse than none. What only changes speed, or what can be observed, gives a warning.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from google.protobuf.message import Message
+
+from modserve.pb import inference as pb
+
+from . import platforms
+from .problems import FieldPath, Problems, show
+
+_NOT_SUPPORTED = "is not supported"
+_IGNORED = "is ignored"
+
+
+class Setting(NamedTuple):
+    """A field, the reason to name it, and when it matters: by default, when it is set and not empty."""
+
+    path: str
+    fails: bool
+    why: str
+    matters: Callable[[object], bool] = bool
+
+
+SETTINGS = (
+    Setting("platform", True, "there are no ensembles yet", lambda value: value == platforms.ENSEMBLE),
+    Setting("ensemble_scheduling", True, "there are no ensembles yet"),
+    Setting("sequence_batching", True, "the requests of a sequence would not be kept together"),
+    Setting("model_transaction_policy.decoupled", True, "a request gets exactly one response"),
+    Setting("input.allow_ragged_batch", True, "only inputs of equal shape share a batch"),
+    Setting("input.is_shape_tensor", True, "it is for TensorRT"),
+    Setting("output.is_shape_tensor", True, "it is for TensorRT"),
+    Setting("input.is_non_linear_format_io", True, "it is for TensorRT"),
+    Setting("output.is_non_linear_format_io", True, "it is for TensorRT"),
+    Setting("batch_input", True, "the model would miss these inputs"),
+    Setting("batch_output", True, "the outputs would not be divided among the requests as it says"),
+    Setting("dynamic_batching.preserve_ordering", True, "responses leave when they are ready"),
+    Setting("dynamic_batching.priority_levels", True, "all requests have the same priority"),
+    Setting("dynamic_batching.priority_queue_policy", True, "all requests have the same priority"),
+    Setting(
+        "dynamic_batching.default_queue_policy.timeout_action",
+        True,
+        "a request that waited too long is rejected",
+        lambda value: value == pb.ModelQueuePolicy.DELAY,
+    ),
+    Setting("model_repository_agents", True, "the files would not be prepared as it says"),
+    Setting("model_operations", True, "the model would miss these operations"),
+    Setting("runtime", False, "each backend has one implementation"),
+    Setting("response_cache.enable", False, "every request is computed"),
+    Setting("model_warmup", False, "the first requests may be slow"),
+    Setting("model_metrics", False, "the metrics have their default buckets"),
+    Setting("cc_model_filenames", False, "default_model_filename is used on every device"),
+    Setting("optimization.priority", False, "all models have the same priority"),
+    Setting("optimization.cuda", False, "no CUDA graphs are captured"),
+    Setting("optimization.execution_accelerators", False, "the engine runs without them"),
+    Setting(
+        "optimization.input_pinned_memory.enable", False, "no pinned memory is used anyway", lambda value: not value
+    ),
+    Setting(
+        "optimization.output_pinned_memory.enable", False, "no pinned memory is used anyway", lambda value: not value
+    ),
+    Setting("optimization.gather_kernel_buffer_threshold", False, "inputs are gathered by copying"),
+    Setting("optimization.eager_batching", False, "a batch is formed when an instance is free"),
+    Setting("instance_group.rate_limiter", False, "an instance runs whenever it is free"),
+    Setting("instance_group.secondary_devices", False, "no secondary devices are used"),
+    Setting("instance_group.passive", False, "the instances take requests"),
+    Setting("instance_group.host_policy", False, "instances are not pinned to cores or memory"),
+)
+
+
+def check(message: pb.ModelConfig, problems: Problems) -> None:
+    """Adds a problem for each setting that must not be ignored, a warning for each that is."""
+    for setting in SETTINGS:
+        for path, value in _values(message, setting.path.split("."), ()):
+            if setting.matters(value):
+                add, verdict = (problems.add, _NOT_SUPPORTED) if setting.fails else (problems.warn, _IGNORED)
+                add(path, f"'{show(path)}' {verdict} by this version of modserve: {setting.why}")
+
+
+def _values(message: Message, names: Sequence[str], path: FieldPath) -> Iterator[tuple[FieldPath, object]]:
+    """Each value of a field that is there, whatever blocks and lists of blocks are around it."""
+    name, *rest = names
+    if message.DESCRIPTOR.fields_by_name[name].has_presence and not message.HasField(name):
+        return
+    value = getattr(message, name)
+    path = (*path, name)
+    if not rest:
+        yield path, value
+    elif isinstance(value, Message):
+        yield from _values(value, rest, path)
+    else:
+        for index, element in enumerate(value):
+            yield from _values(element, rest, (*path, index))

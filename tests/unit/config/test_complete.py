@@ -1,0 +1,312 @@
+"""What is filled in from the engine's description and from Triton's defaults, and where description and text differ."""
+
+import pytest
+from config_build import ONE_EACH, PATH, described, finish, problems, tensor
+from google.protobuf import text_format
+
+from modserve import config
+from modserve.core import dtypes
+from modserve.core.model_config import (
+    DescribedTensor,
+    DynamicBatching,
+    InstanceGroup,
+    InstanceKind,
+    ModelDescription,
+    TensorSpec,
+)
+from modserve.core.version import VersionPolicy
+from modserve.pb import inference as pb
+
+BATCHING = described(tensor("IN", -1, 4), tensor("OUT", -1, 4))
+FIXED = described(tensor("IN", 4), tensor("OUT", 4))
+
+
+def message(text: str) -> pb.ModelConfig:
+    return text_format.Parse(text, pb.ModelConfig())
+
+
+def test_an_empty_configuration() -> None:
+    complete = finish("", BATCHING)
+
+    assert complete.message == message("""
+        name: "foo"  platform: "onnxruntime_onnx"  backend: "onnxruntime"
+        version_policy { latest { num_versions: 1 } }
+        max_batch_size: 4
+        input { name: "IN" data_type: TYPE_FP32 dims: 4 }
+        output { name: "OUT" data_type: TYPE_FP32 dims: 4 }
+        instance_group { name: "foo" count: 2 kind: KIND_CPU }
+        default_model_filename: "model.onnx"
+        optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } }
+        dynamic_batching { preferred_batch_size: 4 }
+    """)
+    assert complete.warnings == [
+        f"{PATH}: max_batch_size of model 'foo' becomes 4: the model can batch, and its configuration does not say how "
+        "much"
+    ]
+
+
+def test_the_values_of_a_full_configuration() -> None:
+    found = finish("""
+        max_batch_size: 8
+        input { name: "IN" data_type: TYPE_STRING dims: [ -1, 2 ] optional: true }
+        output { name: "OUT" data_type: TYPE_BF16 dims: 4 reshape { shape: [ 2, 2 ] } label_filename: "l.txt" }
+        version_policy { specific { versions: [ 3, 5 ] } }
+        instance_group [ { kind: KIND_MODEL }, { name: "two" count: 3 } ]
+        dynamic_batching {
+          preferred_batch_size: [ 8, 4 ]
+          max_queue_delay_microseconds: 100
+          default_queue_policy { max_queue_size: 16 default_timeout_microseconds: 2000 }
+        }
+        parameters { key: "k" value { string_value: "v" } }
+        metric_tags { key: "t" value: "u" }
+        optimization { graph { level: -1 } }
+    """).config
+
+    assert found.inputs == (TensorSpec("IN", dtypes.BYTES, (-1, 2), optional=True),)
+    assert found.outputs == (TensorSpec("OUT", dtypes.BF16, (4,), reshape=(2, 2), label_filename="l.txt"),)
+    assert found.version_policy == VersionPolicy(specific=(3, 5))
+    assert found.instance_groups == (
+        InstanceGroup("foo_0", InstanceKind.MODEL, 1),
+        InstanceGroup("two", InstanceKind.CPU, 3),
+    )
+    assert found.dynamic_batching == DynamicBatching((4, 8), 100_000, 16, 2_000_000)
+    assert (found.parameters, found.metric_tags, found.graph_optimization_level) == ({"k": "v"}, {"t": "u"}, -1)
+    assert (found.name, found.backend, found.platform) == ("foo", "onnxruntime", "onnxruntime_onnx")
+    assert (found.max_batch_size, found.default_model_filename) == (8, "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", VersionPolicy(latest=1)),
+        ("version_policy { }", VersionPolicy()),
+        ("version_policy { all { } }", VersionPolicy()),
+        ("version_policy { latest { num_versions: 2 } }", VersionPolicy(latest=2)),
+    ],
+)
+def test_version_policy(text: str, expected: VersionPolicy) -> None:
+    assert finish(text + ONE_EACH).config.version_policy == expected
+    assert config.parse(text, PATH, "foo").provisional().version_policy == expected
+
+
+# Batching
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", (4, [4])),
+        ("max_batch_size: 1", (1, None)),
+        ("max_batch_size: 8", (8, [8])),
+        ("dynamic_batching { }", (4, [4])),
+        ("max_batch_size: 8 dynamic_batching { preferred_batch_size: 2 }", (8, [2])),
+        # Triton leaves all alone where both inputs and outputs are given.
+        (ONE_EACH, (0, None)),
+        ("max_batch_size: 8" + ONE_EACH, (8, None)),
+    ],
+)
+def test_batching(text: str, expected: tuple[int, list[int] | None]) -> None:
+    whole = "max_batch_size" not in text and "input" in text
+    found = finish(text, FIXED if whole else BATCHING).message
+    sizes = list(found.dynamic_batching.preferred_batch_size) if found.HasField("dynamic_batching") else None
+
+    assert (found.max_batch_size, sizes) == expected
+
+
+def test_batching_is_not_filled_in_unless_the_engine_wants_it() -> None:
+    description = described(tensor("IN", -1, 4), tensor("OUT", -1, 4), default_max_batch_size=0)
+    complete = finish("", description)
+
+    assert (complete.config.max_batch_size, complete.config.dynamic_batching, complete.warnings) == (0, None, [])
+    assert complete.config.inputs[0].dims == (-1, 4)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "shown"), [([(3, 4), (-1,)], "IN [3, 4], OUT [-1]"), ([(-1,), ()], "IN [-1], OUT []")]
+)
+def test_a_model_that_can_not_batch(shapes: list[tuple[int, ...]], shown: str) -> None:
+    description = described(tensor("IN", *shapes[0]), tensor("OUT", *shapes[1]))
+
+    assert finish("", description).config.max_batch_size == 0
+    assert problems("\nmax_batch_size: 8", description) == [
+        "2:1: autofill failed for model 'foo': model does not support batching while non-zero max_batch_size is "
+        "specified; the first dimension of every tensor would have to be variable, but the model has " + shown
+    ]
+
+
+# Tensors
+
+
+def test_inputs_and_outputs_are_filled_in_apart() -> None:
+    description = described(tensor("IN", -1, 3), tensor("OUT", -1, 2, datatype=dtypes.INT64))
+    only_input = finish('input { name: "IN" data_type: TYPE_FP32 dims: 3 }', description)
+
+    assert only_input.config.outputs == (TensorSpec("OUT", dtypes.INT64, (2,)),)
+    assert finish('output { name: "OUT" }', description).config.inputs == (TensorSpec("IN", dtypes.FP32, (3,)),)
+
+
+@pytest.mark.parametrize(
+    ("text", "datatype", "dims"),
+    [("", "TYPE_FP32", [3]), ("dims: 3", "TYPE_FP32", [3]), ("data_type: TYPE_FP32", "TYPE_FP32", [3])],
+)
+def test_partial_tensors_are_completed(text: str, datatype: str, dims: list[int]) -> None:
+    description = described(tensor("IN", -1, 3), tensor("OUT", -1, 2))
+    found = finish(f'max_batch_size: 2 input {{ name: "IN" {text} }} output {{ name: "OUT" }}', description).message
+
+    assert (pb.DataType.Name(found.input[0].data_type), list(found.input[0].dims)) == (datatype, dims)
+
+
+def test_optional_inputs_stay_optional() -> None:
+    description = ModelDescription((DescribedTensor("IN", dtypes.FP32, (3,), optional=True),), (), 0)
+
+    assert finish("", description).config.inputs == (TensorSpec("IN", dtypes.FP32, (3,), optional=True),)
+
+
+def test_scalars_of_a_batching_model_are_reshaped() -> None:
+    found = finish("", described(tensor("IN", -1), tensor("OUT", -1)))
+
+    assert found.config.inputs == (TensorSpec("IN", dtypes.FP32, (1,), reshape=()),)
+    assert found.message.input[0].HasField("reshape")
+
+
+def test_scalars_without_batching_are_reshaped_unseen() -> None:
+    found = finish("", described(tensor("IN"), tensor("OUT", 3)))
+
+    assert found.config.inputs == (TensorSpec("IN", dtypes.FP32, (1,), reshape=()),)
+    assert not found.message.input[0].HasField("reshape")
+
+
+def test_nothing_is_filled_in_without_auto_complete() -> None:
+    assert problems('output { name: "OUT" data_type: TYPE_FP32 }', FIXED, auto_complete=False) == [
+        "1:1: model output 'OUT' must specify 'dims' for foo",
+        "unable to load model 'foo', configuration expects 0 inputs, model provides 1; missing in the configuration: "
+        "IN",
+    ]
+
+
+# Differences between configuration and model
+
+HEAD = "max_batch_size: 8\n"
+DIFFERENCES = {
+    # configuration, shape of IN, shape of OUT → problems
+    ("input { name: 'INPUT' data_type: TYPE_FP32 dims: 4 }", (4,), (4,)): [
+        "1:1: unable to load model 'foo', configuration expects 1 inputs, model provides 1; missing in the "
+        "configuration: IN",
+        "1:9: unexpected inference input 'INPUT', allowed inputs are: IN",
+    ],
+    ("output { name: 'b' data_type: TYPE_FP32 dims: 4 }", (4,), (4,)): [
+        "1:10: unexpected inference output 'b', allowed outputs are: OUT"
+    ],
+    ("input { name: 'IN' data_type: TYPE_INT32 dims: 4 }", (4,), (4,)): [
+        "1:20: unable to load model 'foo', configuration expects datatype TYPE_INT32 for input 'IN', model provides "
+        "TYPE_FP32"
+    ],
+    ("input { name: 'IN' data_type: TYPE_FP32 dims: [4, 5] }", (4,), (4,)): [
+        "1:41: model 'foo', tensor 'IN': the model expects 1 dimensions (shape [4]) but the model configuration "
+        "specifies 2 dimensions (shape [4,5])"
+    ],
+    ("input { name: 'IN' data_type: TYPE_FP32 dims: 5 }", (4,), (4,)): [
+        "1:41: model 'foo', tensor 'IN': the model expects 1 dimensions (shape [4]) but the model configuration "
+        "specifies 1 dimensions (shape [5])"
+    ],
+    ("output { name: 'OUT' data_type: TYPE_FP32 dims: 5 }", (4,), (4, -1)): [
+        "1:43: model 'foo', tensor 'OUT': the model expects 2 dimensions (shape [4,-1]) but the model configuration "
+        "specifies 1 dimensions (shape [5])"
+    ],
+    ("input { name: 'IN' data_type: TYPE_FP32 dims: 6 reshape { shape: [2, 3] } }", (3, 2), (4,)): [
+        "1:49: model 'foo', tensor 'IN': the model expects 2 dimensions (shape [3,2]) but the model configuration "
+        "specifies 2 dimensions (shape [2,3])"
+    ],
+    ("input { name: 'IN' data_type: TYPE_FP32 dims: 2 }", (), (4,)): [
+        "1:41: unable to load model 'foo', scalar tensor 'IN', should only provide 1 in the model configuration when "
+        "the model doesn't support batching. Model configuration provided: [2]."
+    ],
+    # Both given, so that max_batch_size is no business of the completion.
+    (HEAD + ONE_EACH.strip(), (3, 4), (-1, 5)): [
+        "2:41: model 'foo', tensor 'IN': for the model to support batching the shape should have at least 1 dimension "
+        "and the first dimension must be -1; but shape expected by the model is [3,4]",
+        "3:43: model 'foo', tensor 'OUT': the model expects 2 dimensions (shape [-1,5]) but the model configuration "
+        "specifies 2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor "
+        "shape, making complete shape [-1,4])",
+    ],
+}
+
+
+@pytest.mark.parametrize(("case", "expected"), DIFFERENCES.items())
+def test_differences(case: tuple[str, tuple[int, ...], tuple[int, ...]], expected: list[str]) -> None:
+    text, into, out = case
+
+    assert problems(text, described(tensor("IN", *into), tensor("OUT", *out))) == expected
+
+
+def test_a_variable_dimension_may_be_fixed_for_inputs_only() -> None:
+    assert finish(ONE_EACH, described(tensor("IN", -1), tensor("OUT", 4))).config.inputs[0].dims == (4,)
+    assert problems(ONE_EACH, described(tensor("IN", 4), tensor("OUT", -1)))
+
+
+def test_when_batching_does_not_fit_only_shapes_are_left_out() -> None:
+    found = problems('max_batch_size: 8 input { name: "a" }', FIXED)
+
+    assert "1:27: unexpected inference input 'a', allowed inputs are: IN" in found
+
+
+# Instances
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "expected"),
+    [
+        ("", 0, [InstanceGroup("foo", InstanceKind.CPU, 2)]),
+        ("", 2, [InstanceGroup("foo", InstanceKind.GPU, 1, (0, 1))]),
+        ("instance_group { count: 3 }", 0, [InstanceGroup("foo_0", InstanceKind.CPU, 3)]),
+        ("instance_group { }", 0, [InstanceGroup("foo_0", InstanceKind.CPU, 2)]),
+        ("instance_group { kind: KIND_CPU }", 2, [InstanceGroup("foo_0", InstanceKind.CPU, 2)]),
+        ("instance_group { gpus: 1 }", 2, [InstanceGroup("foo_0", InstanceKind.GPU, 1, (1,))]),
+        ("instance_group { kind: KIND_GPU }", 1, [InstanceGroup("foo_0", InstanceKind.GPU, 1, (0,))]),
+        (
+            "instance_group [ { kind: KIND_MODEL }, { name: 'x' } ]",
+            0,
+            [InstanceGroup("foo_0", InstanceKind.MODEL, 1), InstanceGroup("x", InstanceKind.CPU, 2)],
+        ),
+    ],
+)
+def test_instance_groups(text: str, gpus: int, expected: list[InstanceGroup]) -> None:
+    assert list(finish(text + ONE_EACH, gpu_count=gpus).config.instance_groups) == expected
+
+
+def test_auto_falls_back_to_the_cpu() -> None:
+    found = finish("instance_group { count: 1 gpus: [ 0, 7 ] }" + ONE_EACH, gpu_count=2)
+
+    assert found.config.instance_groups == (InstanceGroup("foo_0", InstanceKind.CPU, 1),)
+    assert found.warnings == [f"{PATH}:1:27: instance group foo_0 runs on the CPU: the GPUs it lists are not all there"]
+
+
+def test_provisional() -> None:
+    draft = config.parse(
+        'backend: "onnxruntime" instance_group [ { }, { kind: KIND_GPU } ] input [ { name: "a" } ]', PATH, "foo"
+    )
+    found = draft.provisional(default_cpu_instances=2)
+
+    assert (found.name, found.backend, found.inputs, found.dynamic_batching) == ("foo", "onnxruntime", (), None)
+    assert found.default_model_filename == "model.onnx"
+    assert found.instance_groups == (
+        InstanceGroup("foo_0", InstanceKind.AUTO, 2),
+        InstanceGroup("foo_1", InstanceKind.GPU, 1),
+    )
+
+
+def test_finishing_twice_gives_the_same() -> None:
+    draft = config.parse('backend: "onnxruntime"', PATH, "foo")
+    results = [
+        config.finish(
+            draft,
+            BATCHING,
+            default_cpu_instances=1,
+            default_model_filename="m",
+            gpu_count=0,
+            auto_complete=True,
+        )
+        for _ in range(2)
+    ]
+
+    assert results[0] == results[1]

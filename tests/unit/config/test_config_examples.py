@@ -1,0 +1,206 @@
+"""Configurations as people write them for Triton, and those of this repository."""
+
+from pathlib import Path
+
+import pytest
+from config_build import described, finish, problems, tensor
+
+from modserve import config
+from modserve.config.unsupported import SETTINGS
+from modserve.core import dtypes
+from modserve.core.errors import ModserveError
+from modserve.core.model_config import ModelDescription, TensorSpec
+
+REPOSITORY = Path(__file__).parents[3] / "model_repository"
+
+DENSENET = """
+name: "foo"
+platform: "onnxruntime_onnx"
+max_batch_size : 0
+input [
+  {
+    name: "data_0"
+    data_type: TYPE_FP32
+    format: FORMAT_NCHW
+    dims: [ 3, 224, 224 ]
+    reshape { shape: [ 1, 3, 224, 224 ] }
+  }
+]
+output [
+  {
+    name: "fc6_1"
+    data_type: TYPE_FP32
+    dims: [ 1000 ]
+    reshape { shape: [ 1, 1000, 1, 1 ] }
+    label_filename: "densenet_labels.txt"
+  }
+]
+"""
+TEXT_CLASSIFIER = """
+backend: "onnxruntime"; max_batch_size: 64;
+input: < name: "input_ids", data_type: TYPE_INT64, dims: [-1] >
+input: < name: "attention_mask", data_type: TYPE_INT64, dims: [-1] >
+output: < name: "logits", data_type: TYPE_FP32, dims: [2] >
+dynamic_batching: {
+  preferred_batch_size: [8, 16, 32, 64]  # powers of two
+  max_queue_delay_microseconds: 500
+  default_queue_policy: { max_queue_size: 128, default_timeout_microseconds: 1000000, allow_timeout_override: true }
+}
+instance_group: [{count: 2, kind: KIND_CPU}]
+parameters: { key: "intra_op_thread_count" value: { string_value: "2" } }
+parameters: { key: "execution_mode" value: { string_value: "0" } }
+optimization: { graph: { level: 1 } }
+"""
+PYTHON_PREPROCESSING = """
+name: "foo"
+backend: "python"
+max_batch_size: 16
+input [ { name: "IMAGE" data_type: TYPE_UINT8 dims: [ -1 ] } ]
+output [ { name: "PIXELS" data_type: TYPE_FP32 dims: [ 3, 299, 299 ] } ]
+instance_group [{ kind: KIND_CPU }]
+parameters: {
+  key: "EXECUTION_ENV_PATH",
+  value: {string_value: "$$TRITON_MODEL_DIRECTORY/env" ".tar.gz"}
+}
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 1
+input [ { name: "IN" data_type: TYPE_FP32 dims: 1 } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: 1 } ]
+ensemble_scheduling {
+  step [ { model_name: "a" model_version: -1 input_map { key: "x" value: "IN" } output_map { key: "y" value: "OUT" } } ]
+}
+"""
+SEQUENCE = """
+backend: "onnxruntime"
+max_batch_size: 4
+sequence_batching {
+  max_sequence_idle_microseconds: 5000000
+  control_input [
+    { name: "START" control [ { kind: CONTROL_SEQUENCE_START fp32_false_true: [ 0, 1 ] } ] },
+    { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] }
+  ]
+  direct { }
+}
+input [ { name: "IN" data_type: TYPE_FP32 dims: 1 } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: 1 } ]
+"""
+
+
+def test_densenet() -> None:
+    image = tensor("data_0", 1, 3, 224, 224)
+    description = ModelDescription((image,), (tensor("fc6_1", 1, 1000, 1, 1),), 4)
+    complete = finish(DENSENET, description)
+
+    assert complete.config.inputs == (TensorSpec("data_0", dtypes.FP32, (3, 224, 224), reshape=(1, 3, 224, 224)),)
+    assert complete.config.outputs[0].label_filename == "densenet_labels.txt"
+    assert complete.warnings == []
+
+
+def test_text_classifier() -> None:
+    description = ModelDescription(
+        tuple(tensor(name, -1, -1, datatype=dtypes.INT64) for name in ("input_ids", "attention_mask")),
+        (tensor("logits", -1, 2),),
+        4,
+    )
+    found = finish(TEXT_CLASSIFIER, description).config
+
+    assert found.dynamic_batching is not None
+    assert found.dynamic_batching.preferred_batch_sizes == (8, 16, 32, 64)
+    assert found.dynamic_batching.default_timeout_ns == 10**9
+    assert found.parameters == {"intra_op_thread_count": "2", "execution_mode": "0"}
+
+
+def test_python_preprocessing() -> None:
+    found = finish(PYTHON_PREPROCESSING).config
+
+    assert (found.backend, found.platform, found.default_model_filename) == ("python", "", "model.py")
+    assert found.parameters["EXECUTION_ENV_PATH"] == "$$TRITON_MODEL_DIRECTORY/env.tar.gz"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            ENSEMBLE,
+            [
+                "2:1: 'platform' is not supported by this version of modserve: there are no ensembles yet",
+                "6:1: 'ensemble_scheduling' is not supported by this version of modserve: there are no ensembles yet",
+            ],
+        ),
+        (
+            SEQUENCE,
+            [
+                "4:1: 'sequence_batching' is not supported by this version of modserve: the requests of a sequence "
+                "would not be kept together"
+            ],
+        ),
+    ],
+)
+def test_what_is_to_come(text: str, expected: list[str]) -> None:
+    assert problems(text) == expected
+
+
+@pytest.mark.parametrize("name", ["simple", "digits"])
+def test_models_of_this_repository(name: str) -> None:
+    draft = config.read(REPOSITORY / name / "config.pbtxt", name)
+    config.check(draft, auto_complete=False)
+    complete = config.finish(
+        draft,
+        None,
+        default_cpu_instances=2,
+        default_model_filename="model.onnx",
+        gpu_count=0,
+        auto_complete=False,
+    )
+
+    assert complete.warnings == []
+    assert (complete.config.name, complete.config.backend) == (name, "onnxruntime")
+    assert complete.config.platform == "onnxruntime_onnx"
+
+
+def test_the_same_from_the_model_alone() -> None:
+    """What `simple` says of itself is what its engine would say, but for max_batch_size."""
+    written = config.read(REPOSITORY / "simple" / "config.pbtxt", "simple").provisional()
+    inputs = [tensor(f"IN{spec.name[2:]}", -1, 16, datatype=dtypes.INT32) for spec in written.inputs]
+    outputs = [tensor(spec.name, -1, 16, datatype=dtypes.INT32) for spec in written.outputs]
+    filled = finish("max_batch_size: 8", described(*inputs, *outputs)).config
+
+    assert (filled.inputs, filled.outputs) == (written.inputs, written.outputs)
+
+
+def test_the_report_in_the_documentation_is_real() -> None:
+    documentation = (REPOSITORY.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
+    text, report, difference = documentation.split("```\n")[1::2]
+
+    with pytest.raises(ModserveError) as caught:
+        config.parse(text, Path("model_repository/resnet/config.pbtxt"), "resnet")
+    assert caught.value.message == report.rstrip()
+
+    text = 'backend: "onnxruntime"\nmax_batch_size: 8\ninput { name: "IMAGE" data_type: TYPE_FP32 dims: [ 3, 224 ] }'
+    with pytest.raises(ModserveError) as caught:
+        config.finish(
+            config.parse(text, Path("model_repository/resnet/config.pbtxt"), "resnet"),
+            ModelDescription((tensor("IMAGE", -1, 3, 224, 224),), (tensor("OUT", -1, 10),), 4),
+            default_cpu_instances=2,
+            default_model_filename="model.onnx",
+            gpu_count=0,
+            auto_complete=True,
+        )
+    assert caught.value.message.split("\n", 1)[1] == difference.rstrip()
+
+
+def test_the_documentation_names_all_that_is_not_supported() -> None:
+    documentation = (REPOSITORY.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+    missing = [setting.path for setting in SETTINGS if _documented_name(setting.path) not in documentation]
+    assert missing == []
+
+
+def _documented_name(path: str) -> str:
+    """The last part, except where a flag is only named by the section it stands in."""
+    *sections, name = path.split(".")
+    if name != "enable":
+        return name
+    return "pinned memory" if "pinned_memory" in sections[-1] else sections[-1]

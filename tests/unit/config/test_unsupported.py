@@ -1,0 +1,117 @@
+"""Every row of the table of settings that are not acted on."""
+
+import pytest
+from config_build import ONE_EACH, finish, problems
+
+from modserve.config.unsupported import SETTINGS
+
+# Setting → a configuration where it matters, and the path it is reported under.
+FAILING = {
+    "platform": ('platform: "ensemble"', "platform"),
+    "ensemble_scheduling": ("ensemble_scheduling { }", "ensemble_scheduling"),
+    "sequence_batching": ("sequence_batching { direct { } }", "sequence_batching"),
+    "model_transaction_policy.decoupled": (
+        "model_transaction_policy { decoupled: true }",
+        "model_transaction_policy.decoupled",
+    ),
+    "input.allow_ragged_batch": ("input { allow_ragged_batch: true }", "input[0].allow_ragged_batch"),
+    "input.is_shape_tensor": ("input { is_shape_tensor: true }", "input[0].is_shape_tensor"),
+    "output.is_shape_tensor": ("output { is_shape_tensor: true }", "output[0].is_shape_tensor"),
+    "input.is_non_linear_format_io": ("input { is_non_linear_format_io: true }", "input[0].is_non_linear_format_io"),
+    "output.is_non_linear_format_io": ("output { is_non_linear_format_io: true }", "output[0].is_non_linear_format_io"),
+    "batch_input": ("batch_input { }", "batch_input"),
+    "batch_output": ("batch_output { }", "batch_output"),
+    "dynamic_batching.preserve_ordering": (
+        "dynamic_batching { preserve_ordering: true }",
+        "dynamic_batching.preserve_ordering",
+    ),
+    "dynamic_batching.priority_levels": ("dynamic_batching { priority_levels: 1 }", "dynamic_batching.priority_levels"),
+    "dynamic_batching.priority_queue_policy": (
+        "dynamic_batching { priority_queue_policy { key: 1 } }",
+        "dynamic_batching.priority_queue_policy",
+    ),
+    "dynamic_batching.default_queue_policy.timeout_action": (
+        "dynamic_batching { default_queue_policy { timeout_action: DELAY } }",
+        "dynamic_batching.default_queue_policy.timeout_action",
+    ),
+    "model_repository_agents": ("model_repository_agents { agents { name: 'a' } }", "model_repository_agents"),
+    "model_operations": ("model_operations { op_library_filename: 'a.so' }", "model_operations"),
+}
+WARNING = {
+    "runtime": ("runtime: 'r'", "runtime"),
+    "response_cache.enable": ("response_cache { enable: true }", "response_cache.enable"),
+    "model_warmup": ("model_warmup { name: 'w' }", "model_warmup"),
+    "model_metrics": ("model_metrics { }", "model_metrics"),
+    "cc_model_filenames": ("cc_model_filenames { key: '7.0' value: 'm' }", "cc_model_filenames"),
+    "optimization.priority": ("optimization { priority: PRIORITY_MAX }", "optimization.priority"),
+    "optimization.cuda": ("optimization { cuda { graphs: true } }", "optimization.cuda"),
+    "optimization.execution_accelerators": (
+        "optimization { execution_accelerators { } }",
+        "optimization.execution_accelerators",
+    ),
+    "optimization.input_pinned_memory.enable": (
+        "optimization { input_pinned_memory { enable: false } }",
+        "optimization.input_pinned_memory.enable",
+    ),
+    "optimization.output_pinned_memory.enable": (
+        "optimization { output_pinned_memory { } }",
+        "optimization.output_pinned_memory.enable",
+    ),
+    "optimization.gather_kernel_buffer_threshold": (
+        "optimization { gather_kernel_buffer_threshold: 4 }",
+        "optimization.gather_kernel_buffer_threshold",
+    ),
+    "optimization.eager_batching": ("optimization { eager_batching: true }", "optimization.eager_batching"),
+    "instance_group.rate_limiter": (
+        "instance_group [ { }, { rate_limiter { } } ]",
+        "instance_group[1].rate_limiter",
+    ),
+    "instance_group.secondary_devices": (
+        "instance_group { secondary_devices { } }",
+        "instance_group[0].secondary_devices",
+    ),
+    "instance_group.passive": ("instance_group { passive: true }", "instance_group[0].passive"),
+    "instance_group.host_policy": ("instance_group { host_policy: 'p' }", "instance_group[0].host_policy"),
+}
+
+
+def test_every_row_is_tested() -> None:
+    assert [setting.path for setting in SETTINGS] == [*FAILING, *WARNING]
+    assert [setting.path for setting in SETTINGS if setting.fails] == [*FAILING]
+
+
+@pytest.mark.parametrize(("path", "case"), FAILING.items())
+def test_fails(path: str, case: tuple[str, str]) -> None:
+    text, shown = case
+    found = [problem for problem in problems(f"{text}\nmax_batch_size: 8") if "not supported" in problem]
+
+    (why,) = [setting.why for setting in SETTINGS if setting.path == path]
+    assert [problem.split(": ", 1)[1] for problem in found] == [
+        f"'{shown}' is not supported by this version of modserve: {why}"
+    ]
+    assert found[0].startswith("1:")
+
+
+@pytest.mark.parametrize(("path", "case"), WARNING.items())
+def test_warns(path: str, case: tuple[str, str]) -> None:
+    text, shown = case
+
+    (why,) = [setting.why for setting in SETTINGS if setting.path == path]
+    (warning,) = finish(text + ONE_EACH).warnings
+    assert warning.startswith("repository/foo/config.pbtxt:1:")
+    assert warning.endswith(f": '{shown}' is ignored by this version of modserve: {why}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "response_cache { enable: false }",
+        "model_transaction_policy { decoupled: false }",
+        "optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } }",
+        "optimization { graph { level: 1 } }",
+        "max_batch_size: 1 dynamic_batching { default_queue_policy { timeout_action: REJECT max_queue_size: 8 "
+        "default_timeout_microseconds: 5 allow_timeout_override: true } }",
+    ],
+)
+def test_harmless(text: str) -> None:
+    assert finish(text + ONE_EACH).warnings == []
