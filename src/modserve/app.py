@@ -42,6 +42,8 @@ class InferenceServer(Server):
         self.settings = settings
         threads = settings.model_load_thread_count
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="load")
+        self._ending = asyncio.Lock()
+        self._ended_in_time: bool | None = None
         options = LoaderOptions(
             cores=available_cores(),
             auto_complete=not settings.disable_auto_complete_config,
@@ -66,7 +68,16 @@ class InferenceServer(Server):
         await self.shut_down()
 
     async def shut_down(self) -> bool:
-        """Finish what is in flight for at most `exit_timeout_secs`, then unload; False if the time was too short."""
+        """Finish what is in flight for at most `exit_timeout_secs`, then unload; False if the time was too short.
+
+        May be called again: there is one end, and its outcome.
+        """
+        async with self._ending:
+            if self._ended_in_time is None:
+                self._ended_in_time = await self._end()
+        return self._ended_in_time
+
+    async def _end(self) -> bool:
         try:
             async with asyncio.timeout(self.settings.exit_timeout_secs):
                 await self.drain()

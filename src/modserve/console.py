@@ -2,11 +2,12 @@
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Sequence
+from urllib.parse import quote
 
+from .core.lifecycle import IndexEntry
 from .core.model_config import ModelConfig, TensorSpec
-from .repository.manager import IndexEntry
-
 
 _VALUES: dict[str, Callable[[int], object]] = {
     "bool": lambda index: index % 2 == 0,
@@ -40,7 +41,7 @@ def example_call(models: Sequence[ModelConfig], port: int) -> str:
     config = min(models, key=lambda model: (sum(math.prod(_shape(model, spec)) for spec in model.inputs), model.name))
     body = {"inputs": [_example(config, spec) for spec in config.inputs if not spec.optional]}
     text = json.dumps(body, separators=(",", ":"))
-    return f"curl localhost:{port}/v2/models/{config.name}/infer -d '{text}'"
+    return f"curl localhost:{port}/v2/models/{quote(config.name, safe='')}/infer -d {shlex.quote(text)}"
 
 
 def _shape(config: ModelConfig, spec: TensorSpec) -> list[int]:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from .__about__ import __version__
 from .core.errors import Code, ModserveError, invalid, unavailable
-from .core.lifecycle import State
+from .core.lifecycle import IndexEntry, State
 from .core.request import InferenceRequest, ParameterValue
 from .core.response import InferenceResponse
 from .core.servable import Servable
 from .core.tensor import Array, Tensor
 from .repository import source
-from .repository.manager import IndexEntry, ModelManager
+from .repository.manager import ModelManager
 
 _log = logging.getLogger(__name__)
 
@@ -136,14 +136,14 @@ class Server:
         """Every model version with its state and reason."""
         return self._manager.index()
 
-    def models(self, name: str = "", version: int | None = None) -> list[Servable]:
-        """The READY versions of a model, or of all models for an empty name, by name and version.
+    def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
+        """The READY versions of a model, or of all models for None, by name and version.
 
         Raises NOT_FOUND or UNAVAILABLE if `name` has none, or `version` is given and is not READY.
         """
         if self.phase is Phase.STOPPING:
             raise _not_ready()
-        if not name:
+        if name is None:
             return self.ready_models()
         latest = self._manager.get(name, version)
         return self._manager.ready_versions(name) if version is None else [latest]
@@ -155,7 +155,7 @@ class Server:
     def with_statistics(self, name: str = "", version: int | None = None) -> list[Servable]:
         """The READY model versions whose statistics a call asks for. Raises INVALID_ARG, as Triton does here."""
         try:
-            return self.models(name, version)
+            return self.models(name or None, version)
         except ModserveError as error:
             if error.code is Code.UNAVAILABLE and self.phase is Phase.STOPPING:
                 raise

@@ -158,6 +158,7 @@ WITHOUT_EFFECT = frozenset(
         "backend-directory",
         "buffer-manager-thread-count",
         "cuda-memory-pool-byte-size",
+        "cuda-virtual-address-size",
         "enable-peer-access",
         "grpc-infer-allocation-pool-size",
         "grpc-infer-thread-count",
@@ -167,7 +168,13 @@ WITHOUT_EFFECT = frozenset(
         "min-supported-compute-capability",
         "model-load-gpu-limit",
         "pinned-memory-pool-byte-size",
+        "sagemaker-port",
+        "sagemaker-safe-port-range",
+        "sagemaker-thread-count",
         "strict-model-config",
+        "vertex-ai-default-model",
+        "vertex-ai-port",
+        "vertex-ai-thread-count",
     }
 )
 """tritonserver's options that tune what modserve does not have: accepted with a warning, so that scripts still work."""

@@ -11,7 +11,7 @@ memory once.
 
 import ctypes
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ import onnxruntime as ort
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
-from modserve.core.errors import invalid
+from modserve.core.errors import invalid, unsupported
 from modserve.core.model_config import (
     DescribedTensor,
     InstanceKind,
@@ -103,8 +103,9 @@ class OnnxRuntimeModel:
         providers: list[str | tuple[str, dict[str, int]]] = ["CPUExecutionProvider"]
         if placement.kind is InstanceKind.GPU:
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": placement.device}))
+        options = _session_options(self._source)
         try:
-            return ort.InferenceSession(str(file), _session_options(self._source), providers=providers)
+            return ort.InferenceSession(str(file), options, providers=providers)
         except Exception as error:  # ONNX Runtime's exceptions share no base class but this
             raise invalid(f"failed to load model '{self._source.config.name}' from '{file}': {_text(error)}") from error
 
@@ -112,17 +113,25 @@ class OnnxRuntimeModel:
 class OnnxRuntimeInstance:
     def __init__(self, session: ort.InferenceSession, config: ModelConfig) -> None:
         self._session = session
-        self._strings = [spec.name for spec in config.inputs if spec.datatype is dtypes.BYTES]
-        specs: tuple[TensorSpec, ...] = (*config.inputs, *config.outputs)
-        self._bfloat16 = any(spec.datatype is dtypes.BF16 for spec in specs)
+        self._strings = _names(config.inputs, dtypes.BYTES)
+        self._bfloat16 = _names(config.inputs, dtypes.BF16)
+        self._gives_bfloat16 = bool(_names(config.outputs, dtypes.BF16))
+        if self._gives_bfloat16 and self._strings:
+            raise unsupported(
+                f"model '{config.name}': ONNX Runtime's Python interface can not give BF16 outputs to a model that "
+                f"takes strings, as input '{self._strings[0]}' is"
+            )
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
-        feeds = dict(inputs)
+        feeds: dict[str, Array | ort.OrtValue] = dict(inputs)
         for name in self._strings:
             if name in feeds:
-                feeds[name] = _decoded(name, feeds[name])
+                feeds[name] = _decoded(name, inputs[name])
+        for name in self._bfloat16:
+            if name in feeds:
+                feeds[name] = _to_value(inputs[name])
         try:
-            if self._bfloat16:
+            if self._gives_bfloat16:
                 return self._execute_with_values(feeds, outputs)
             return dict(zip(outputs, self._session.run(outputs, feeds), strict=True))
         except Exception as error:  # as above
@@ -133,21 +142,30 @@ class OnnxRuntimeInstance:
     def close(self) -> None:
         del self._session
 
-    def _execute_with_values(self, feeds: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+    def _execute_with_values(
+        self, feeds: Mapping[str, Array | ort.OrtValue], outputs: tuple[str, ...]
+    ) -> Mapping[str, Array]:
         """The way around numpy's lack of bfloat16: ONNX Runtime's own values, over the same memory."""
-        values = {}
-        for name, array in feeds.items():
-            if array.dtype == dtypes.BF16.numpy:
-                bits = np.ascontiguousarray(array).view(np.uint16)
-                values[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16_ONNX_TYPE)
-            else:
-                values[name] = ort.OrtValue.ortvalue_from_numpy(array)
+        values = {
+            name: ort.OrtValue.ortvalue_from_numpy(feed) if isinstance(feed, np.ndarray) else feed
+            for name, feed in feeds.items()
+        }
         results = self._session.run_with_ort_values(outputs, values)
         return dict(zip(outputs, map(_to_array, results), strict=True))
 
 
 _CLIENT_FAULTS = frozenset({"InvalidArgument"})
 """ONNX Runtime's exception types for inputs that do not fit the graph."""
+
+
+def _names(specs: Iterable[TensorSpec], datatype: Datatype) -> list[str]:
+    return [spec.name for spec in specs if spec.datatype is datatype]
+
+
+def _to_value(array: Array) -> ort.OrtValue:
+    """A bfloat16 array as a value over the same memory."""
+    bits = np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16_ONNX_TYPE)
 
 
 def _to_array(value: ort.OrtValue) -> Array:

@@ -45,3 +45,14 @@ class VersionState:
     def holds_up_readiness(self) -> bool:
         """Triton's strict readiness: every listed version must be READY, but for those unloaded on purpose."""
         return self.state is not State.READY and self.reason != UNLOADED
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A line of the repository index; `version` is None where the model has none to speak of."""
+
+    name: str
+    version: int | None
+    state: State
+    reason: str
+    load_ns: int = 0

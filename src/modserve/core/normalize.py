@@ -66,7 +66,7 @@ class Signature:
                 raise self._wrong_datatype(request, spec, tensor)
             shape = tensor.shape
             item = shape[1:] if batching else shape
-            if item != spec.dims:
+            if item != spec.dims or -1 in item:
                 self._check_shape(request, spec, tensor, item)
             received = tensor.received
             if received is not None:
@@ -97,7 +97,7 @@ class Signature:
 
     def _batch_size(self, request: InferenceRequest) -> int:
         config = self.config
-        batch_size = -1
+        batch_size: int | None = None
         for name, tensor in request.inputs.items():
             if name not in self._rules:
                 raise self._unknown_input(name)
@@ -105,7 +105,7 @@ class Signature:
                 raise invalid(
                     f"{request.label}input '{name}' has no shape but model requires batch dimension for '{config.name}'"
                 )
-            if batch_size == -1:
+            if batch_size is None:
                 batch_size = tensor.shape[0]
             elif tensor.shape[0] != batch_size:
                 raise invalid(
@@ -114,14 +114,17 @@ class Signature:
             if not batch_size:
                 # Triton counts an empty batch as one item, and misses the bytes of it.
                 raise self._wrong_size(request, self._rules[name].spec, self._rules[name].least_bytes, 0)
-        if batch_size > config.max_batch_size:
+        if batch_size is None:
+            return 0
+        if not 0 < batch_size <= config.max_batch_size:
             raise invalid(
                 f"{request.label}inference request batch-size must be <= {config.max_batch_size} for '{config.name}'"
             )
-        return max(batch_size, 0)
+        return batch_size
 
     def _check_shape(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor, item: Shape) -> None:
-        if -1 in item:
+        # Of other negative dimensions an even number would pass for a size.
+        if -1 in item or min(item, default=0) < 0 <= math.prod(item):
             raise invalid(
                 f"{request.label}All input dimensions should be specified for input '{spec.name}' "
                 f"for model '{self.config.name}', got {format_shape(tensor.shape)}"

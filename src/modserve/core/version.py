@@ -8,6 +8,8 @@ from typing import NamedTuple
 from .errors import ModserveError, invalid, not_found, unavailable
 
 _VERSION_DIRECTORY = re.compile(r"[1-9][0-9]*")
+_MOST_DIGITS = 1000
+"""Python refuses to read much longer numbers; leading zeros and spaces may make one long."""
 
 
 class ModelId(NamedTuple):
@@ -45,7 +47,7 @@ def parse_requested(text: str) -> int | None:
     """
     if not text:
         return None
-    if re.fullmatch(r"\s*[+-]?[0-9]+", text) is None:
+    if re.fullmatch(r"\s*[+-]?[0-9]+", text) is None or not _fits_long(text):
         raise invalid(
             f"failed to get model version from specified version string '{text}' (details: stol), "
             "version should be an integral value > 0"
@@ -54,6 +56,11 @@ def parse_requested(text: str) -> int | None:
     if version <= 0:
         raise invalid(f"invalid model version specified '{text}' , version should be an integral value > 0")
     return version
+
+
+def _fits_long(digits: str) -> bool:
+    """Whether a number of any length is one of 64 bits, as ``std::stol`` wants it."""
+    return len(digits) <= _MOST_DIGITS and -(2**63) <= int(digits) < 2**63
 
 
 def unknown_model(name: str) -> ModserveError:

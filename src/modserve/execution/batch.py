@@ -1,15 +1,19 @@
 """Merging requests into the arrays of one execution, and its outputs back into responses."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
 from modserve.core.errors import internal
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Array, Shape, Tensor, format_shape
+from modserve.core.tensor import Array, Buffer, Shape, Tensor, format_shape
+
+_SMALL = 16 * 1024
 
 
 def merge(members: Sequence[Inflight]) -> dict[str, Array]:
@@ -44,66 +48,73 @@ def split(
 ) -> list[InferenceResponse]:
     """One response a request, each with its own rows of `outputs`, in the requests' order.
 
-    Outputs that the model did not give are left out if it was not asked for them; raises INTERNAL if it was, and when
-    an output's type or number of rows is not what the configuration promises.
+    Raises INTERNAL if an output that somebody wants is not there, and when an output's type or number of rows is not
+    what the configuration promises.
     """
-    specs = config.outputs_by_name
-    rows = sum([inflight.batch_size for inflight in members]) if config.batching else 0
-    columns = {name: _Column(outputs, specs[name], rows, config) for name in wanted_outputs(members)}
+    batching = config.batching
+    rows = sum([inflight.batch_size for inflight in members]) if batching else 0
+    columns = {name: _column(name, outputs, rows, config) for name in wanted_outputs(members)}
     responses: list[InferenceResponse] = []
     start = 0
     for inflight in members:
-        end = start + inflight.batch_size
-        tensors = {name: columns[name].rows(start, end) for name in inflight.output_names}
+        size = inflight.batch_size
+        end = start + size
+        tensors: dict[str, Tensor] = {}
+        for name in inflight.output_names:
+            datatype, item, raw, row_bytes, whole = columns[name]
+            if not batching:
+                tensors[name] = whole
+            elif row_bytes:
+                tensors[name] = Tensor(datatype, (size, *item), raw[start * row_bytes : end * row_bytes], None)
+            else:
+                tensors[name] = Tensor.from_array(whole.array[start:end], datatype)
         responses.append(InferenceResponse(config.name, version, tensors, inflight.request.id))
         start = end
     return responses
 
 
-class _Column:
-    """One output of an execution, from which requests take their rows."""
+class _Column(NamedTuple):
+    """One output of an execution, checked, from which requests take their rows.
 
-    def __init__(self, outputs: Mapping[str, Array], spec: TensorSpec, rows: int, config: ModelConfig) -> None:
-        array = outputs.get(spec.name)
-        if array is None:
-            raise internal(f"model '{config.name}' gave no output '{spec.name}'")
-        batch: Shape = ()
-        item = array.shape
-        if config.batching:
-            if not item or item[0] != rows:
-                raise internal(
-                    f"output '{spec.name}' of model '{config.name}' has shape {format_shape(item)}, "
-                    f"expected {rows} in the first dimension, as in the inputs"
-                )
-            batch, item = item[:1], item[1:]
-        if spec.reshape is not None:
-            item = _as_configured(spec, item, array, config)
-            array = array.reshape((*batch, *item))
-        self._datatype = spec.datatype
-        self._item = item
-        self._batching = config.batching
-        self._raw: bytes | memoryview = b""
-        self._array = array
-        if spec.datatype is dtypes.BYTES:
-            self._whole = Tensor.from_array(array, dtypes.BYTES)
-            return
-        if array.dtype != spec.datatype.numpy:
+    `row_bytes` is 0 where rows can not be cut out of `raw`: BYTES, and empty items.
+    """
+
+    datatype: Datatype
+    item: Shape
+    raw: Buffer
+    row_bytes: int
+    whole: Tensor
+
+
+def _column(name: str, outputs: Mapping[str, Array], rows: int, config: ModelConfig) -> _Column:
+    spec = config.outputs_by_name[name]
+    array = outputs.get(name)
+    if array is None:
+        raise internal(f"model '{config.name}' gave no output '{name}'")
+    batch: Shape = ()
+    item = array.shape
+    if config.batching:
+        if not item or item[0] != rows:
             raise internal(
-                f"output '{spec.name}' of model '{config.name}' is of type {array.dtype}, "
-                f"but the model configuration says {spec.datatype.config_name}"
+                f"output '{name}' of model '{config.name}' has shape {format_shape(item)}, "
+                f"expected {rows} in the first dimension, as in the inputs"
             )
-        self._whole = Tensor.from_array(array, spec.datatype)
-        self._raw = memoryview(self._whole.raw)
-        self._row_bytes = len(self._raw) // rows if rows else 0
-
-    def rows(self, start: int, end: int) -> Tensor:
-        if not self._batching:
-            return self._whole
-        shape = (end - start, *self._item)
-        if self._datatype.size:
-            size = self._row_bytes
-            return Tensor(self._datatype, shape, self._raw[start * size : end * size], None)
-        return Tensor.from_array(self._whole.array[start:end], self._datatype)
+        batch, item = item[:1], item[1:]
+    if spec.reshape is not None:
+        item = _as_configured(spec, item, array, config)
+        array = array.reshape((*batch, *item))
+    datatype = spec.datatype
+    if datatype is dtypes.BYTES:
+        return _Column(datatype, item, b"", 0, Tensor.from_array(array, datatype))
+    if array.dtype != datatype.numpy:
+        raise internal(
+            f"output '{name}' of model '{config.name}' is of type {array.dtype}, "
+            f"but the model configuration says {datatype.config_name}"
+        )
+    # Small outputs are copied once, which costs less than a view does.
+    raw = array.tobytes() if array.nbytes <= _SMALL else Tensor(datatype, array.shape, None, array).raw
+    whole = Tensor(datatype, array.shape, raw, None)
+    return _Column(datatype, item, raw, len(raw) // rows if rows else 0, whole)
 
 
 def _as_configured(spec: TensorSpec, item: Shape, array: Array, config: ModelConfig) -> Shape:

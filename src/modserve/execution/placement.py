@@ -26,8 +26,8 @@ def _cgroup_quota(root: Path) -> int:
             period = (root / "cpu" / "cpu.cfs_period_us").read_text().strip()
         except OSError:
             return 0
-    if limit == "max" or int(limit) <= 0:
-        return 0
+    if not (limit.isdigit() and period.isdigit() and int(period)):
+        return 0  # "max", or -1 in v1
     return -(-int(limit) // int(period))
 
 

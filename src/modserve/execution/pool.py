@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from modserve.backends.api import BackendInstance
 from modserve.core.errors import Code, ModserveError
@@ -59,8 +60,9 @@ class InstancePool:
 
     def close(self) -> None:
         """End all instances after what they are running. Blocks; not for the event loop's thread."""
-        for instance in self._instances:
-            instance.close()
+        with ExitStack() as stack:  # one that fails to close leaves no other open
+            for instance in reversed(self._instances):
+                stack.callback(instance.close)
 
     def _done(self, instance: Instance, job: Job) -> None:
         """On the instance's thread: one hop to the event loop a batch."""

@@ -32,7 +32,9 @@ class MetricsListener:
         """Open the port and return its number. Raises OSError."""
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
         listening = socket.create_server((self._address, self._port), family=family, backlog=128)
-        config = uvicorn.Config(self._app, interface="asgi3", lifespan="off", log_config=None, access_log=False, ws="none")
+        config = uvicorn.Config(
+            self._app, interface="asgi3", lifespan="off", log_config=None, access_log=False, ws="none"
+        )
         self._server = _Uvicorn(config)
         self._serving = self._tasks.create_task(self._server.serve(sockets=[listening]))
         port: int = listening.getsockname()[1]

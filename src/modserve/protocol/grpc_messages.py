@@ -97,6 +97,8 @@ def _contents(tensor: pb.ModelInferRequest.InferInputTensor, datatype: Datatype,
         raise invalid(f"unable to find data {where} in request.")
     raw: Buffer | None = None
     for field, values in tensor.contents.ListFields():
+        if raw is not None:
+            raise invalid(f"unexpected explicit tensor data {where}, binary data was already supplied.")
         if field.name != datatype.contents_field:
             raise invalid(
                 f"unexpected explicit tensor data {where} of type '{_CONTENTS_FIELDS[field.name]}', "
@@ -107,7 +109,8 @@ def _contents(tensor: pb.ModelInferRequest.InferInputTensor, datatype: Datatype,
 
 
 def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
-    wide = np.array(values)
+    # Typed, or numpy would make floats of 64-bit integers; only 8- and 16-bit integers come in a wider field.
+    wide = np.array(values, dtype=np.int64 if datatype.size < 4 else datatype.numpy)
     narrow = wide.astype(datatype.numpy)
     if datatype.size < 4 and not np.array_equal(wide, narrow):
         index = int(np.flatnonzero(wide != narrow)[0])

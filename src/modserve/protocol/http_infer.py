@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import orjson
 
 from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid, unsupported
 from modserve.core.request import InferenceRequest, ParameterValue, label
 from modserve.core.response import InferenceResponse
@@ -19,6 +20,8 @@ from .json_data import JsonTypeError, unable
 
 HEADER_LENGTH = "inference-header-content-length"
 _MAX_DIMENSION = 2**63 - 1
+_MOST_DIGITS = 1000
+"""Python refuses to read much longer numbers."""
 
 JsonObject = dict[str, object]
 
@@ -53,9 +56,9 @@ def header_length(value: bytes | str | None, body_length: int) -> int | None:
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     if not (text.strip().removeprefix("-").isascii() and text.strip().removeprefix("-").isdecimal()):
         raise invalid(f"Unable to parse Inference-Header-Content-Length, got: {text}")
-    length = int(text)
+    length = int(text) if len(text) <= _MOST_DIGITS else -1
     if not 0 <= length <= body_length:
-        raise invalid(f"inference header size should be in range (0, {body_length}), got: {length}")
+        raise invalid(f"inference header size should be in range (0, {body_length}), got: {text.strip()}")
     return length
 
 
@@ -66,21 +69,98 @@ def decode_request(
 
     `json_length` is what `header_length` gave; `now_ns` counts a ``timeout`` parameter from now.
     """
-    if json_length == 0:
+    if json_length is None:
+        header = _read_header(body)
+        inputs = _bind(header, None, model_name)
+    elif json_length == 0:
         raise unsupported(
             "raw binary requests (Inference-Header-Content-Length: 0) are not supported by this version of modserve"
         )
-    binary = None if json_length is None else memoryview(body)[json_length:]
-    document = parse(body if json_length is None else body[:json_length])
+    else:
+        text = body[:json_length]
+        found = _headers.get(text)
+        header = _read_header(text) if found is None else found
+        inputs = _bind(header, memoryview(body)[json_length:], model_name)
+        if found is None:
+            _remember(text, header)
+    given = header.parameters
+    deadline_ns = parameters.deadline_ns(given, now_ns) if given else 0
+    request = InferenceRequest(model_name, inputs, header.outputs, version, header.id, given, deadline_ns)
+    return request, header.reply
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """An input as the JSON describes it: a tensor if its data is JSON too, else `size` bytes of binary data."""
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    size: int
+    tensor: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """All that the JSON part of a request says."""
+
+    id: str
+    parameters: Mapping[str, ParameterValue]
+    inputs: tuple[_Input, ...]
+    outputs: tuple[str, ...]
+    reply: Reply
+
+
+_headers: dict[bytes, _Header] = {}
+"""The JSON of requests whose tensors are all binary repeats from call to call, and is not parsed again."""
+
+_REMEMBERED = 1024
+_MEMORABLE = 4096
+
+
+def _remember(text: bytes, header: _Header) -> None:
+    # With an id it will not come again; with tensors in it, it could be large.
+    if header.id or len(text) > _MEMORABLE or any(each.tensor is not None for each in header.inputs):
+        return
+    if len(_headers) >= _REMEMBERED:
+        _headers.clear()
+    _headers[text] = header
+
+
+def _read_header(text: Buffer) -> _Header:
+    document = parse(text)
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise unable("id", JsonTypeError("string", "string"))
     given, binary_output = _parameters(document)
     outputs, reply = _outputs(document, binary_output)
-    inputs = _inputs(document, binary, model_name, request_id)
-    deadline_ns = parameters.deadline_ns(given, now_ns) if given else 0
-    request = InferenceRequest(model_name, inputs, outputs, version, request_id, given, deadline_ns)
-    return request, reply
+    return _Header(request_id, given, _inputs(document, request_id), outputs, reply)
+
+
+def _bind(header: _Header, binary: memoryview | None, model_name: str) -> dict[str, Tensor]:
+    """The inputs, with the binary data that follows the JSON."""
+    inputs: dict[str, Tensor] = {}
+    position = 0
+    for each in header.inputs:
+        if each.tensor is not None:
+            inputs[each.name] = each.tensor
+            continue
+        if binary is None:
+            raise invalid(
+                "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' "
+                "when passing inputs in binary data format"
+            )
+        end = position + each.size
+        if end > len(binary):
+            raise invalid(
+                f"unexpected size for input '{each.name}', expecting {end - len(binary)} additional bytes "
+                f"for model '{model_name}'"
+            )
+        inputs[each.name] = Tensor(each.datatype, each.shape, binary[position:end], None)
+        position = end
+    if binary is not None and position != len(binary):
+        raise invalid(f"unexpected additional input data for model '{model_name}'")
+    return inputs
 
 
 def parse(text: Buffer) -> JsonObject:
@@ -110,8 +190,9 @@ def encode_response(response: InferenceResponse, reply: Reply) -> Body:
         if reply.all_binary or name in reply.binary:
             raw = tensor.raw
             output["parameters"] = {"binary_data_size": len(raw)}
-            parts.append(raw)
-            length = 0
+            if len(raw):  # as in Triton, an answer without a byte of binary data is plain JSON
+                parts.append(raw)
+                length = 0
         else:
             output["data"] = orjson.Fragment(json_data.from_tensor(name, tensor))
         outputs.append(output)
@@ -133,7 +214,12 @@ def encode_message(message: str) -> bytes:
 
 def _parse_leniently(text: bytes) -> object:
     try:
-        return json.loads(text)
+        document = json.loads(text.decode())
+        if b"\\u" in text:  # lone surrogates are no text: they could not be sent back
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
+    except UnicodeEncodeError:
+        raise invalid("failed to parse the request JSON buffer: The surrogate pair in string is invalid.") from None
     except json.JSONDecodeError as error:
         raise invalid(f"failed to parse the request JSON buffer: {error.msg} at {error.pos}") from None
     except UnicodeDecodeError as error:
@@ -211,14 +297,13 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
     return tuple(names), Reply(binary=frozenset(binary))
 
 
-def _inputs(document: JsonObject, binary: memoryview | None, model_name: str, request_id: str) -> Mapping[str, Tensor]:
+def _inputs(document: JsonObject, request_id: str) -> tuple[_Input, ...]:
     value = document.get("inputs")
     if type(value) is not list:
         if "inputs" not in document:
             raise unable("inputs", _missing("inputs"))
         raise unable("inputs", JsonTypeError("array", "array"))
-    inputs: dict[str, Tensor] = {}
-    position = 0
+    inputs: dict[str, _Input] = {}
     for element in value:
         name = _string(element, "name")
         if name in inputs:
@@ -226,27 +311,13 @@ def _inputs(document: JsonObject, binary: memoryview | None, model_name: str, re
         datatype = dtypes.BY_NAME.get(_string(element, "datatype"), dtypes.INVALID)
         shape = _shape(element)
         size = _binary_size(name, element)
+        tensor: Tensor | None = None
         if size is None:
             if datatype is dtypes.INVALID:
                 raise invalid(f"invalid datatype for input {name}")
-            inputs[name] = json_data.to_tensor(name, datatype, shape, element["data"])
-            continue
-        if binary is None:
-            raise invalid(
-                "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' "
-                "when passing inputs in binary data format"
-            )
-        end = position + size
-        if end > len(binary):
-            raise invalid(
-                f"unexpected size for input '{name}', expecting {end - len(binary)} additional bytes "
-                f"for model '{model_name}'"
-            )
-        inputs[name] = Tensor(datatype, shape, binary[position:end], None)
-        position = end
-    if binary is not None and position != len(binary):
-        raise invalid(f"unexpected additional input data for model '{model_name}'")
-    return inputs
+            tensor = json_data.to_tensor(name, datatype, shape, element["data"])
+        inputs[name] = _Input(name, datatype, shape, size or 0, tensor)
+    return tuple(inputs.values())
 
 
 def _string(element: object, key: str) -> str:

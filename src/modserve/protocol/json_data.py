@@ -43,7 +43,11 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object) -> Tens
         raise unable("data", ValueError(f"{text}: input '{name}' has {len(flat)} elements, its shape {expected}"))
     if datatype is dtypes.BYTES:
         return Tensor.from_raw(datatype, shape, encode_elements(_encoded(name, flat)))
-    return Tensor(datatype, shape, None, _numbers(name, datatype, flat).reshape(shape))
+    numbers = _numbers(name, datatype, flat)
+    try:
+        return Tensor(datatype, shape, None, numbers.reshape(shape))
+    except ValueError:  # a shape beyond numpy's limits, with dimensions in hundreds or near 2^63: no model has it
+        return Tensor.from_raw(datatype, shape, numbers.tobytes())
 
 
 def unable(field: str, error: Exception) -> ModserveError:

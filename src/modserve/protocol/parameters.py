@@ -1,5 +1,7 @@
 """Request parameters (protocol: parameters, schedule policy and sequence extensions), alike on both wires."""
 
+from collections.abc import Mapping
+
 from modserve.core.errors import invalid
 from modserve.core.request import ParameterValue
 
@@ -19,7 +21,7 @@ def check_name(name: str, allowed: frozenset[str] = frozenset()) -> None:
         )
 
 
-def deadline_ns(parameters: dict[str, ParameterValue], now_ns: int, limit_ns: int = 0) -> int:
+def deadline_ns(parameters: Mapping[str, ParameterValue], now_ns: int, limit_ns: int = 0) -> int:
     """When a request must have run: its ``timeout`` parameter (microseconds) from now on, or `limit_ns` if earlier."""
     timeout = parameters.get("timeout")
     if not timeout or not isinstance(timeout, int):

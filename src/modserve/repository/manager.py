@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modserve.core.errors import ModserveError, from_exception
-from modserve.core.lifecycle import UNLOADED, State, VersionState
+from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
 from modserve.core.servable import ModelDirectory, ModelLoader, Servable
 from modserve.core.version import (
     ModelId,
@@ -33,17 +33,6 @@ class _Model:
     """Why no version could even be chosen (an unusable configuration); empty when all is well."""
     latest: Servable | None = None
     """The highest READY version."""
-
-
-@dataclass(frozen=True, slots=True)
-class IndexEntry:
-    """A line of the repository index; `version` is None where the model has none to speak of."""
-
-    name: str
-    version: int | None
-    state: State
-    reason: str
-    load_ns: int = 0
 
 
 class ModelManager:
@@ -180,7 +169,10 @@ class ModelManager:
         entry.state = entry.state.advance(State.UNLOADING)
         model.latest = self._latest(model)
         await servable.drain()
-        await servable.close()
+        try:
+            await servable.close()
+        except Exception:  # an engine that can not end well is gone all the same
+            _log.exception("model '%s', version %d: closing its engine failed", model_id.name, model_id.version)
         entry.servable = None
         entry.state = entry.state.advance(State.UNAVAILABLE, UNLOADED)
         _log.info("model '%s', version %d: unloaded", model_id.name, model_id.version)

@@ -47,11 +47,13 @@ def dynamic(policy: DynamicBatching, max_batch_size: int) -> Rule:
     """The dynamic batcher's rule for one model (Triton core, DynamicBatchScheduler::GetDynamicBatch).
 
     Requests join in order while their sizes sum to at most `max_batch_size` and their shapes agree. Reaching a
-    preferred size dispatches at once, with the largest such size; otherwise everything that fits goes when the oldest
-    has waited for the queue delay, or the batch can not grow any more.
+    preferred size dispatches at once, with the largest such size; so does a request that leaps over all of them, with
+    what came before it. Otherwise everything that fits goes when the oldest has waited for the queue delay, or the
+    batch can not grow to a preferred size any more.
     """
     limit = max(1, max_batch_size)
     preferred = frozenset(policy.preferred_batch_sizes)
+    largest = max(preferred, default=limit)
     delay_ns = policy.max_queue_delay_ns
 
     def decide(waiting: Iterable[Inflight], now_ns: int) -> Decision:
@@ -64,22 +66,24 @@ def dynamic(policy: DynamicBatching, max_batch_size: int) -> Rule:
             if count == 0:
                 shape_key = inflight.shape_key
                 oldest_ns = inflight.queue_start_ns
-            elif following > limit or inflight.shape_key != shape_key:
-                closed = True
-                break
+            else:
+                if following > largest and not best:
+                    best = count
+                if following > limit or inflight.shape_key != shape_key:
+                    closed = True
+                    break
             size = following
             count += 1
             if size in preferred:
                 best = count
             if size >= limit:
-                closed = True
                 break
         if count == 0:
             return Idle()
         overdue = delay_ns > 0 and now_ns - oldest_ns >= delay_ns
         if best and not overdue:
             return Dispatch(best)
-        if overdue or closed or delay_ns == 0:
+        if overdue or closed or size >= largest or delay_ns == 0:
             return Dispatch(count)
         return WaitUntil(oldest_ns + delay_ns)
 

@@ -30,10 +30,13 @@ class RequestQueue:
         if inflight.deadline_ns:
             self._sequence += 1
             heapq.heappush(self._deadlines, (inflight.deadline_ns, self._sequence, inflight))
+            if len(self._deadlines) > _SWEEP_FROM + 2 * self._live:
+                self._deadlines = [entry for entry in self._deadlines if _waits(entry[2])]
+                heapq.heapify(self._deadlines)
 
     def left(self) -> None:
         """One of the entries has been settled while it waited."""
-        self._live -= 1
+        self._removed(1)
         dead = len(self._entries) - self._live
         if dead > _SWEEP_FROM and dead > self._live:
             self._entries = deque(self)
@@ -46,13 +49,20 @@ class RequestQueue:
             inflight = popleft()
             if not inflight.settled:
                 taken.append(inflight)
-        self._live -= count
+        self._removed(count)
         return taken
+
+    def _removed(self, count: int) -> None:
+        self._live -= count
+        if not self._live:
+            # An idle queue keeps no request alive.
+            self._entries.clear()
+            self._deadlines.clear()
 
     def next_deadline_ns(self) -> int:
         """The earliest deadline of a waiting request; 0 if none has one."""
         deadlines = self._deadlines
-        while deadlines and (deadlines[0][2].settled or deadlines[0][2].timing is not None):
+        while deadlines and not _waits(deadlines[0][2]):
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else 0
 
@@ -62,3 +72,7 @@ class RequestQueue:
         while (deadline_ns := self.next_deadline_ns()) and deadline_ns <= now_ns:
             found.append(heapq.heappop(self._deadlines)[2])
         return found
+
+
+def _waits(inflight: Inflight) -> bool:
+    return not inflight.settled and inflight.timing is None

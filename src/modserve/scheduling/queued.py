@@ -75,6 +75,8 @@ class QueuedScheduler(Generic[SlotT]):
         self._leave(inflight, cancelled())
 
     def _leave(self, inflight: Inflight, error: ModserveError) -> None:
+        if inflight.settled:
+            return  # telling one client of its failure made it cancel the others
         inflight.on_cancel = None
         self._drop(inflight, error)
         self._queue.left()

@@ -73,6 +73,7 @@ def inflight(
 def write_model(repository: Path, name: str, config_text: str = "", versions: tuple[str, ...] = ("1",)) -> Path:
     """A model directory with a configuration (none if empty) and empty version directories."""
     directory = repository / name
+    directory.mkdir(parents=True)
     for version in versions:
         (directory / version).mkdir(parents=True)
     if config_text:

@@ -69,7 +69,7 @@ class InferenceService:
 def handlers(server: Server) -> "tuple[grpc.GenericRpcHandler[Any, Any], ...]":
     """Generic handlers for both services; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
     service = InferenceService(server)
-    methods: "dict[str, grpc.RpcMethodHandler[Any, Any]]" = {}
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, method in pb.METHODS.items():
         call: Call | None = getattr(service, name, None)
         if method.client_streaming or method.server_streaming:

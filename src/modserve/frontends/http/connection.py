@@ -51,6 +51,14 @@ class _Request:
     content_length: int | None = None
     limited: bool = True
     """Its body counts against the limit on JSON: all but inference requests with a JSON length of their own."""
+    upgrade: bool = False
+    """It asks for another protocol, and httptools takes its body for a part of that."""
+
+    def without_upgrade(self) -> bytes:
+        """Its head, as if it had not asked."""
+        lines = [b"%b %b HTTP/%b" % (self.method, self.target, self.version.encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 class Connection(asyncio.Protocol):
@@ -67,7 +75,11 @@ class Connection(asyncio.Protocol):
         self._old = False
         self._head_size = 0
         self._first_head: bytes | None = None
-        self._refused = False
+        self._first_size = 0
+        self._refusal: bytes | None = None
+        self._deaf = False
+        """Nothing that still comes is looked at: a request was refused, or was to be the last."""
+        self._advancing = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._peer: tuple[str, int] | None = None
@@ -101,9 +113,10 @@ class Connection(asyncio.Protocol):
         self._read_on()
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._deaf:
             return
-        if self._request is None:
+        before = self._request
+        if before is None:
             end = data.find(b"\r\n\r\n") + 4
             if end > 3:
                 head = data[:end]
@@ -112,21 +125,27 @@ class Connection(asyncio.Protocol):
                     self._infer(route, data[end:])
                     return
                 self._first_head = head
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # An upgrade nobody here speaks is declined by answering the request as it is.
-            self._parser = httptools.HttpRequestParser(self)
-            rest = data[upgrade.args[0] :]
-            if rest and self._transport is not None:
-                self.data_received(rest)
-        except httptools.HttpParserError as error:
-            self._refuse(400, f"malformed HTTP request: {error}")
-        else:
-            if self._request is not None and self._head_size >= 0:
-                self._head_size += len(data)
-                if self._head_size > _MAX_HEAD:
-                    self._refuse(431, f"the request's head exceeds {_MAX_HEAD} bytes")
+                self._first_size = len(data)
+        while data:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                # An upgrade nobody here speaks is declined by answering the request as it is.
+                self._parser = httptools.HttpRequestParser(self)
+                request, self._request = self._request, None
+                head = b"" if request is None else request.without_upgrade()
+                data = head + data[upgrade.args[0] :]
+                continue
+            except httptools.HttpParserError as error:
+                if not self._deaf:
+                    self._refuse(400, f"malformed HTTP request: {error}")
+                return
+            break
+        # What came together with the end of the request before does not count; a complete head is measured then.
+        if self._request is not None and self._request is before and self._head_size >= 0:
+            self._head_size += len(data)
+            if self._head_size > _MAX_HEAD:
+                self._refuse_head()
 
     # What calls write
 
@@ -186,9 +205,20 @@ class Connection(asyncio.Protocol):
             return
         if not complete or not self._keep_alive or self.site.closing:
             self._transport.close()
-        elif self._waiting:
-            self._begin(self._waiting.popleft())
-            self._read_on()
+        elif not self._advancing:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Begin what waits. In a loop, since requests may be answered at once, and there may be thousands."""
+        self._advancing = True
+        try:
+            while self._waiting and self._call is None and self._keep_alive:
+                self._begin(self._waiting.popleft())
+        finally:
+            self._advancing = False
+        if self._call is None and self._refusal is not None and self._keep_alive:
+            self._say_refusal(self._refusal)
+        self._read_on()
 
     def _begin(self, request: _Request) -> None:
         site = self.site
@@ -198,7 +228,7 @@ class Connection(asyncio.Protocol):
             name, version = request.infer
             route = InferRoute(name, version, len(body), request.header_length, request.keep_alive, old)
             if self._first_head is not None:
-                if request.content_length == len(body):
+                if self._first_size == len(self._first_head) + len(body):
                     site.remember(self._first_head, route)
                 self._first_head = None
             self._infer(route, body)
@@ -221,14 +251,25 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Say what is wrong and close: what follows on the connection can not be understood, or shall not be read."""
-        self._refused = True
-        self._waiting.clear()
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+        """Say what is wrong and close: what follows on the connection can not be understood, or shall not be read.
+
+        The requests before it are answered first.
+        """
+        if self._deaf:
+            return
+        self._deaf = True
+        self._refusal = json_response(status, http_infer.encode_message(message), persistence(False, False))
+        if self._call is None and not self._waiting:
+            self._say_refusal(self._refusal)
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, f"the request's head exceeds {_MAX_HEAD} bytes")
+
+    def _say_refusal(self, refusal: bytes) -> None:
+        self._refusal = None
+        self._keep_alive = False
         if self._transport is not None:
-            self._transport.write(json_response(status, http_infer.encode_message(message), persistence(False, False)))
+            self._transport.write(refusal)
             # Closing with unread data would reset the connection, and the client might not see the answer.
             if self._transport.can_write_eof():
                 self._transport.write_eof()
@@ -253,7 +294,13 @@ class Connection(asyncio.Protocol):
         request.method = parser.get_method()
         request.version = parser.get_http_version()
         request.keep_alive = parser.should_keep_alive()
+        if parser.should_upgrade() and request.method != b"CONNECT":
+            request.upgrade = True
+            return
+        if len(request.target) + sum(len(name) + len(value) for name, value in request.headers) > _MAX_HEAD:
+            self._refuse_head()
         plain = True
+        expecting = False
         for name, value in request.headers:
             if name == b"content-length":
                 request.content_length = int(value)
@@ -262,7 +309,7 @@ class Connection(asyncio.Protocol):
             elif name in (b"expect", b"upgrade", b"content-encoding"):
                 plain = False
                 if name == b"expect" and value.lower() == b"100-continue":
-                    self.write(CONTINUE)
+                    expecting = request.version != "1.0"
         if request.method == b"POST":
             request.infer = match_infer(request.target)
         if request.infer is not None and request.header_length is not None:
@@ -271,20 +318,25 @@ class Connection(asyncio.Protocol):
             self._first_head = None
         if request.limited:
             self._check_size(request.content_length or 0)
+        if expecting and not self._deaf:
+            self.write(CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         request = self._current
         request.size += len(body)
-        if not self._refused:
+        if not self._deaf:
             request.body.append(body)
             if request.limited and request.content_length is None:
                 self._check_size(request.size)
 
     def on_message_complete(self) -> None:
         request = self._current
-        self._request = None
-        if self._refused:
+        if request.upgrade:
             return
+        self._request = None
+        if self._deaf:
+            return
+        self._deaf = not request.keep_alive
         if self._call is None and not self._waiting:
             self._begin(request)
         else:

@@ -9,16 +9,33 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, Field
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 
 from modserve.core.errors import ModserveError
+from modserve.core.lifecycle import IndexEntry
+from modserve.core.version import parse_requested
 from modserve.protocol import http_infer, metadata, statistics
 from modserve.protocol.http_infer import Body
 from modserve.protocol.status import MIME_JSON, STATUS
-from modserve.repository.manager import IndexEntry
 from modserve.server import Phase, Server
 
 from .infer import InferCall
+
+
+class _VersionConvertor(Convertor[int]):
+    """Digits of a path. Too many of them are INVALID_ARG, as over gRPC, but 0 is a version that is not there."""
+
+    regex = "[0-9]+"
+
+    def convert(self, value: str) -> int:
+        return 0 if value.strip("0") == "" else parse_requested(value) or 0
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("version", _VersionConvertor())
 
 
 class ErrorAnswer(BaseModel):
@@ -111,21 +128,33 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorAnswer, "description": "There is no such model or version"},
     503: {"model": ErrorAnswer, "description": "Not ready, or too busy: try again"},
 }
+_SCHEMA_REFERENCE = "#/components/schemas/{model}"
 _INFER_BODY = {
     "requestBody": {
         "required": True,
         "description": "JSON; or JSON of Inference-Header-Content-Length bytes and then binary tensor data",
         "content": {
-            MIME_JSON: {"schema": InferenceRequestBody.model_json_schema(ref_template="#/components/schemas/{model}")},
+            MIME_JSON: {"schema": {"$ref": _SCHEMA_REFERENCE.format(model="InferenceRequestBody")}},
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         },
     }
 }
 
 
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """FastAPI's document, with the request body it does not know of, since ``infer`` reads that by itself."""
+        if self.openapi_schema is None:
+            schemas = super().openapi()["components"]["schemas"]
+            body = InferenceRequestBody.model_json_schema(ref_template=_SCHEMA_REFERENCE)
+            for name, schema in {**body.pop("$defs"), InferenceRequestBody.__name__: body}.items():
+                schemas.setdefault(name, schema)
+        return super().openapi()
+
+
 def create_app(server: Server, max_json: int) -> FastAPI:
     """The application over `server`; JSON longer than `max_json` bytes is refused."""
-    app = FastAPI(
+    app = _App(
         title="modserve",
         version=server.version,
         description="KServe v2 inference protocol, as NVIDIA Triton speaks it.",
@@ -134,6 +163,7 @@ def create_app(server: Server, max_json: int) -> FastAPI:
     )
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ModserveError, _modserve_error)
+    app.add_exception_handler(Exception, _unforeseen_error)
     app.include_router(_health(server), tags=["health"])
     app.include_router(_metadata(server), tags=["metadata"])
     app.include_router(_models(server), tags=["models"])
@@ -212,7 +242,7 @@ def _models(server: Server) -> APIRouter:
     ):
         responses = _answers(answer, 400, 404, 503)
         router.add_api_route("/v2/models/{model}" + suffix, handler, responses=responses)
-        router.add_api_route("/v2/models/{model}/versions/{version:int}" + suffix, handler, responses=responses)
+        router.add_api_route("/v2/models/{model}/versions/{version:version}" + suffix, handler, responses=responses)
     return router
 
 
@@ -248,7 +278,7 @@ def _inference(server: Server, max_json: int) -> APIRouter:
         return Response(content, headers=headers, media_type="application/octet-stream")
 
     responses = _answers(InferenceResponseBody, 400, 404, 503)
-    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version:int}/infer"):
+    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version:version}/infer"):
         router.add_api_route(path, infer, methods=["POST"], responses=responses, openapi_extra=_INFER_BODY)
     return router
 
@@ -285,3 +315,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _modserve_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ModserveError), "registered for this type: this is a bug"
     return Response(http_infer.encode_error(error), STATUS[error.code].http, media_type=MIME_JSON)
+
+
+async def _unforeseen_error(request: Request, error: Exception) -> Response:
+    """The error goes on from here, and who runs the application logs it."""
+    return Response(http_infer.encode_message("Internal Server Error"), 500, media_type=MIME_JSON)

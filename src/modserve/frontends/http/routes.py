@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
-_INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?|$)")
+# Longer versions may be none at all; the application tells.
+_INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]{1,18}))?/infer(?:\?|$)")
 
 
 @dataclass(frozen=True, slots=True)

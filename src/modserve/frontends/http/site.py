@@ -16,13 +16,15 @@ AsgiApp: TypeAlias = Callable[
 ]
 
 _HEADS = 1024
+_MEMORABLE = 2048
+"""Bytes of the longest head worth remembering; longer ones could fill the memory."""
 
 
 class Site:
     """The server behind a listener, its limits, and its connections.
 
     `heads` remembers what the head of an inference request means, byte for byte: clients send the same one again and
-    again. It never holds more than `_HEADS` of them.
+    again. What it holds is bounded.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Site:
             self.idle.set()
 
     def remember(self, head: bytes, route: "InferRoute") -> None:
+        if len(head) > _MEMORABLE:
+            return
         if len(self.heads) >= _HEADS:
             self.heads.clear()
         self.heads[head] = route

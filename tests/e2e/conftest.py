@@ -1,0 +1,32 @@
+"""The server most end-to-end tests talk to, started once."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from repositories import CONFIG_TYPES, EXAMPLES, ONNX_TYPES, write_identity, write_onnx_identity
+from server_process import ServerProcess, serving
+
+MAX_JSON = 200_000
+
+
+@pytest.fixture(scope="session")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`identity_<type>` and `onnx_<type>` for every datatype, and `scraped`, which one test has for itself."""
+    repository = tmp_path_factory.mktemp("identities")
+    for datatype in CONFIG_TYPES:
+        write_identity(repository, f"identity_{datatype}", datatype)
+    for datatype in ONNX_TYPES:
+        write_onnx_identity(repository, f"onnx_{datatype}", datatype)
+    write_identity(repository, "scraped")
+    return repository
+
+
+@pytest.fixture(scope="session")
+def server(identities: Path) -> Iterator[ServerProcess]:
+    """Serves the example models and `identities`; takes up to `MAX_JSON` bytes of JSON.
+
+    Whatever the tests send it, its log must be free of errors in the end.
+    """
+    with serving(EXAMPLES, identities, options=[f"--http-max-input-size={MAX_JSON}"]) as running:
+        yield running

@@ -1,0 +1,149 @@
+"""A real server: ``python -m modserve serve`` on free ports, its log at hand, ended by its process id."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+LOADED = r"^model +version +state +load time$"
+"""The head of the table that is printed when the first load is over."""
+
+_TROUBLE = re.compile(r" (ERROR|CRITICAL) |Traceback|Warning:")
+_START_SECONDS = 30.0
+_STOP_SECONDS = 20.0
+
+T = TypeVar("T")
+
+
+class ServerProcess:
+    """Standard output and standard error are one log, in which `wait_for` waits for lines."""
+
+    def __init__(self, repositories: Sequence[Path], options: Sequence[str] = ()) -> None:
+        command = [sys.executable, "-m", "modserve", "serve"]
+        for repository in repositories:
+            command += ["--model-repository", str(repository)]
+        for port in ("--http-port", "--grpc-port", "--metrics-port"):
+            if not any(option.startswith(port) for option in options):
+                command += [port, "0"]
+        self._process = subprocess.Popen(
+            [*command, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")},
+        )
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._changed:
+                self._lines.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def log(self) -> str:
+        return "".join(self._lines)
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_for(self, pattern: str, seconds: float = _START_SECONDS) -> re.Match[str]:
+        """The first place in the log that matches, once there is one."""
+
+        def found() -> re.Match[str] | None:
+            return re.search(pattern, self.log, re.MULTILINE)
+
+        with self._changed:
+            self._changed.wait_for(lambda: found() or not self._reader.is_alive(), seconds)
+        match = found()
+        assert match is not None, f"{pattern!r} is not in the log:\n{self.log}"
+        return match
+
+    def _port(self, name: str) -> int:
+        return int(self.wait_for(rf"^{name} listening on \S+:(\d+)$")[1])
+
+    @property
+    def http_port(self) -> int:
+        return self._port("HTTP")
+
+    @property
+    def grpc_port(self) -> int:
+        return self._port("gRPC")
+
+    @property
+    def metrics_port(self) -> int:
+        return self._port("metrics")
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, code: int, *, errors: Sequence[str] = (), seconds: float = _STOP_SECONDS) -> None:
+        """The process ends by itself within `seconds`, with `code`, and has logged no errors but `errors`.
+
+        `errors` are patterns; each must be in the log.
+        """
+        ended = self._process.wait(seconds)
+        self._reader.join()
+        assert ended == code, f"exit code {ended}, expected {code}:\n{self.log}"
+        trouble = [line for line in self._lines if _TROUBLE.search(line)]
+        unexpected = [line for line in trouble if not any(re.search(pattern, line) for pattern in errors)]
+        assert not unexpected, f"unexpected in the log: {unexpected}\n{self.log}"
+        missing = [pattern for pattern in errors if not any(re.search(pattern, line) for line in trouble)]
+        assert not missing, f"expected among the errors: {missing}\n{self.log}"
+
+    def stop(self, *, errors: Sequence[str] = ()) -> None:
+        """SIGTERM, and an orderly end."""
+        self.signal(signal.SIGTERM)
+        self.wait(0, errors=errors)
+
+    def dispose(self) -> None:
+        """Nothing of it is left, however the test went."""
+        if self.running:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@contextmanager
+def started(*repositories: Path, options: Sequence[str] = ()) -> Iterator[ServerProcess]:
+    """A server from its first moment on; the test ends it, and what it leaves is killed."""
+    server = ServerProcess(repositories, options)
+    try:
+        yield server
+    finally:
+        server.dispose()
+
+
+@contextmanager
+def serving(*repositories: Path, options: Sequence[str] = (), errors: Sequence[str] = ()) -> Iterator[ServerProcess]:
+    """A server that has loaded its models, stopped in order afterwards; `errors` as for `ServerProcess.wait`."""
+    with started(*repositories, options=options) as server:
+        server.wait_for(LOADED)
+        yield server
+        server.stop(errors=errors)
+
+
+def eventually(fact: Callable[[], T], seconds: float = 20.0) -> T:
+    """What `fact` gives, as soon as it is true: asks another process again and again, but not for ever."""
+    deadline = time.monotonic() + seconds
+    while not (found := fact()):
+        assert time.monotonic() < deadline, f"not true within {seconds} s; last: {found!r}"
+        time.sleep(0.01)
+    return found

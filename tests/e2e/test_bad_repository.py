@@ -1,0 +1,165 @@
+"""Models that can not be loaded: the others serve, and everybody who asks is told why."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from repositories import EXAMPLES, copy_example
+from server_process import LOADED, ServerProcess, serving, started
+from tritonclient.grpc import service_pb2
+from wire import SECONDS, Ask, assert_serving, channel, grpc_infer, http, http_infer, stub
+
+FIVE_MISTAKES = """\
+name: "mistaken"
+backend: "onnxruntime"
+max_batch_sise: 8
+input [
+  { name: "INPUT0" data_type: TYPE_INT23 dims: [ 16 ] }
+]
+output [
+  { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ "sixteen" ] }
+]
+dynamic_batching { max_queue_delay_microseconds: -1 }
+instance_group [ { count: 1 kind: KIND_TPU } ]
+"""
+
+ERRORS = [r"'mistaken'", r"'cut', version 1", r"'no_versions'"]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("bad")
+    for name in ("simple", "cut", "mistaken", "odd_versions", "no_versions"):
+        copy_example(found, "simple", name)
+    (found / "mistaken" / "config.pbtxt").write_text(FIVE_MISTAKES)
+    onnx = found / "cut" / "1" / "model.onnx"
+    onnx.write_bytes(onnx.read_bytes()[: onnx.stat().st_size // 2])
+    (found / "odd_versions" / "1").rename(found / "odd_versions" / "2")
+    for odd in ("01", "x", "0", "-1", "1.5", "03"):
+        (found / "odd_versions" / odd).mkdir()
+    (found / "no_versions" / "1").rename(found / "no_versions" / "01")
+    (found / "no_versions" / "x").mkdir()
+    (found / "a_file").write_text("no model")
+    (found / ".hidden").mkdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[ServerProcess]:
+    with serving(repository, errors=ERRORS) as running:
+        yield running
+
+
+def reasons(server: ServerProcess) -> dict[tuple[str, str], str]:
+    answer = http(server.http_port, "GET", "/v2/health/ready")
+    assert answer.status == 400
+    assert answer.json["ready"] is False
+    return {(entry["name"], entry["version"]): entry["reason"] for entry in answer.json["reasons"]}
+
+
+def test_the_good_model_is_served(server: ServerProcess) -> None:
+    assert_serving(server)
+    assert http(server.http_port, "GET", "/v2/models/simple/ready").status == 200
+
+
+def test_live_but_not_ready(server: ServerProcess) -> None:
+    assert http(server.http_port, "GET", "/v2/health/live").status == 200
+    with channel(server.grpc_port) as opened:
+        assert stub(opened).ServerLive(service_pb2.ServerLiveRequest(), timeout=SECONDS).live
+        assert not stub(opened).ServerReady(service_pb2.ServerReadyRequest(), timeout=SECONDS).ready
+
+
+def test_readiness_names_the_bad_models_and_no_others(server: ServerProcess) -> None:
+    assert sorted(reasons(server)) == [("cut", "1"), ("mistaken", ""), ("no_versions", "")]
+
+
+def test_all_five_mistakes_are_reported_with_their_places(server: ServerProcess, repository: Path) -> None:
+    reason = reasons(server)["mistaken", ""]
+    path = repository / "mistaken" / "config.pbtxt"
+    assert reason.startswith("Invalid argument: 5 problems in the configuration of model 'mistaken'\n")
+    for place, words in (
+        ("3:1", ("max_batch_sise", "max_batch_size")),
+        ("5:31", ("TYPE_INT23", "TYPE_INT32")),
+        ("8:51", ("sixteen",)),
+        ("10:50", ("-1",)),
+        ("11:35", ("KIND_TPU", "KIND_GPU")),
+    ):
+        (line,) = [line for line in reason.splitlines() if line.startswith(f"{path}:{place}: ")]
+        assert all(word in line for word in words), line
+
+
+def test_the_cut_file_is_named(server: ServerProcess, repository: Path) -> None:
+    reason = reasons(server)["cut", "1"]
+    assert reason.startswith("Invalid argument: failed to load model 'cut' ")
+    assert str(repository / "cut" / "1" / "model.onnx") in reason
+
+
+def test_directories_that_are_no_versions_are_none(server: ServerProcess) -> None:
+    assert reasons(server)["no_versions", ""] == (
+        "Invalid argument: at least one version must be available under the version policy of model 'no_versions'"
+    )
+    assert http(server.http_port, "GET", "/v2/models/odd_versions").json["versions"] == ["2"]
+    assert http_infer(server.http_port, Ask(model="odd_versions")).status == 200
+    answer = http_infer(server.http_port, Ask(model="odd_versions", version="01"))
+    assert answer.json == {"error": "Request for unknown model: 'odd_versions' version 1 is not found"}
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "status", "code", "text"),
+    [
+        ("cut", "", 404, grpc.StatusCode.NOT_FOUND, "'cut' has no available versions"),
+        ("cut", "1", 503, grpc.StatusCode.UNAVAILABLE, "'cut' version 1 is not at ready state"),
+        ("mistaken", "", 404, grpc.StatusCode.NOT_FOUND, "'mistaken' has no available versions"),
+        ("mistaken", "1", 404, grpc.StatusCode.NOT_FOUND, "'mistaken' version 1 is not found"),
+        ("no_versions", "", 404, grpc.StatusCode.NOT_FOUND, "'no_versions' has no available versions"),
+        ("a_file", "", 404, grpc.StatusCode.NOT_FOUND, "'a_file' is not found"),
+        (".hidden", "", 404, grpc.StatusCode.NOT_FOUND, "'.hidden' is not found"),
+    ],
+)
+def test_inference_on_a_bad_model(
+    server: ServerProcess, model: str, version: str, status: int, code: grpc.StatusCode, text: str
+) -> None:
+    text = f"Request for unknown model: {text}"
+    answer = http_infer(server.http_port, Ask(model=model, version=version))
+    assert (answer.status, answer.json) == (status, {"error": text})
+    with pytest.raises(grpc.RpcError) as raised:
+        grpc_infer(server.grpc_port, Ask(model=model, version=version))
+    assert (raised.value.code(), raised.value.details()) == (code, text)
+
+
+@pytest.mark.parametrize("model", ["cut", "mistaken", "no_versions"])
+def test_a_bad_model_is_not_ready(server: ServerProcess, model: str) -> None:
+    answer = http(server.http_port, "GET", f"/v2/models/{model}/ready")
+    assert (answer.status, answer.json) == (400, {"error": "Model version not ready"})
+    with channel(server.grpc_port) as opened:
+        request = service_pb2.ModelReadyRequest(name=model)
+        assert not stub(opened).ModelReady(request, timeout=SECONDS).ready
+
+
+def test_the_table_of_models_says_why(server: ServerProcess) -> None:
+    table = server.log[server.wait_for(LOADED).start() :]
+    for line in (r"cut +1 +UNAVAILABLE", r"mistaken +- +UNAVAILABLE", r"odd_versions +2 +READY"):
+        server.wait_for(f"^{line}")
+    assert "5 problems in the configuration of model 'mistaken'" in table
+
+
+def test_exit_on_error(repository: Path) -> None:
+    with started(repository, options=["--exit-on-error=true"]) as server:
+        server.wait(1, errors=[*ERRORS, r"--exit-on-error is set: cut, mistaken, no_versions"])
+
+
+def test_exit_on_error_with_good_models() -> None:
+    with serving(EXAMPLES, options=["--exit-on-error=true"]) as server:
+        assert_serving(server)
+
+
+def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
+    missing = tmp_path / "nosuch"
+    with started(missing) as server:
+        server.wait(1, errors=[f"can not read model repository '{missing}': No such file or directory"])
+
+
+def test_without_strict_readiness_the_server_is_ready(repository: Path) -> None:
+    with serving(repository, options=["--strict-readiness=false"], errors=ERRORS) as server:
+        assert http(server.http_port, "GET", "/v2/health/ready").status == 200

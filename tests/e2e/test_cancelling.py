@@ -1,0 +1,208 @@
+"""A client that leaves takes exactly its own request with it, whether it waits or runs."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
+from typing import Any, Protocol
+
+import pytest
+from repositories import write_identity
+from server_process import ServerProcess, eventually, serving
+from wire import (
+    SECONDS,
+    Answer,
+    Ask,
+    Input,
+    binary_outputs,
+    binary_request,
+    channel,
+    connect,
+    infer_path,
+    ints,
+    message,
+    metric,
+    raw_outputs,
+    statistics,
+    stub,
+)
+
+MODEL = "gathering"
+FULL = 4
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Its model waits until four requests are there, and then takes a second for them."""
+    repository = tmp_path_factory.mktemp("cancelling")
+    write_identity(
+        repository,
+        MODEL,
+        parameters={"execute_delay_ms": 1000},
+        extra=f"dynamic_batching {{ preferred_batch_size: [ {FULL} ] max_queue_delay_microseconds: 60000000 }}",
+    )
+    with serving(repository) as running:
+        yield running
+
+
+class Call(Protocol):
+    """A request on its way."""
+
+    def cancel(self) -> None: ...
+
+    def result(self) -> bytes: ...
+
+
+class HttpCall:
+    def __init__(self, connection: HTTPConnection, ask: Ask) -> None:
+        self._connection = connection
+        body, headers = binary_request(ask)
+        connection.request("POST", infer_path(ask.model), body, headers)
+
+    def cancel(self) -> None:
+        self._connection.close()
+
+    def result(self) -> bytes:
+        response = self._connection.getresponse()
+        answer = Answer(response.status, dict(response.headers.items()), response.read())
+        assert answer.status == 200, answer.body
+        return binary_outputs(answer)["OUTPUT0"]
+
+
+class GrpcCall:
+    def __init__(self, opened: Any, ask: Ask) -> None:
+        self._future = stub(opened).ModelInfer.future(message(ask), timeout=SECONDS)
+
+    def cancel(self) -> None:
+        assert self._future.cancel()
+
+    def result(self) -> bytes:
+        return raw_outputs(self._future.result())["OUTPUT0"]
+
+
+class Clients:
+    """One client a call, as different users would be."""
+
+    def __init__(self, server: ServerProcess, stack: ExitStack) -> None:
+        self._server = server
+        self._stack = stack
+        self._count = 0
+
+    def send(self, protocol: str) -> tuple[Call, bytes]:
+        """A call, and the data it must bring back, which no other call has."""
+        self._count += 1
+        data = ints(self._count, -self._count)
+        ask = Ask((Input("INPUT0", "INT32", (1, 2), data),), model=MODEL)
+        if protocol == "http":
+            connection = connect(self._server.http_port)
+            self._stack.callback(connection.close)
+            return HttpCall(connection, ask), data
+        return GrpcCall(self._stack.enter_context(channel(self._server.grpc_port)), ask), data
+
+
+@pytest.fixture
+def clients(server: ServerProcess) -> Iterator[Clients]:
+    with ExitStack() as stack:
+        yield Clients(server, stack)
+
+
+def waiting(server: ServerProcess) -> float:
+    return metric(server, "nv_inference_pending_request_count", model=MODEL)
+
+
+def cancelled(server: ServerProcess) -> float:
+    return metric(server, "nv_inference_request_failure", model=MODEL, reason="CANCELED")
+
+
+def counts(server: ServerProcess) -> dict[str, int]:
+    found = statistics(server, MODEL)
+    full = [row["compute_infer"]["count"] for row in found["batch_stats"] if row["batch_size"] == FULL]
+    return {
+        "executions": found["execution_count"],
+        "inferences": found["inference_count"],
+        "success": found["inference_stats"]["success"]["count"],
+        "fail": found["inference_stats"]["fail"]["count"],
+        "full batches": sum(full),
+    }
+
+
+def growth(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    return {name: after[name] - before[name] for name in after}
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_one_that_waits(server: ServerProcess, clients: Clients, protocol: str) -> None:
+    before, gone = counts(server), cancelled(server)
+    stays = [clients.send("http"), clients.send("grpc")]
+    leaves, _ = clients.send(protocol)
+    eventually(lambda: waiting(server) == 3)
+    leaves.cancel()
+    eventually(lambda: waiting(server) == 2)
+    assert cancelled(server) == gone + 1
+    # It no longer counts towards a full batch: two more are needed, not one.
+    stays += [clients.send("grpc"), clients.send("http")]
+    assert [call.result() for call, _ in stays] == [data for _, data in stays]
+    assert growth(before, counts(server)) == {
+        "executions": 1,
+        "inferences": 4,
+        "success": 4,
+        "fail": 1,
+        "full batches": 1,
+    }
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_one_that_runs(server: ServerProcess, clients: Clients, protocol: str) -> None:
+    before, gone = counts(server), cancelled(server)
+    stays = [clients.send("http"), clients.send("grpc")]
+    leaves, _ = clients.send(protocol)
+    eventually(lambda: waiting(server) == 3)
+    stays.append(clients.send("grpc"))
+    eventually(lambda: waiting(server) == 0)
+    leaves.cancel()
+    assert [call.result() for call, _ in stays] == [data for _, data in stays]
+    assert growth(before, counts(server)) == {
+        "executions": 1,
+        "inferences": 3,
+        "success": 3,
+        "fail": 1,
+        "full batches": 1,
+    }
+    assert cancelled(server) == gone + 1
+
+
+def test_all_that_wait(server: ServerProcess, clients: Clients) -> None:
+    before, gone = counts(server), cancelled(server)
+    calls = [clients.send(protocol)[0] for protocol in ("http", "grpc", "http")]
+    eventually(lambda: waiting(server) == 3)
+    for call in calls:
+        call.cancel()
+    eventually(lambda: waiting(server) == 0)
+    assert cancelled(server) == gone + 3
+    assert growth(before, counts(server)) == {
+        "executions": 0,
+        "inferences": 0,
+        "success": 0,
+        "fail": 3,
+        "full batches": 0,
+    }
+
+
+def test_requests_pipelined_behind_the_one_that_waits(server: ServerProcess, clients: Clients) -> None:
+    """A closed connection takes with it what was sent on it and not begun: it is never run."""
+    before = counts(server)
+    connection = connect(server.http_port)
+    body, headers = binary_request(Ask((Input("INPUT0", "INT32", (1, 2), ints(0, 0)),), model=MODEL))
+    head = f"POST {infer_path(MODEL)} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    connection.connect()
+    connection.sock.sendall((head.encode() + b"\r\n" + body) * 3)
+    eventually(lambda: waiting(server) == 1)
+    connection.close()
+    eventually(lambda: waiting(server) == 0)
+    assert growth(before, counts(server)) == {
+        "executions": 0,
+        "inferences": 0,
+        "success": 0,
+        "fail": 1,
+        "full batches": 0,
+    }

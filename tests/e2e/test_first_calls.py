@@ -1,0 +1,124 @@
+"""What the documentation has people try first, and what they try to break it with."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from server_process import ServerProcess
+from wire import HOST, SECONDS, channel, http
+
+import modserve
+
+MIB = 1 << 20
+
+
+def test_the_printed_curl_line(server: ServerProcess) -> None:
+    assert shutil.which("curl"), "curl is not on PATH, and this test runs the line that the server prints for it"
+    line = server.wait_for(r"^Try it:\n  (curl .*)$")[1]
+    done = subprocess.run(["sh", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert done.stderr == ""
+    answer = json.loads(done.stdout)
+    assert answer["model_name"] in line
+    assert answer["outputs"][0]["data"]
+
+
+def test_curl_without_a_content_type_and_with_the_form_type_it_sends(server: ServerProcess) -> None:
+    body = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 2], "data": [7, 8]}]})
+    for headers in ({}, {"Content-Type": "application/x-www-form-urlencoded"}):
+        answer = http(server.http_port, "POST", "/v2/models/identity_INT32/infer", body.encode(), headers)
+        assert answer.json["outputs"][0]["data"] == [7, 8]
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["serve", "--version"]])
+def test_version(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "modserve", *arguments], capture_output=True, text=True, timeout=SECONDS, check=True
+    )
+    assert done.stdout == f"modserve {modserve.__version__}\n"
+
+
+def test_a_misspelled_option() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "modserve", "--model-repositry=x"], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 2
+    assert "did you mean '--model-repository'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_documentation_pages(server: ServerProcess) -> None:
+    assert b"swagger" in http(server.http_port, "GET", "/docs").body
+    paths = http(server.http_port, "GET", "/openapi.json").json["paths"]
+    assert {"/v2", "/v2/health/ready", "/v2/models", "/v2/models/{model}/infer"} <= set(paths)
+    assert "simple" in http(server.http_port, "GET", "/v2/models").json["models"]
+
+
+@pytest.mark.parametrize(
+    ("service", "status"),
+    [
+        ("", health_pb2.HealthCheckResponse.SERVING),
+        ("inference.GRPCInferenceService", health_pb2.HealthCheckResponse.SERVING),
+        ("simple", health_pb2.HealthCheckResponse.SERVING),
+    ],
+)
+def test_grpc_health(server: ServerProcess, service: str, status: int) -> None:
+    with channel(server.grpc_port) as opened:
+        request = health_pb2.HealthCheckRequest(service=service)
+        answer = health_pb2_grpc.HealthStub(opened).Check(request, timeout=SECONDS)
+    assert answer.status == status
+
+
+def test_grpc_health_of_an_unknown_service(server: ServerProcess) -> None:
+    with channel(server.grpc_port) as opened, pytest.raises(grpc.RpcError) as raised:
+        health_pb2_grpc.HealthStub(opened).Check(health_pb2.HealthCheckRequest(service="nosuch"), timeout=SECONDS)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_grpc_reflection(server: ServerProcess) -> None:
+    """A client that knows nothing of the messages finds and makes them."""
+    with channel(server.grpc_port) as opened:
+        database = ProtoReflectionDescriptorDatabase(opened)
+        assert set(database.get_services()) == {
+            "inference.GRPCInferenceService",
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        pool = DescriptorPool(database)
+        service = pool.FindServiceByName("inference.GRPCInferenceService")
+        assert {"ModelInfer", "ModelStreamInfer", "ServerLive"} <= set(service.methods_by_name)
+        assert pool.FindMessageTypeByName("inference.ModelConfig").fields_by_name["max_batch_size"].number == 4
+        assert "Check" in pool.FindServiceByName("grpc.health.v1.Health").methods_by_name
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_tensor_of_64_mib(server: ServerProcess, protocol: str) -> None:
+    """The limit on JSON, which is far below in this server, does not concern binary data."""
+    array = np.random.default_rng(1).integers(0, 256, (2, 32 * MIB), dtype=np.uint8)
+    module, port = (
+        (tritonclient.http, server.http_port) if protocol == "http" else (tritonclient.grpc, server.grpc_port)
+    )
+    client = module.InferenceServerClient(f"{HOST}:{port}")
+    given = module.InferInput("INPUT0", array.shape, "UINT8")
+    given.set_data_from_numpy(array)
+    result = client.infer("identity_UINT8", [given])
+    client.close()
+    assert np.array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+def test_many_small_answers_on_one_page_of_metrics(server: ServerProcess) -> None:
+    page = http(server.metrics_port, "GET", "/metrics").body.decode()
+    samples = re.findall(r'^nv_inference_count\{model="(\w+)",version="(\d+)"\} ', page, re.MULTILINE)
+    assert {("simple", "1"), ("digits", "1"), ("digits", "2")} <= set(samples)
+    assert len(samples) == len(set(samples))
+    other = http(server.metrics_port, "GET", "/nosuch")
+    assert (other.status, other.body) == (200, b"")

@@ -1,0 +1,259 @@
+"""From opening the ports to the exit code: what probes, clients and process supervisors see."""
+
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+import grpc
+import pytest
+from repositories import EXAMPLES, write_identity
+from server_process import LOADED, ServerProcess, eventually, serving, started
+from tritonclient.grpc import service_pb2
+from wire import (
+    HOST,
+    SECONDS,
+    Ask,
+    Input,
+    assert_serving,
+    binary_outputs,
+    binary_request,
+    channel,
+    connect,
+    grpc_infer,
+    http,
+    http_infer,
+    infer_path,
+    ints,
+    metric,
+    raw_outputs,
+    send,
+    stub,
+)
+
+STOPPING = r"modserve\.app: stopping: "
+DATA = ints(3, 4)
+ASK = Ask((Input("INPUT0", "INT32", (1, 2), DATA),), model="model")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    found = tmp_path / "models"
+    found.mkdir()
+    return found
+
+
+def by_http(server: ServerProcess) -> bytes:
+    answer = http_infer(server.http_port, ASK)
+    assert answer.status == 200, answer.body
+    return binary_outputs(answer)["OUTPUT0"]
+
+
+def by_grpc(server: ServerProcess) -> bytes:
+    return raw_outputs(grpc_infer(server.grpc_port, ASK))["OUTPUT0"]
+
+
+@contextmanager
+def under_way(server: ServerProcess) -> Iterator[list["Future[bytes]"]]:
+    """A request over each protocol: one runs, and the other waits for it."""
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(by_http, server), threads.submit(by_grpc, server)]
+        try:
+            eventually(lambda: metric(server, "nv_inference_pending_request_count", model="model") == 1)
+            yield calls
+        except BaseException:
+            server.dispose()  # or the threads would wait for answers
+            raise
+
+
+def refuses(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), timeout=SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except ConnectionResetError:  # it has just been in the backlog of the closing port
+        return False
+    return False
+
+
+# --- start ------------------------------------------------------------------------------------------------------------
+
+
+def test_while_a_model_loads(repository: Path) -> None:
+    write_identity(repository, "sluggish", parameters={"creation_delay_sec": 60})
+    with started(EXAMPLES, repository) as server:
+        assert http(server.http_port, "GET", "/v2/health/live").status == 200
+        eventually(lambda: http(server.http_port, "GET", "/v2/models/simple/ready").status == 200)
+        assert_serving(server)
+
+        ready = http(server.http_port, "GET", "/v2/health/ready")
+        assert ready.status == 400
+        assert ready.json == {
+            "ready": False,
+            "phase": "starting",
+            "reasons": [{"name": "sluggish", "version": "1", "state": "LOADING", "reason": ""}],
+        }
+        with channel(server.grpc_port) as opened:
+            assert stub(opened).ServerLive(service_pb2.ServerLiveRequest(), timeout=SECONDS).live
+            assert not stub(opened).ServerReady(service_pb2.ServerReadyRequest(), timeout=SECONDS).ready
+        assert http(server.http_port, "GET", "/v2/models/sluggish/ready").status == 400
+        answer = http_infer(server.http_port, Ask(model="sluggish", version="1"))
+        assert answer.status == 503
+        assert answer.json == {"error": "Request for unknown model: 'sluggish' version 1 is not at ready state"}
+        # A server that is told to go does not wait for the model first.
+        server.signal(signal.SIGTERM)
+        server.wait(0, seconds=10)
+
+
+def test_ready_as_soon_as_the_last_model_is(repository: Path) -> None:
+    write_identity(repository, "sluggish", parameters={"creation_delay_sec": 1})
+    with started(repository) as server:
+        assert http(server.http_port, "GET", "/v2/health/ready").status == 400
+        server.wait_for(LOADED)
+        assert http(server.http_port, "GET", "/v2/health/ready").json == {"ready": True}
+        server.stop()
+
+
+@pytest.mark.parametrize("name", ["http", "grpc", "metrics"])
+def test_a_port_in_use(name: str) -> None:
+    with closing(socket.create_server(("0.0.0.0", 0))) as taken:
+        port = taken.getsockname()[1]
+        with started(EXAMPLES, options=[f"--{name}-port={port}"]) as server:
+            server.wait(1, errors=[rf"can not open a port: .*\b{port}\b"], seconds=10)
+            assert "Traceback" not in server.log
+
+
+def test_two_servers_do_not_share_a_port() -> None:
+    """gRPC would let them by default, and half of the requests to one would be answered by the other."""
+    with serving(EXAMPLES) as first:
+        with started(EXAMPLES, options=[f"--grpc-port={first.grpc_port}"]) as second:
+            second.wait(1, errors=["can not open a port"], seconds=10)
+        assert_serving(first)
+
+
+@pytest.mark.parametrize(
+    ("options", "closed"),
+    [(["--allow-http=false"], "HTTP"), (["--allow-grpc=false"], "gRPC"), (["--allow-metrics=false"], "metrics")],
+)
+def test_a_front_end_switched_off(options: list[str], closed: str) -> None:
+    with serving(EXAMPLES, options=options) as server:
+        assert f"{closed} listening" not in server.log
+        assert server.log.count(" listening on ") == 2
+
+
+# --- stop -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_is_in_flight_is_finished(repository: Path, number: signal.Signals) -> None:
+    write_identity(repository, "model", parameters={"execute_delay_ms": 500})
+    with serving(repository) as server, closing(connect(server.http_port)) as idle, under_way(server) as calls:
+        send(idle, "GET", "/v2/health/live")
+        server.signal(number)
+        server.wait_for(STOPPING)
+        for port in (server.http_port, server.grpc_port):
+            eventually(lambda port=port: refuses(port))  # type: ignore[misc]
+        assert http(server.metrics_port, "GET", "/metrics").status == 200
+        # All that was seen while the work still went on.
+        assert not all(call.done() for call in calls)
+        assert [call.result() for call in calls] == [DATA, DATA]
+        server.wait(0)
+
+
+def test_an_open_channel_gets_no_new_calls(repository: Path) -> None:
+    write_identity(repository, "model", parameters={"execute_delay_ms": 500})
+    states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
+    with serving(repository) as server, channel(server.grpc_port) as opened, under_way(server) as calls:
+        opened.subscribe(states.put)
+        assert stub(opened).ServerReady(service_pb2.ServerReadyRequest(), timeout=SECONDS).ready
+        eventually(lambda: states.get(timeout=SECONDS) is grpc.ChannelConnectivity.READY)
+        server.signal(signal.SIGTERM)
+        # The server says goodbye on every connection, and a new one is not to be had.
+        eventually(lambda: states.get(timeout=SECONDS) is not grpc.ChannelConnectivity.READY)
+        with pytest.raises(grpc.RpcError) as raised:
+            stub(opened).ServerReady(service_pb2.ServerReadyRequest(), timeout=SECONDS)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert not all(call.done() for call in calls)
+        assert [call.result() for call in calls] == [DATA, DATA]
+        server.wait(0)
+
+
+def test_requests_pipelined_behind_the_one_in_flight_are_not_begun(repository: Path) -> None:
+    """The connection is closed after the answer under way, so that the client knows what to send elsewhere."""
+    write_identity(repository, "model", parameters={"execute_delay_ms": 500})
+    body, headers = binary_request(ASK)
+    lines = [f"POST {infer_path('model')} HTTP/1.1", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    request = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+    with serving(repository) as server, ThreadPoolExecutor(1) as threads:
+        with socket.create_connection((HOST, server.http_port), timeout=SECONDS) as connection:
+            connection.sendall(request * 2)
+            call = threads.submit(by_grpc, server)
+            eventually(lambda: metric(server, "nv_inference_pending_request_count", model="model") == 1)
+            server.signal(signal.SIGTERM)
+            answer = b""
+            while data := connection.recv(65536):
+                answer += data
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"\r\nConnection: close\r\n" in answer
+        assert call.result() == DATA
+        server.wait(0)
+
+
+def test_more_time_than_there_is(repository: Path) -> None:
+    write_identity(repository, "model", parameters={"execute_delay_ms": 60_000})
+    with serving_until_late(repository, "--exit-timeout-secs=1") as server:
+        begun = time.monotonic()
+        server.signal(signal.SIGTERM)
+        server.wait(1, errors=[r"Exit timeout expired\. Exiting immediately\."], seconds=10)
+        assert 1 <= time.monotonic() - begun < 5
+
+
+def test_no_time_at_all(repository: Path) -> None:
+    write_identity(repository, "model", parameters={"execute_delay_ms": 60_000})
+    with serving_until_late(repository, "--exit-timeout-secs=0") as server:
+        server.signal(signal.SIGTERM)
+        server.wait(1, errors=[r"Exit timeout expired\. Exiting immediately\."], seconds=5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGINT)],
+)
+def test_a_second_signal_ends_it_at_once(repository: Path, first: signal.Signals, second: signal.Signals) -> None:
+    write_identity(repository, "model", parameters={"execute_delay_ms": 60_000})
+    with serving_until_late(repository) as server:
+        server.signal(first)
+        server.wait_for(STOPPING)
+        server.signal(second)
+        server.wait(-second, seconds=3)
+
+
+@contextmanager
+def serving_until_late(repository: Path, *options: str) -> Iterator[ServerProcess]:
+    """A server with requests that outlast every test; the answers are nobody's concern."""
+    with started(repository, options=options) as server, ThreadPoolExecutor(2) as threads:
+        server.wait_for(LOADED)
+        calls = [threads.submit(by_http, server), threads.submit(by_grpc, server)]
+        try:
+            eventually(lambda: metric(server, "nv_inference_pending_request_count", model="model") == 1)
+            yield server
+        finally:
+            server.dispose()
+        for call in calls:
+            assert call.exception(timeout=SECONDS) is not None, "answered, although it had no time to be"
+
+
+def test_a_signal_to_an_idle_server_ends_it_soon() -> None:
+    with serving(EXAMPLES) as server:
+        begun = time.monotonic()
+        with closing(connect(server.http_port)) as idle, channel(server.grpc_port) as opened:
+            send(idle, "GET", "/v2/health/live")
+            stub(opened).ServerLive(service_pb2.ServerLiveRequest(), timeout=SECONDS)
+            server.stop()
+        assert time.monotonic() - begun < 3

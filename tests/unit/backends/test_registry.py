@@ -1,0 +1,116 @@
+"""Backends are found by their entry points, in this package and in others."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modserve.backends.identity import IdentityBackend
+from modserve.backends.onnxruntime import OnnxRuntimeBackend
+from modserve.backends.registry import BackendRegistry
+from modserve.core.errors import Code, ModserveError
+from modserve.testing import PuppetBackend
+
+MODULE = """
+from modserve.testing import PuppetBackend
+
+made = []
+
+class Engine(PuppetBackend):
+    def __init__(self):
+        super().__init__()
+        made.append(self)
+
+class Demanding:
+    def __init__(self, argument):
+        pass
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed package of somebody else's, with a backend that works and three that do not."""
+    distribution = tmp_path / "acme_engine-1.0.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-engine\nVersion: 1.0\n")
+    (distribution / "entry_points.txt").write_text(
+        "[modserve.backends]\n"
+        "acme = acme_engine:Engine\n"
+        "broken = acme_broken:Engine\n"
+        "demanding = acme_engine:Demanding\n"
+        "missing = acme_engine:Nothing\n"
+        "[other.group]\n"
+        "unrelated = acme_engine:Engine\n"
+    )
+    (tmp_path / "acme_engine.py").write_text(MODULE)
+    (tmp_path / "acme_broken.py").write_text("raise RuntimeError('no libacme.so here')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in ("acme_engine", "acme_broken"):
+        sys.modules.pop(name, None)
+
+
+def refusal(registry: BackendRegistry, name: str) -> tuple[Code, str]:
+    with pytest.raises(ModserveError) as caught:
+        registry.get(name)
+    return caught.value.code, caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("identity", IdentityBackend), ("onnxruntime", OnnxRuntimeBackend)], ids=lambda value: str(value)
+)
+def test_installed_backends(name: str, kind: type) -> None:
+    registry = BackendRegistry()
+    backend = registry.get(name)
+    assert type(backend) is kind
+    assert registry.get(name) is backend
+
+
+def test_an_unknown_name_lists_the_installed_ones() -> None:
+    assert refusal(BackendRegistry({"zebra": PuppetBackend()}), "tensorrt") == (
+        Code.INVALID_ARG,
+        "unable to find backend 'tensorrt', installed backends are: identity, onnxruntime, zebra",
+    )
+
+
+def test_backends_given_by_hand_come_first() -> None:
+    puppet = PuppetBackend()
+    registry = BackendRegistry({"identity": puppet})
+    assert registry.get("identity") is puppet
+    assert registry.names == ["identity", "onnxruntime"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_backend_from_another_package() -> None:
+    registry = BackendRegistry()
+    assert registry.names == ["acme", "broken", "demanding", "identity", "missing", "onnxruntime"]
+    assert "acme_engine" not in sys.modules  # imported when a model first asks for it
+    backend = registry.get("acme")
+    assert isinstance(backend, PuppetBackend)
+    assert registry.get("acme") is backend
+    assert sys.modules["acme_engine"].made == [backend]
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", "failed to load backend 'broken' (acme_broken:Engine): no libacme.so here"),
+        (
+            "missing",
+            "failed to load backend 'missing' (acme_engine:Nothing): module 'acme_engine' has no attribute 'Nothing'",
+        ),
+        (
+            "demanding",
+            "failed to load backend 'demanding' (acme_engine:Demanding): "
+            "Demanding.__init__() missing 1 required positional argument: 'argument'",
+        ),
+    ],
+    ids=["import fails", "no such class", "needs arguments"],
+)
+def test_backends_that_can_not_be_loaded(name: str, message: str) -> None:
+    registry = BackendRegistry()
+    assert refusal(registry, name) == (Code.INTERNAL, message)
+    assert refusal(registry, name) == (Code.INTERNAL, message)
+    assert isinstance(registry.get("identity"), IdentityBackend)

@@ -1,0 +1,81 @@
+"""A request in flight settles exactly once."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from modserve.core.errors import Code, internal, invalid
+from modserve.core.inflight import Inflight
+from modserve.core.response import InferenceResponse
+from modserve.testing import RecordingSink, inflight
+
+RESPONSE = InferenceResponse("model", 1, {})
+ACTS: dict[str, Callable[[Inflight], None]] = {
+    "respond": lambda entry: entry.respond(RESPONSE),
+    "fail": lambda entry: entry.fail(internal("broken")),
+    "cancel": lambda entry: entry.cancel(),
+}
+
+
+def told(sink: RecordingSink) -> str:
+    """What the client was told, once and no more."""
+    assert sink.settled == 1
+    if sink.responses:
+        return "respond"
+    return "cancel" if sink.errors[0].code is Code.CANCELLED else "fail"
+
+
+@pytest.mark.parametrize("acts", list(itertools.product(ACTS, repeat=3)), ids="-".join)
+def test_the_first_settles_and_the_others_are_dropped(acts: tuple[str, ...]) -> None:
+    sink = RecordingSink()
+    entry = inflight(sink=sink)
+    for act in acts:
+        ACTS[act](entry)
+        assert entry.settled
+    assert told(sink) == acts[0]
+
+
+@pytest.mark.parametrize("end", ACTS)
+def test_answers_before_the_final_one_do_not_settle(end: str) -> None:
+    sink = RecordingSink()
+    entry = inflight(sink=sink)
+    entry.respond(RESPONSE, final=False)
+    entry.respond(RESPONSE, final=False)
+    assert not entry.settled
+    ACTS[end](entry)
+    assert entry.settled
+    assert sink.settled == 3
+
+
+def test_cancelling_tells_the_queue_first_and_once() -> None:
+    sink = RecordingSink()
+    entry = inflight(sink=sink)
+    heard: list[tuple[Inflight, bool]] = []
+    entry.on_cancel = lambda which: heard.append((which, which.settled))
+    entry.cancel()
+    entry.cancel()
+    assert heard == [(entry, False)]
+    assert entry.cancelled
+    assert (sink.errors[0].code, sink.errors[0].message) == (Code.CANCELLED, "")
+
+
+def test_what_the_queue_says_of_a_cancelled_request_wins() -> None:
+    sink = RecordingSink()
+    entry = inflight(sink=sink)
+    entry.on_cancel = lambda which: which.fail(invalid("from the queue"))
+    entry.cancel()
+    assert [error.message for error in sink.errors] == ["from the queue"]
+
+
+def test_cancelling_a_settled_request_changes_nothing() -> None:
+    entry = inflight()
+    entry.respond(RESPONSE)
+    entry.on_cancel = lambda which: pytest.fail("it is no longer in a queue")
+    entry.cancel()
+    assert not entry.cancelled
+
+
+def test_the_deadline_is_the_requests_own() -> None:
+    assert inflight(deadline_ns=7).deadline_ns == 7
+    assert inflight().deadline_ns == 0

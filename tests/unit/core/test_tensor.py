@@ -1,0 +1,183 @@
+"""Tensors: from bytes to arrays and back, bit for bit."""
+
+import math
+import struct
+from collections.abc import Callable, Sized
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import Code, ModserveError
+from modserve.core.tensor import (
+    Array,
+    Tensor,
+    TruncatedError,
+    decode_elements,
+    element_ends,
+    encode_elements,
+    format_shape,
+)
+
+NUMERIC = [datatype for datatype in dtypes.ALL if datatype.size]
+elements = st.lists(st.binary(max_size=12), max_size=8)
+
+
+def raw_of(datatype: Datatype, count: int) -> bytes:
+    """`count` elements of arbitrary bits (NaNs, negative zeros and subnormals among them); of 0 and 1 for BOOL."""
+    if datatype is dtypes.BOOL:
+        return bytes(index % 2 for index in range(count))
+    if datatype is dtypes.BYTES:
+        return encode_elements([bytes(range(index)) for index in range(count)])
+    return bytes((97 * index + 255) % 256 for index in range(count * datatype.size))
+
+
+@pytest.mark.parametrize("datatype", dtypes.ALL, ids=repr)
+@pytest.mark.parametrize("shape", [(2, 3), (6,), (1, 6, 1), (0,), (2, 0, 3)], ids=format_shape)
+def test_bytes_to_array_to_bytes(datatype: Datatype, shape: tuple[int, ...]) -> None:
+    raw = raw_of(datatype, math.prod(shape))
+    array = Tensor.from_raw(datatype, shape, raw).array
+    assert (array.dtype, array.shape) == (datatype.numpy, shape)
+    again = Tensor.from_array(array)
+    assert (again.datatype, again.shape, bytes(again.raw)) == (datatype, shape, raw)
+
+
+@pytest.mark.parametrize("datatype", dtypes.ALL, ids=repr)
+def test_scalar(datatype: Datatype) -> None:
+    raw = raw_of(datatype, 1)
+    array = Tensor.from_raw(datatype, (), raw).array
+    assert array.shape == ()
+    assert bytes(Tensor.from_array(array, datatype).raw) == raw
+
+
+@pytest.mark.parametrize("datatype", NUMERIC, ids=repr)
+def test_reading_the_array_copies_nothing(datatype: Datatype) -> None:
+    received = bytearray(raw_of(datatype, 4))
+    tensor = Tensor.from_raw(datatype, (4,), memoryview(received))
+    assert np.shares_memory(tensor.array.view(np.uint8), np.frombuffer(received, np.uint8))
+    assert tensor.array is tensor.array
+
+
+@pytest.mark.parametrize("datatype", dtypes.ALL, ids=repr)
+def test_arrays_that_are_no_plain_buffers(datatype: Datatype) -> None:
+    square = Tensor.from_raw(datatype, (2, 2), raw_of(datatype, 4)).array
+    for view in (square.T, square[:, ::-1], square[:, :1]):
+        tensor = Tensor.from_array(view)
+        copied = Tensor.from_raw(datatype, view.shape, bytes(tensor.raw)).array
+        assert copied.tolist() == view.tolist() or np.array_equal(copied.view("u1"), view.copy().view("u1"))
+
+
+def test_big_endian_arrays_are_converted() -> None:
+    tensor = Tensor.from_array(np.array([1, 2], dtype=">i4"))
+    assert (tensor.datatype, bytes(tensor.raw)) == (dtypes.INT32, struct.pack("<2i", 1, 2))
+
+
+def test_from_array_converts_to_the_datatype_asked_for() -> None:
+    tensor = Tensor.from_array(np.array([1.5, -2.0]), dtypes.BF16)
+    assert (tensor.datatype, bytes(tensor.raw)) == (dtypes.BF16, b"\xc0\x3f\x00\xc0")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a", "ü"]),
+        np.array([b"a", "ü".encode()]),
+        np.array(["a", "ü"], dtype=object),
+        np.array([b"a", "ü"], dtype=object),
+    ],
+    ids=["str", "bytes", "str objects", "mixed objects"],
+)
+def test_texts_are_bytes_in_utf8(array: Array) -> None:
+    tensor = Tensor.from_array(array)
+    assert tensor.datatype is dtypes.BYTES
+    assert tensor.array.tolist() == [b"a", b"\xc3\xbc"]
+    assert bytes(tensor.raw) == b"\x01\0\0\0a\x02\0\0\0\xc3\xbc"
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array([b"a", 1], dtype=object), "element 1 of a BYTES tensor is of type 'int', expected bytes or str"),
+        (
+            np.array([1j]),
+            "arrays of numpy type 'complex128' have no v2 datatype; one of [BOOL, UINT8, UINT16, UINT32, UINT64, INT8, "
+            "INT16, INT32, INT64, FP16, BF16, FP32, FP64, BYTES] is needed",
+        ),
+    ],
+    ids=["no bytes", "complex"],
+)
+def test_arrays_that_are_no_tensors(array: Array, message: str) -> None:
+    with pytest.raises(ModserveError) as caught:
+        Tensor.from_array(array)
+    assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, message)
+
+
+def test_received_is_what_came_and_nothing_made_here() -> None:
+    raw = memoryview(b"\1\0\0\0")
+    assert Tensor.from_raw(dtypes.INT32, (1,), raw).received is raw
+    made = Tensor.from_array(np.array([1], dtype="<i4"))
+    assert made.received is None
+    assert bytes(made.raw) == raw
+    assert made.received is None
+
+
+@pytest.mark.parametrize("datatype", dtypes.ALL, ids=repr)
+def test_reshaped_keeps_the_elements(datatype: Datatype) -> None:
+    raw = raw_of(datatype, 6)
+    received = Tensor.from_raw(datatype, (2, 3), raw)
+    made = Tensor.from_array(received.array)
+    for tensor in (received.reshaped((3, 2)), made.reshaped((3, 2))):
+        assert (tensor.shape, tensor.array.shape, bytes(tensor.raw)) == ((3, 2), (3, 2), raw)
+
+
+def test_repr_and_format_shape() -> None:
+    assert repr(Tensor.from_raw(dtypes.FP16, (2, 0), b"")) == "Tensor(FP16, [2, 0])"
+    assert [format_shape(shape) for shape in [(), (1,), (-1, 16)]] == ["[]", "[1]", "[-1,16]"]
+
+
+@settings(deadline=None)
+@given(elements)
+def test_elements_survive(values: list[bytes]) -> None:
+    raw = encode_elements(values)
+    assert decode_elements(raw) == values
+    assert decode_elements(memoryview(raw)) == values
+    ends = element_ends(raw)
+    assert [raw[start + 4 : end] for start, end in zip([0, *ends], ends, strict=False)] == values
+
+
+TRUNCATED: list[tuple[bytes, tuple[int, int, bool]]] = [
+    (b"\1", (0, 1, True)),
+    (b"\1\0\0", (0, 3, True)),
+    (b"\1\0\0\0", (0, 0, False)),
+    (b"\2\0\0\0a", (0, 1, False)),
+    (b"\1\0\0\0a\0\0", (1, 2, True)),
+    (b"\0\0\0\0\1\0\0\0a\5\0\0\0abc", (2, 3, False)),
+    (b"\xff\xff\xff\xffabc", (0, 3, False)),
+]
+
+
+@pytest.mark.parametrize("read", [decode_elements, element_ends])
+@pytest.mark.parametrize(("raw", "expected"), TRUNCATED, ids=[repr(raw) for raw, _ in TRUNCATED])
+def test_truncated_elements(read: Any, raw: bytes, expected: tuple[int, int, bool]) -> None:
+    with pytest.raises(TruncatedError) as caught:
+        read(raw)
+    assert (caught.value.complete, caught.value.left, caught.value.in_length) == expected
+
+
+@settings(deadline=None)
+@given(elements, st.integers(min_value=1, max_value=40))
+def test_both_readers_find_the_same_truncation(values: list[bytes], cut: int) -> None:
+    raw = encode_elements(values)
+    raw = raw[: max(0, len(raw) - cut)]
+    found: list[Any] = []
+    readers: list[Callable[[bytes], Sized]] = [decode_elements, element_ends]
+    for read in readers:
+        try:
+            found.append(len(read(raw)))
+        except TruncatedError as error:
+            found.append((error.complete, error.left, error.in_length))
+    assert found[0] == found[1]

@@ -1,0 +1,303 @@
+"""Instances and their pool, on an event loop, with an engine whose executions are ended by hand."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modserve.backends.api import BackendInstance, ModelSource, Placement
+from modserve.core import dtypes
+from modserve.core.errors import Code, invalid
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import InstanceKind
+from modserve.core.statistics import FailureReason, ModelStatistics
+from modserve.core.tensor import Array
+from modserve.core.version import ModelId
+from modserve.execution.pool import InstancePool
+from modserve.testing import Execution, PuppetBackend, RecordingSink, config, request, tensor
+
+CONFIG = config()
+PLACE = Placement(InstanceKind.CPU)
+SOURCE = ModelSource(CONFIG, 1, Path(), Path())
+
+
+def member(value: int, batch_size: int = 1) -> Inflight:
+    asked = request({"INPUT0": tensor(dtypes.INT32, (batch_size, 4), value)}, id=f"r{value}")
+    now_ns = time.monotonic_ns()
+    entry = Inflight(asked, RecordingSink(), asked.inputs, ("OUTPUT0",), batch_size, None, now_ns)
+    entry.queue_start_ns = now_ns
+    return entry
+
+
+def sink(entry: Inflight) -> RecordingSink:
+    assert isinstance(entry.sink, RecordingSink)
+    return entry.sink
+
+
+def answer(entry: Inflight) -> Any:
+    """The one answer a request got."""
+    assert sink(entry).errors == []
+    [response] = sink(entry).responses
+    return response.outputs["OUTPUT0"].array.tolist()
+
+
+def refused(entry: Inflight) -> tuple[Code, str]:
+    assert sink(entry).responses == []
+    [error] = sink(entry).errors
+    return error.code, error.message
+
+
+def copied(execution: Execution) -> dict[str, Array]:
+    return {"OUTPUT0": execution.inputs["INPUT0"]}
+
+
+class Bench:
+    def __init__(self, instances: int) -> None:
+        self.backend = PuppetBackend()
+        model = self.backend.open(SOURCE)
+        engines: list[tuple[str, BackendInstance]] = [
+            (f"model_{index}", model.instance(CONFIG, PLACE)) for index in range(instances)
+        ]
+        self.statistics = ModelStatistics()
+        self.settled: list[int] = []
+        self._changed = asyncio.Event()
+        self.pool = InstancePool(
+            ModelId("model", 3), CONFIG, engines, self.statistics, self._on_settled, asyncio.get_running_loop()
+        )
+
+    def _on_settled(self, count: int) -> None:
+        self.settled.append(count)
+        self._changed.set()
+
+    def run(self, *members: Inflight) -> Execution:
+        """Start a batch, and return its execution once an instance has begun it."""
+        slot = self.pool.reserve()
+        assert slot is not None
+        self.statistics.pending += len(members)
+        self.pool.run(slot, list(members))
+        return self.backend.next_execution()
+
+    async def until_settled(self, batches: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.settled) < batches:
+                await self._changed.wait()
+                self._changed.clear()
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench(instances=1)
+    yield made
+    made.pool.close()
+    assert made.backend.open_instances == 0
+
+
+async def test_each_member_gets_its_own_rows(bench: Bench) -> None:
+    one, three = member(1), member(3, batch_size=3)
+    execution = bench.run(one, three)
+    assert execution.inputs["INPUT0"].tolist() == [[1] * 4, *[[3] * 4] * 3]
+    assert execution.outputs == ("OUTPUT0",)
+    assert sink(one).settled == 0
+    execution.finish(copied(execution))
+    await bench.until_settled(1)
+    assert (answer(one), answer(three)) == ([[1] * 4], [[3] * 4] * 3)
+    [response] = sink(one).responses
+    assert (response.model_name, response.model_version, response.id) == ("model", 3, "r1")
+
+
+async def test_statistics_of_a_success(bench: Bench) -> None:
+    members = [member(1), member(2, batch_size=2)]
+    execution = bench.run(*members)
+    assert bench.statistics.pending == 0
+    before_ms = int(time.time() * 1e3)
+    execution.finish(copied(execution))
+    await bench.until_settled(1)
+    statistics = bench.statistics
+    assert (statistics.execution_count, statistics.inference_count) == (1, 3)
+    assert (statistics.success.count, statistics.queue.count, statistics.compute_infer.count) == (2, 2, 2)
+    assert statistics.fail.count == 0
+    assert list(statistics.batches) == [3]
+    assert statistics.last_inference_ms >= before_ms
+    assert bench.settled == [2]
+    for entry in members:
+        timing = entry.timing
+        assert timing is not None
+        stamps = [
+            entry.request_start_ns,
+            timing.compute_start_ns,
+            timing.compute_input_end_ns,
+            timing.compute_output_start_ns,
+            timing.compute_end_ns,
+            time.monotonic_ns(),
+        ]
+        assert stamps == sorted(stamps)
+
+
+async def test_a_member_cancelled_while_executing_leaves_the_others_answered(bench: Bench) -> None:
+    first, cancelled, last = member(1), member(2), member(3)
+    execution = bench.run(first, cancelled, last)
+    cancelled.cancel()
+    assert refused(cancelled) == (Code.CANCELLED, "")
+    execution.finish(copied(execution))
+    await bench.until_settled(1)
+    assert (answer(first), answer(last)) == ([[1] * 4], [[3] * 4])
+    assert refused(cancelled) == (Code.CANCELLED, "")
+    statistics = bench.statistics
+    assert (statistics.success.count, statistics.inference_count, statistics.execution_count) == (2, 2, 1)
+    assert (statistics.fail.count, statistics.failures[FailureReason.CANCELED]) == (1, 1)
+    assert list(statistics.batches) == [3]
+    assert bench.settled == [3]
+
+
+async def test_all_members_cancelled(bench: Bench) -> None:
+    members = [member(1), member(2)]
+    execution = bench.run(*members)
+    for entry in members:
+        entry.cancel()
+    execution.finish(copied(execution))
+    await bench.until_settled(1)
+    statistics = bench.statistics
+    assert (statistics.success.count, statistics.fail.count, statistics.execution_count) == (0, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("engine broke"), (Code.INTERNAL, "model 'model', instance 'model_0': engine broke")),
+        (invalid("not like this"), (Code.INVALID_ARG, "not like this")),
+        (SystemExit(), (Code.INTERNAL, "model 'model', instance 'model_0': SystemExit")),
+    ],
+    ids=["foreign", "ours", "exit"],
+)
+async def test_an_engines_exception_fails_only_its_own_batch(
+    bench: Bench, caplog: pytest.LogCaptureFixture, error: BaseException, expected: tuple[Code, str]
+) -> None:
+    failing = [member(1), member(2)]
+    failing[1].cancel()
+    bench.run(*failing).fail(error)
+    await bench.until_settled(1)
+    assert refused(failing[0]) == expected
+    assert refused(failing[1]) == (Code.CANCELLED, "")
+    good = member(3)
+    execution = bench.run(good)
+    execution.finish(copied(execution))
+    await bench.until_settled(2)
+    assert answer(good) == [[3] * 4]
+    statistics = bench.statistics
+    assert (statistics.fail.count, statistics.success.count, statistics.execution_count) == (2, 1, 1)
+    assert statistics.failures[FailureReason.BACKEND] == statistics.failures[FailureReason.CANCELED] == 1
+    logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    if expected[0] is Code.INTERNAL:
+        assert logged[0].exc_info is not None
+        assert logged[0].exc_info[1] is error
+    else:
+        assert logged == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ({}, "model 'model' gave no output 'OUTPUT0'"),
+        (
+            {"OUTPUT0": np.zeros((1, 4), np.int32)},
+            "output 'OUTPUT0' of model 'model' has shape [1,4], expected 2 in the first dimension, as in the inputs",
+        ),
+    ],
+    ids=["nothing", "too few rows"],
+)
+async def test_wrong_outputs_fail_the_batch(bench: Bench, outputs: Mapping[str, Array], message: str) -> None:
+    members = [member(1), member(2)]
+    bench.run(*members).finish(outputs)
+    await bench.until_settled(1)
+    assert [refused(entry) for entry in members] == [(Code.INTERNAL, message)] * 2
+
+
+async def test_a_slot_is_free_before_the_answers_are_out(bench: Bench) -> None:
+    entry = member(1)
+    seen: list[tuple[bool, bool]] = []
+    bench.pool.on_free = lambda: seen.append((repr(bench.pool).endswith("1 of 1 free)"), entry.settled))
+    execution = bench.run(entry)
+    assert bench.pool.reserve() is None
+    execution.finish(copied(execution))
+    await bench.until_settled(1)
+    assert seen == [(True, False)]
+
+
+async def test_instances_run_side_by_side_on_threads_of_their_own() -> None:
+    bench = Bench(instances=2)
+    one, two = member(1), member(2)
+    first, second = bench.run(one), bench.run(two)
+    assert bench.pool.reserve() is None
+    assert {"instance-model_0", "instance-model_1"} <= {thread.name for thread in threading.enumerate()}
+    for execution in (second, first):
+        execution.finish(copied(execution))
+    await bench.until_settled(2)
+    assert (answer(one), answer(two)) == ([[1] * 4], [[2] * 4])
+    bench.pool.close()
+
+
+async def test_a_released_slot_is_the_next_to_be_reserved() -> None:
+    bench = Bench(instances=2)
+    slot = bench.pool.reserve()
+    assert slot is not None
+    bench.pool.release(slot)
+    assert bench.pool.reserve() is slot
+    bench.pool.close()
+
+
+async def test_closing_waits_for_what_runs() -> None:
+    bench = Bench(instances=1)
+    entry = member(1)
+    execution = bench.run(entry)
+    closing = asyncio.create_task(asyncio.to_thread(bench.pool.close))
+    await asyncio.sleep(0)
+    execution.finish(copied(execution))
+    await closing
+    await bench.until_settled(1)
+    assert answer(entry) == [[1] * 4]
+    assert bench.backend.open_instances == 0
+
+
+class _Stubborn:
+    """An engine's instance that fails to close."""
+
+    def __init__(self, closed: list[str], name: str) -> None:
+        self._closed = closed
+        self._name = name
+
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._closed.append(self._name)
+        raise OSError(f"{self._name} can not close")
+
+
+async def test_an_instance_that_can_not_close_leaves_no_other_open() -> None:
+    closed: list[str] = []
+    engines: list[tuple[str, BackendInstance]] = [(name, _Stubborn(closed, name)) for name in ("a", "b")]
+    loop = asyncio.get_running_loop()
+    pool = InstancePool(ModelId("model", 1), CONFIG, engines, ModelStatistics(), lambda count: None, loop)
+    with pytest.raises(OSError, match="can not close"):
+        pool.close()
+    assert closed == ["a", "b"]
+
+
+def test_a_batch_that_ends_after_the_event_loop() -> None:
+    loop = asyncio.new_event_loop()
+
+    async def start() -> tuple[Bench, Execution]:
+        bench = Bench(instances=1)
+        return bench, bench.run(member(1))
+
+    bench, execution = loop.run_until_complete(start())
+    loop.close()
+    execution.finish(copied(execution))
+    bench.pool.close()
+    assert bench.settled == []

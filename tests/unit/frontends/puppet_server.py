@@ -1,0 +1,355 @@
+"""A server whose models are answered by the test, and an HTTP client without a socket."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modserve.core import dtypes
+from modserve.core.errors import ModserveError
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.normalize import Signature
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.servable import ModelDirectory
+from modserve.core.statistics import ModelStatistics
+from modserve.core.tensor import Array, Tensor
+from modserve.core.version import ModelId
+from modserve.frontends.http.connection import Connection
+from modserve.frontends.http.site import AsgiApp, Site
+from modserve.pb import inference as pb
+from modserve.repository.manager import ModelManager
+from modserve.server import Server
+from modserve.testing import config, write_model
+
+MAX_JSON = 4096
+SIMPLE = config(
+    "simple",
+    inputs=(TensorSpec("INPUT0", dtypes.INT32, (2,)), TensorSpec("INPUT1", dtypes.INT32, (2,))),
+    outputs=(TensorSpec("OUTPUT0", dtypes.INT32, (2,)), TensorSpec("OUTPUT1", dtypes.INT32, (2,))),
+)
+ECHO = config(
+    "echo",
+    inputs=(TensorSpec("IN", dtypes.BYTES, (-1,)),),
+    outputs=(TensorSpec("OUT", dtypes.BYTES, (-1,)),),
+    max_batch_size=0,
+)
+
+
+def sum_and_difference(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    first, second = inputs["INPUT0"], inputs["INPUT1"]
+    return {"OUTPUT0": first + second, "OUTPUT1": first - second}
+
+
+def echo(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {"OUT": inputs["IN"]}
+
+
+class PuppetServable:
+    """A model version; `automatic` ones answer in the next turn of the event loop, others when told to."""
+
+    def __init__(
+        self, model_id: ModelId, model_config: ModelConfig, compute: Callable[[Mapping[str, Array]], dict[str, Array]]
+    ) -> None:
+        self.id = model_id
+        self.config = model_config
+        self.config_message = pb.ModelConfig(name=model_config.name).SerializeToString()
+        self.statistics = ModelStatistics()
+        self.automatic = True
+        self.submitted: list[Inflight] = []
+        self._signature = Signature(model_config)
+        self._compute = compute
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        inflight = self._signature.accept(request, sink, now_ns)
+        self.submitted.append(inflight)
+        if self.automatic:
+            asyncio.get_running_loop().call_soon(self.answer, inflight)
+        return inflight
+
+    def answer(self, inflight: Inflight) -> None:
+        results = self._compute({name: tensor.array for name, tensor in inflight.inputs.items()})
+        outputs = {
+            name: Tensor.from_array(results[name], self.config.outputs_by_name[name].datatype)
+            for name in inflight.output_names
+        }
+        inflight.respond(InferenceResponse(self.id.name, self.id.version, outputs, inflight.request.id))
+
+    def answer_all(self) -> None:
+        """Answer everything that waits."""
+        for inflight in list(self.submitted):
+            if not inflight.settled:
+                self.answer(inflight)
+
+    async def drain(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class PuppetLoader:
+    """Loads puppets; `failures` are raised by the load of a version, `problems` by the look at a model.
+
+    Loading goes on when `go` is set.
+    """
+
+    models: Mapping[str, ModelConfig] = field(default_factory=lambda: {"simple": SIMPLE, "echo": ECHO})
+    versions: Mapping[str, Sequence[int]] = field(default_factory=lambda: {"simple": (1, 3)})
+    failures: dict[ModelId, Exception] = field(default_factory=dict)
+    problems: dict[str, ModserveError] = field(default_factory=dict)
+    loaded: dict[ModelId, PuppetServable] = field(default_factory=dict)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a version is asked for."""
+
+    def __post_init__(self) -> None:
+        self.go.set()
+
+    async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
+        if model.name in self.problems:
+            raise self.problems[model.name]
+        return model.versions
+
+    async def load(self, model: ModelDirectory, version: int) -> PuppetServable:
+        self.begun.set()
+        await self.go.wait()
+        model_id = ModelId(model.name, version)
+        if model_id in self.failures:
+            raise self.failures[model_id]
+        compute = echo if model.name == "echo" else sum_and_difference
+        self.loaded[model_id] = PuppetServable(model_id, self.models[model.name], compute)
+        return self.loaded[model_id]
+
+
+def server_over(repository: Path, loader: PuppetLoader) -> Server:
+    """Nothing is loaded yet."""
+    for name in loader.models:
+        write_model(repository, name, versions=tuple(str(version) for version in loader.versions.get(name, (1,))))
+    return Server(ModelManager(loader, 8), [repository], name="modserve")
+
+
+class MockTransport(asyncio.Transport):
+    """Keeps what is written. As with a socket, the connection is lost one turn after it was closed."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        super().__init__({"peername": ("192.0.2.1", 1234), "sockname": ("192.0.2.2", 8000)})
+        self.protocol = protocol
+        self.written = bytearray()
+        self.writes = 0
+        self.reading = True
+        self.eof = False
+        self.closing = False
+        self.lost = False
+        self._changed = asyncio.Event()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        assert not self.closing, f"written after the end: {bytes(data)!r}"
+        self.written += data
+        self.writes += 1
+        self._changed.set()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.eof = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        if not self.closing:
+            self.closing = True
+            self._changed.set()
+            asyncio.get_running_loop().call_soon(self.lose)
+
+    def abort(self) -> None:
+        self.close()
+
+    def lose(self) -> None:
+        if not self.lost:
+            self.lost = self.closing = True
+            self.protocol.connection_lost(None)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something to be written, or for the end."""
+        async with asyncio.timeout(10):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def content(self) -> tuple[int, bytes, dict[str, str]]:
+        """All that does not depend on the connection."""
+        kept = ("content-type", "content-length", "inference-header-content-length")
+        return self.status, self.body, {name: value for name, value in self.headers.items() if name in kept}
+
+
+class Client:
+    """The other end of a connection."""
+
+    def __init__(self, site: Site) -> None:
+        self.connection = Connection(site)
+        self.transport = MockTransport(self.connection)
+        self.connection.connection_made(self.transport)
+        self._answers: list[Answer] = []
+        self._read = 0
+
+    def send(self, *chunks: bytes) -> None:
+        for chunk in chunks:
+            self.connection.data_received(chunk)
+
+    @property
+    def answers(self) -> list[Answer]:
+        """The complete answers so far."""
+        rest = bytes(self.transport.written[self._read :])
+        while (parsed := _parse(rest)) is not None:
+            answer, rest = parsed
+            self._answers.append(answer)
+        self._read = len(self.transport.written) - len(rest)
+        return list(self._answers)
+
+    async def receive(self, count: int = 1) -> list[Answer]:
+        """The answers, when there are as many."""
+        await self.transport.until(lambda: len(self.answers) >= count or self.transport.closing)
+        return self.answers
+
+
+def _parse(data: bytes) -> tuple[Answer, bytes] | None:
+    head, end, rest = data.partition(b"\r\n\r\n")
+    if not end:
+        assert not data, f"half a head: {data!r}"
+        return None
+    first, *lines = head.decode().split("\r\n")
+    protocol, status, _ = first.split(" ", 2)
+    assert protocol == "HTTP/1.1"
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    body = b""
+    if headers.get("transfer-encoding") == "chunked":
+        while True:
+            size_text, end, rest = rest.partition(b"\r\n")
+            if not end:
+                return None
+            size = int(size_text, 16)
+            body, rest = body + rest[:size], rest[size + 2 :]
+            if not size:
+                break
+    elif int(status) >= 200:
+        size = int(headers["content-length"])
+        if len(rest) < size:
+            return None
+        body, rest = rest[:size], rest[size:]
+    return Answer(int(status), headers, body), rest
+
+
+async def plain_app(scope: Any, receive: Any, send: Any) -> None:
+    """An application that says what it was asked."""
+    message = await receive()
+    text = f"{scope['method']} {scope['path']} ? {scope['query_string'].decode()} = {message['body'].decode()}"
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": text.encode()})
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A loaded server, and the site that connections belong to."""
+
+    server: Server
+    site: Site
+    loader: PuppetLoader
+
+    @property
+    def simple(self) -> PuppetServable:
+        """The version that answers."""
+        return self.loader.loaded[ModelId("simple", 3)]
+
+    def connect(self) -> Client:
+        return Client(self.site)
+
+
+@contextlib.asynccontextmanager
+async def stage(repository: Path, app: AsgiApp = plain_app, *, automatic: bool = True) -> AsyncIterator[Stage]:
+    """A site whose tasks have ended when the block has."""
+    loader = PuppetLoader()
+    server = server_over(repository, loader)
+    await server.load()
+    for servable in loader.loaded.values():
+        servable.automatic = automatic
+    async with asyncio.TaskGroup() as tasks:
+        site = Site(server, app, tasks, asyncio.get_running_loop(), MAX_JSON)
+        yield Stage(server, site, loader)
+        for connection in list(site.connections):
+            connection.abort()
+
+
+def request(
+    method: str = "POST",
+    target: str = "/v2/models/simple/infer",
+    body: bytes = b"",
+    version: str = "1.1",
+    **headers: str,
+) -> bytes:
+    """A request as clients write it; underscores in header names stand for hyphens."""
+    lines = [f"{method} {target} HTTP/{version}", "Host: localhost"]
+    if method == "POST" and "Transfer_Encoding" not in headers:
+        lines.append(f"Content-Length: {len(body)}")
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def numbers(*values: int) -> Array:
+    return np.array([values], np.int32)
+
+
+JSON_BODY = (
+    b'{"inputs":[{"name":"INPUT0","shape":[1,2],"datatype":"INT32","data":[1,2]},'
+    b'{"name":"INPUT1","shape":[1,2],"datatype":"INT32","data":[10,10]}]}'
+)
+JSON_ANSWER = (
+    b'{"model_name":"simple","model_version":"3","outputs":['
+    b'{"name":"OUTPUT0","datatype":"INT32","shape":[1,2],"data":[11,12]},'
+    b'{"name":"OUTPUT1","datatype":"INT32","shape":[1,2],"data":[-9,-8]}]}'
+)
+BINARY_HEADER = (
+    b'{"inputs":[{"name":"INPUT0","shape":[1,2],"datatype":"INT32","parameters":{"binary_data_size":8}},'
+    b'{"name":"INPUT1","shape":[1,2],"datatype":"INT32","parameters":{"binary_data_size":8}}],'
+    b'"parameters":{"binary_data_output":true}}'
+)
+BINARY_BODY = BINARY_HEADER + numbers(1, 2).tobytes() + numbers(10, 10).tobytes()
+BINARY_ANSWER_HEADER = (
+    b'{"model_name":"simple","model_version":"3","outputs":['
+    b'{"name":"OUTPUT0","datatype":"INT32","shape":[1,2],"parameters":{"binary_data_size":8}},'
+    b'{"name":"OUTPUT1","datatype":"INT32","shape":[1,2],"parameters":{"binary_data_size":8}}]}'
+)
+BINARY_ANSWER = BINARY_ANSWER_HEADER + numbers(11, 12).tobytes() + numbers(-9, -8).tobytes()
+
+
+def infer(body: bytes = JSON_BODY, **headers: str) -> bytes:
+    return request(body=body, **headers)
+
+
+def infer_binary(**headers: str) -> bytes:
+    return request(body=BINARY_BODY, Inference_Header_Content_Length=str(len(BINARY_HEADER)), **headers)

@@ -1,0 +1,321 @@
+"""The RPCs, called with bytes and a fake context."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+from puppet_server import PuppetLoader, PuppetServable, numbers, server_over
+
+from modserve.__about__ import __version__
+from modserve.core.errors import ModserveError, invalid, unavailable
+from modserve.core.version import ModelId
+from modserve.frontends.grpc.service import GRPC_STATUS, handlers
+from modserve.pb import inference as pb
+from modserve.protocol.status import STATUS
+from modserve.server import Server
+
+SERVED = {
+    "ServerLive",
+    "ServerReady",
+    "ModelReady",
+    "ServerMetadata",
+    "ModelMetadata",
+    "ModelConfig",
+    "ModelStatistics",
+    "ModelInfer",
+}
+HEALTH = "grpc.health.v1.Health"
+
+
+class Aborted(Exception):
+    pass
+
+
+class FakeContext:
+    """As much of grpc.aio's as the service uses."""
+
+    def __init__(self, remaining: float | None = None) -> None:
+        self.remaining = remaining
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+
+    def time_remaining(self) -> float | None:
+        return self.remaining
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        self.code, self.details = code, details
+        raise Aborted
+
+
+class Details:
+    invocation_metadata = ()
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+
+class Stub:
+    """Calls a server's handlers as grpc does."""
+
+    def __init__(self, server: Server) -> None:
+        self._handlers = handlers(server)
+
+    def handler(self, name: str, service: str = pb.SERVICE) -> Any:
+        found = [handler.service(Details(f"/{service}/{name}")) for handler in self._handlers]  # type: ignore[arg-type]
+        (handler,) = [handler for handler in found if handler is not None]
+        return handler
+
+    async def __call__(
+        self, name: str, message: Message | bytes, *, service: str = pb.SERVICE, remaining: float | None = None
+    ) -> Any:
+        handler = self.handler(name, service)
+        data = message if isinstance(message, bytes) else message.SerializeToString()
+        answer = await handler.unary_unary(data, FakeContext(remaining))
+        assert handler.request_deserializer is None
+        return type(answer).FromString(handler.response_serializer(answer))
+
+    async def failure(
+        self, name: str, message: Message | bytes, service: str = pb.SERVICE
+    ) -> tuple[grpc.StatusCode, str]:
+        data = message if isinstance(message, bytes) else message.SerializeToString()
+        context = FakeContext()
+        with pytest.raises(Aborted):
+            await self.handler(name, service).unary_unary(data, context)
+        assert context.code is not None
+        return context.code, context.details
+
+
+@pytest.fixture
+def loader() -> PuppetLoader:
+    return PuppetLoader()
+
+
+@pytest.fixture
+async def server(tmp_path: Path, loader: PuppetLoader) -> Server:
+    found = server_over(tmp_path, loader)
+    await found.load()
+    return found
+
+
+@pytest.fixture
+async def call(server: Server) -> Stub:
+    return Stub(server)
+
+
+@pytest.fixture
+def simple(server: Server, loader: PuppetLoader) -> PuppetServable:
+    return loader.loaded[ModelId("simple", 3)]
+
+
+def asked(model: str = "simple", **fields: Any) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=model, **fields)
+    for name, values in (("INPUT0", (1, 2)), ("INPUT1", (10, 10))):
+        message.inputs.add(name=name, datatype="INT32", shape=[1, 2])
+        message.raw_input_contents.append(numbers(*values).tobytes())
+    return message
+
+
+# What is served
+
+
+async def test_every_rpc_is_served_or_clearly_refused(call: Stub) -> None:
+    assert set(pb.METHODS) > SERVED
+    for name, method in pb.METHODS.items():
+        handler = call.handler(name)
+        assert handler is not None, name
+        if method.client_streaming or method.server_streaming:
+            context = FakeContext()
+            with pytest.raises(Aborted):
+                await handler.stream_stream(None, context)
+            refusal = context.code, context.details
+        elif name in SERVED:
+            continue
+        else:
+            refusal = await call.failure(name, method.request())
+        assert refusal == (grpc.StatusCode.UNIMPLEMENTED, f"{name} is not supported by this version of modserve")
+
+
+async def test_live_and_ready(call: Stub, server: Server) -> None:
+    assert (await call("ServerLive", pb.ServerLiveRequest())).live
+    assert (await call("ServerReady", pb.ServerReadyRequest())).ready
+    server.stop_accepting()
+    assert not (await call("ServerLive", pb.ServerLiveRequest())).live
+    assert not (await call("ServerReady", pb.ServerReadyRequest())).ready
+
+
+@pytest.mark.parametrize(("version", "ready"), [("", True), ("1", True), ("3", False)])
+async def test_a_model_s_readiness(tmp_path: Path, loader: PuppetLoader, version: str, ready: bool) -> None:
+    loader.failures[ModelId("simple", 3)] = invalid("no good")
+    server = server_over(tmp_path, loader)
+    await server.load()
+    answer = await Stub(server)("ModelReady", pb.ModelReadyRequest(name="simple", version=version))
+    assert answer.ready is ready
+
+
+async def test_server_metadata(call: Stub) -> None:
+    answer = await call("ServerMetadata", pb.ServerMetadataRequest())
+    assert (answer.name, answer.version) == ("modserve", __version__)
+    assert "statistics" in answer.extensions
+
+
+@pytest.mark.parametrize(("version", "versions"), [("", ["1", "3"]), ("1", ["1"])])
+async def test_model_metadata(call: Stub, version: str, versions: list[str]) -> None:
+    answer = await call("ModelMetadata", pb.ModelMetadataRequest(name="simple", version=version))
+    assert (answer.name, list(answer.versions), answer.platform) == ("simple", versions, "identity")
+    assert answer.inputs[1] == pb.ModelMetadataResponse.TensorMetadata(name="INPUT1", datatype="INT32", shape=[-1, 2])
+
+
+async def test_the_configuration(call: Stub) -> None:
+    answer = await call("ModelConfig", pb.ModelConfigRequest(name="simple"))
+    assert answer.config == pb.ModelConfig(name="simple")
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "expected"),
+    [
+        ("", "", [("echo", "1"), ("simple", "1"), ("simple", "3")]),
+        ("simple", "", [("simple", "1"), ("simple", "3")]),
+        ("simple", "1", [("simple", "1")]),
+    ],
+)
+async def test_statistics(call: Stub, name: str, version: str, expected: list[tuple[str, str]]) -> None:
+    answer = await call("ModelStatistics", pb.ModelStatisticsRequest(name=name, version=version))
+    assert [(model.name, model.version) for model in answer.model_stats] == expected
+
+
+async def test_an_inference(call: Stub) -> None:
+    assert await call("ModelInfer", asked(id="7")) == pb.ModelInferResponse(
+        model_name="simple",
+        model_version="3",
+        id="7",
+        outputs=[
+            pb.ModelInferResponse.InferOutputTensor(name=name, datatype="INT32", shape=[1, 2])
+            for name in ("OUTPUT0", "OUTPUT1")
+        ],
+        raw_output_contents=[numbers(11, 12).tobytes(), numbers(-9, -8).tobytes()],
+    )
+
+
+async def test_an_inference_of_a_version_and_one_output(call: Stub) -> None:
+    outputs = [pb.ModelInferRequest.InferRequestedOutputTensor(name="OUTPUT1")]
+    answer = await call("ModelInfer", asked(model_version="1", outputs=outputs))
+    assert (answer.model_version, [output.name for output in answer.outputs]) == ("1", ["OUTPUT1"])
+
+
+@pytest.mark.parametrize("remaining", [None, 5.0])
+async def test_the_client_s_deadline_goes_with_the_request(
+    call: Stub, simple: PuppetServable, remaining: float | None
+) -> None:
+    before_ns = time.monotonic_ns()
+    await call("ModelInfer", asked(), remaining=remaining)
+    (inflight,) = simple.submitted
+    if remaining is None:
+        assert inflight.deadline_ns == 0
+    else:
+        assert before_ns <= inflight.deadline_ns - 5_000_000_000 <= time.monotonic_ns()
+
+
+# What is refused
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
+NO_MODEL = "Request for unknown model: 'nosuch' is not found"
+NO_VERSION = "Request for unknown model: 'simple' version 2 is not found"
+NO_NUMBER = (
+    "failed to get model version from specified version string 'x' (details: stol), "
+    "version should be an integral value > 0"
+)
+OF_A_MODEL: dict[str, Callable[[str, str], Message]] = {
+    "ModelReady": lambda name, version: pb.ModelReadyRequest(name=name, version=version),
+    "ModelMetadata": lambda name, version: pb.ModelMetadataRequest(name=name, version=version),
+    "ModelConfig": lambda name, version: pb.ModelConfigRequest(name=name, version=version),
+    "ModelInfer": lambda name, version: pb.ModelInferRequest(model_name=name, model_version=version),
+}
+
+
+@pytest.mark.parametrize("rpc", OF_A_MODEL)
+async def test_unknown_models_and_versions(call: Stub, rpc: str) -> None:
+    message = OF_A_MODEL[rpc]
+    assert await call.failure(rpc, message("nosuch", "")) == (NOT_FOUND, NO_MODEL)
+    assert await call.failure(rpc, message("", "")) == (NOT_FOUND, "Request for unknown model: '' is not found")
+    assert await call.failure(rpc, message("simple", "2")) == (NOT_FOUND, NO_VERSION)
+    assert await call.failure(rpc, message("simple", "x")) == (INVALID, NO_NUMBER)
+
+
+async def test_statistics_of_unknown_models_and_versions(call: Stub) -> None:
+    request = pb.ModelStatisticsRequest
+    assert await call.failure("ModelStatistics", request(name="nosuch")) == (
+        INVALID,
+        "requested model 'nosuch' is not available",
+    )
+    assert await call.failure("ModelStatistics", request(name="simple", version="2")) == (
+        INVALID,
+        "requested model version is not available for model 'simple'",
+    )
+
+
+async def test_a_request_that_the_model_refuses(call: Stub) -> None:
+    message = asked(id="7")
+    message.inputs[0].shape[:] = [9, 2]
+    assert await call.failure("ModelInfer", message) == (
+        INVALID,
+        "[request id: 7] input 'INPUT1' batch size does not match other inputs for 'simple'",
+    )
+
+
+@pytest.mark.parametrize("name", sorted(SERVED))
+async def test_bytes_that_are_no_message(call: Stub, name: str) -> None:
+    message = pb.METHODS[name].request.DESCRIPTOR.full_name
+    assert await call.failure(name, b"\xff\xff") == (INVALID, f"Unable to parse request: 2 bytes are no {message}")
+
+
+@pytest.mark.parametrize("code", STATUS, ids=lambda code: code.name)
+async def test_every_code_of_a_failed_request(call: Stub, simple: PuppetServable, code: Any) -> None:
+    simple.answer = lambda inflight: inflight.fail(ModserveError(code, "oops"))  # type: ignore[method-assign]
+    assert await call.failure("ModelInfer", asked()) == (GRPC_STATUS[code], "oops")
+
+
+async def test_what_nobody_foresaw_is_internal_and_logged(
+    call: Stub, simple: PuppetServable, caplog: pytest.LogCaptureFixture
+) -> None:
+    simple.config_message = b"\xff"
+    code, details = await call.failure("ModelConfig", pb.ModelConfigRequest(name="simple"))
+    assert code is grpc.StatusCode.INTERNAL
+    assert details.startswith("unforeseen DecodeError: ")
+    assert "ModelConfig failed unforeseen" in caplog.text
+
+
+@pytest.mark.parametrize("rpc", ["ModelMetadata", "ModelConfig", "ModelInfer"])
+async def test_a_stopping_server(call: Stub, server: Server, rpc: str) -> None:
+    server.stop_accepting()
+    assert await call.failure(rpc, OF_A_MODEL[rpc]("simple", "")) == (grpc.StatusCode.UNAVAILABLE, "Server not ready")
+
+
+# The health service
+
+
+@pytest.mark.parametrize("service", ["", pb.SERVICE, "simple"])
+async def test_health(call: Stub, server: Server, service: str) -> None:
+    check = health_pb2.HealthCheckRequest(service=service)
+    assert (await call("Check", check, service=HEALTH)).status == health_pb2.HealthCheckResponse.SERVING
+    server.stop_accepting()
+    assert (await call("Check", check, service=HEALTH)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_health_of_a_model_that_failed_to_load(tmp_path: Path, loader: PuppetLoader) -> None:
+    loader.failures[ModelId("echo", 1)] = unavailable("no good")
+    server = server_over(tmp_path, loader)
+    await server.load()
+    for service in ("", "echo"):
+        answer = await Stub(server)("Check", health_pb2.HealthCheckRequest(service=service), service=HEALTH)
+        assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_health_of_what_is_not_there(call: Stub) -> None:
+    check = health_pb2.HealthCheckRequest(service="nosuch")
+    assert await call.failure("Check", check, HEALTH) == (NOT_FOUND, "unknown service 'nosuch'")

@@ -1,0 +1,226 @@
+"""The metrics page: its lines, exactly, and as Prometheus' own parser reads them."""
+
+import asyncio
+import itertools
+from types import SimpleNamespace
+from typing import cast
+
+import httpx
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from modserve.core.model_config import ModelConfig
+from modserve.core.servable import Servable
+from modserve.core.statistics import FailureReason, ModelStatistics
+from modserve.core.timing import ExecutionTiming
+from modserve.core.version import ModelId
+from modserve.frontends.metrics import MetricsListener
+from modserve.observability import prometheus
+from modserve.testing import config, inflight
+
+MS = 1_000_000
+COUNTERS = {
+    "nv_inference_request_success": 2,
+    "nv_inference_count": 3,
+    "nv_inference_exec_count": 1,
+    "nv_inference_request_duration_us": 24_000,
+    "nv_inference_queue_duration_us": 2_000,
+    "nv_inference_compute_input_duration_us": 2_000,
+    "nv_inference_compute_infer_duration_us": 16_000,
+    "nv_inference_compute_output_duration_us": 2_000,
+}
+"""After `used`."""
+HISTOGRAMS = {
+    "modserve_request_duration_seconds": (2, 0.024),
+    "modserve_queue_duration_seconds": (2, 0.002),
+    "modserve_compute_duration_seconds": (2, 0.02),
+    "modserve_batch_size": (1, 3),
+}
+
+
+def loaded(model_config: ModelConfig, version: int = 1) -> Servable:
+    """As much of a model version as metrics are made of."""
+    found = SimpleNamespace(id=ModelId(model_config.name, version), config=model_config, statistics=ModelStatistics())
+    return cast(Servable, found)
+
+
+def used(model_config: ModelConfig, version: int = 1) -> Servable:
+    """One that ran two requests of batch sizes 2 and 1 in one batch: 1 ms in the queue, then 1, 8 and 1 ms."""
+    servable = loaded(model_config, version)
+    timing = ExecutionTiming()
+    timing.compute_start_ns, timing.compute_input_end_ns = 2 * MS, 3 * MS
+    timing.compute_output_start_ns, timing.compute_end_ns = 11 * MS, 12 * MS
+    members = [inflight(2), inflight(1)]
+    for member in members:
+        member.request_start_ns, member.queue_start_ns = 0, 1 * MS
+    servable.statistics.record_execution(3, timing, 1)
+    servable.statistics.record_successes(members, timing, 12 * MS)
+    return servable
+
+
+def page(*servables: Servable) -> str:
+    return prometheus.render(prometheus.registry(lambda: servables)).decode()
+
+
+def lines(text: str, name: str) -> list[str]:
+    """The samples of a metric."""
+    return [line for line in text.splitlines() if line.startswith((name + "{", name + " "))]
+
+
+def families(text: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+@pytest.mark.parametrize(("name", "value"), COUNTERS.items(), ids=COUNTERS.keys())
+def test_a_counter(name: str, value: int) -> None:
+    text = page(used(config("simple"), 3))
+    assert f"# TYPE {name} counter\n" in text
+    assert lines(text, name) == [f'{name}{{model="simple",version="3"}} {value}.0']
+    assert f"{name}_total" not in text
+    assert f"{name}_created" not in text
+
+
+def test_the_help_of_every_metric_comes_right_before_its_type() -> None:
+    found = page(used(config("simple"))).splitlines()
+    described = [line.split(" ")[2] for line in found if line.startswith("# HELP ")]
+    assert len(described) == len(set(described))
+    for first, second in itertools.pairwise(found):
+        assert first.startswith("# HELP ") == second.startswith("# TYPE ")
+        if first.startswith("# HELP "):
+            assert first.split(" ")[2] == second.split(" ")[2]
+
+
+def test_process_metrics_keep_their_names() -> None:
+    text = page()
+    assert "# TYPE process_cpu_seconds_total counter\n" in text
+    assert len(lines(text, "process_cpu_seconds_total")) == 1
+
+
+def test_failures_by_reason_are_there_from_the_start() -> None:
+    servable = loaded(config("simple"))
+    servable.statistics.record_failure(inflight(), FailureReason.CANCELED, 1)
+    text = page(servable)
+    assert "# TYPE nv_inference_request_failure counter\n" in text
+    assert lines(text, "nv_inference_request_failure") == [
+        f'nv_inference_request_failure{{model="simple",version="1",reason="{reason}"}} {count}.0'
+        for reason, count in (("REJECTED", 0), ("CANCELED", 1), ("BACKEND", 0), ("OTHER", 0))
+    ]
+
+
+def test_waiting_requests() -> None:
+    servable = loaded(config("simple"))
+    servable.statistics.pending = 7
+    text = page(servable)
+    assert "# TYPE nv_inference_pending_request_count gauge\n" in text
+    assert lines(text, "nv_inference_pending_request_count") == [
+        'nv_inference_pending_request_count{model="simple",version="1"} 7.0'
+    ]
+
+
+def test_a_histogram_exactly() -> None:
+    assert lines(page(used(config("simple"))), "modserve_batch_size_bucket") == [
+        f'modserve_batch_size_bucket{{model="simple",version="1",le="{bound}"}} {count}.0'
+        for bound, count in (
+            *(("1.0", 0), ("2.0", 0), ("4.0", 1), ("8.0", 1), ("16.0", 1), ("32.0", 1), ("64.0", 1), ("128.0", 1)),
+            *(("256.0", 1), ("512.0", 1), ("1024.0", 1), ("+Inf", 1)),
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_a_histogram(name: str) -> None:
+    count, total = HISTOGRAMS[name]
+    family = families(page(used(config("simple"))))[name]
+    assert family.type == "histogram"
+    values = {sample.name.removeprefix(name): sample.value for sample in family.samples}
+    assert values["_count"] == count
+    assert values["_sum"] == pytest.approx(total)
+    buckets = [
+        (float(sample.labels["le"]), sample.value) for sample in family.samples if sample.name == f"{name}_bucket"
+    ]
+    bounds, counts = [bound for bound, _ in buckets], [found for _, found in buckets]
+    assert bounds == sorted(set(bounds))
+    assert bounds[-1] == float("inf")
+    assert counts == sorted(counts)
+    assert counts[-1] == count
+    # The sum lies where the counts say.
+    index = counts.index(count)
+    assert bounds[index - 1] < total / count <= bounds[index]
+
+
+def test_prometheus_reads_what_was_meant() -> None:
+    found = families(page(used(config("a")), used(config("b"), 2), loaded(config("b"), 3)))
+    for name, value in COUNTERS.items():
+        assert found[name].type == "counter"
+        assert {(sample.labels["model"], sample.labels["version"]): sample.value for sample in found[name].samples} == {
+            ("a", "1"): value,
+            ("b", "2"): value,
+            ("b", "3"): 0,
+        }
+    assert "process_resident_memory_bytes" in found
+
+
+def test_a_page_without_models() -> None:
+    text = page()
+    assert lines(text, "nv_inference_count") == []
+    assert {family.type for name, family in families(text).items() if name in COUNTERS} <= {"counter"}
+    assert text.endswith("\n")
+
+
+@pytest.mark.parametrize("name", ['say "hi"', "back\\slash", "two\nlines", "é", "a,b={}"])
+def test_label_values_survive(name: str) -> None:
+    (sample,) = families(page(used(config(name))))["nv_inference_count"].samples
+    assert sample.labels["model"] == name
+
+
+def test_escapes_exactly() -> None:
+    (line,) = lines(page(loaded(config('a"b\\c\nd'))), "nv_inference_count")
+    assert line == r'nv_inference_count{model="a\"b\\c\nd",version="1"} 0.0'
+
+
+def test_a_model_s_tags_are_labels_with_an_underscore() -> None:
+    text = page(used(config("simple", metric_tags={"team": "a b", "tier": "1"})))
+    for name in (*COUNTERS, "nv_inference_pending_request_count"):
+        assert lines(text, name)[0].startswith(f'{name}{{model="simple",version="1",_team="a b",_tier="1"}} ')
+    assert all('_team="a b"' in line for line in text.splitlines() if 'model="simple"' in line)
+
+
+def test_series_vanish_with_their_model() -> None:
+    servables = [used(config("stays")), used(config("goes"))]
+    registry = prometheus.registry(lambda: servables)
+    assert b'model="goes"' in prometheus.render(registry)
+    del servables[1]
+    text = prometheus.render(registry)
+    assert b'model="goes"' not in text
+    assert b'model="stays"' in text
+
+
+def test_a_page_is_read_from_the_statistics_each_time() -> None:
+    servable = loaded(config("simple"))
+    registry = prometheus.registry(lambda: [servable])
+    for count in (0, 5):
+        servable.statistics.inference_count = count
+        (sample,) = families(prometheus.render(registry).decode())["nv_inference_count"].samples
+        assert sample.value == count
+
+
+def test_two_servers_in_one_process_share_no_metrics() -> None:
+    first, second = page(used(config("a"))), page(used(config("b")))
+    assert 'model="b"' not in first
+    assert 'model="a"' not in second
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/metrics", b"page"), ("/", b""), ("/v2", b""), ("/metrics/", b"")],
+    ids=lambda value: str(value),
+)
+async def test_the_metrics_port(path: str, body: bytes) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        listener = MetricsListener(lambda: b"page", prometheus.CONTENT_TYPE, "", 0, tasks)
+        transport = httpx.ASGITransport(listener._app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answer = await client.get(path)
+    assert (answer.status_code, answer.content) == (200, body)
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"

@@ -1,0 +1,311 @@
+"""From a model directory to a model that takes requests, or to an error that leaves nothing open."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from modserve.backends.api import BackendInstance, BackendModel, ModelSource, Placement
+from modserve.backends.registry import BackendRegistry
+from modserve.core import dtypes
+from modserve.core.errors import Code, ModserveError, invalid, unavailable
+from modserve.core.model_config import DescribedTensor, InstanceKind, ModelConfig, ModelDescription
+from modserve.core.servable import ModelDirectory
+from modserve.core.version import ModelId
+from modserve.models.loader import Loader, LoaderOptions
+from modserve.models.model import Model
+from modserve.pb import inference as pb
+from modserve.repository.source import read_model
+from modserve.testing import PuppetBackend, write_model
+
+TENSORS = """
+input [ { name: "INPUT0" data_type: TYPE_INT32 dims: [ 4 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 4 ] } ]
+"""
+CONFIG = 'backend: "puppet"\nmax_batch_size: 8\n' + TENSORS
+DESCRIPTION = ModelDescription(
+    (DescribedTensor("INPUT0", dtypes.INT32, (-1, 4)),), (DescribedTensor("OUTPUT0", dtypes.INT32, (-1, 4)),)
+)
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as made:
+        yield made
+
+
+class Bench:
+    """A repository and a loader whose backend is a puppet."""
+
+    def __init__(self, repository: Path, executor: ThreadPoolExecutor) -> None:
+        self.repository = repository
+        self.backend = PuppetBackend()
+        self.executor = executor
+        self.open: list[Model] = []
+        self.loader = self.new_loader()
+
+    def new_loader(
+        self, cores: int = 8, auto_complete: bool = True, options: Mapping[str, Mapping[str, str]] | None = None
+    ) -> Loader:
+        self.loader = Loader(
+            BackendRegistry({"puppet": self.backend}),
+            LoaderOptions(cores, auto_complete, options or {}),
+            self.executor,
+        )
+        return self.loader
+
+    def write(self, text: str = CONFIG, name: str = "model", versions: tuple[str, ...] = ("1",)) -> ModelDirectory:
+        return read_model(write_model(self.repository, name, text, versions))
+
+    async def load(self, model: ModelDirectory, version: int = 1) -> Model:
+        await self.loader.wanted_versions(model)
+        loaded = await self.loader.load(model, version)
+        self.open.append(loaded)
+        return loaded
+
+    async def refusal(self, model: ModelDirectory) -> ModserveError:
+        """Why the model does not load; nothing is left open."""
+        with pytest.raises(ModserveError) as caught:
+            await self.load(model)
+        assert (self.backend.open_models, self.backend.open_instances) == (0, 0)
+        return caught.value
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, executor: ThreadPoolExecutor) -> AsyncIterator[Bench]:
+    made = Bench(tmp_path, executor)
+    yield made
+    for model in made.open:
+        await model.close()
+    assert (made.backend.open_models, made.backend.open_instances) == (0, 0)
+
+
+# Versions
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("", [10]),
+        ("version_policy { latest { num_versions: 2 } }", [2, 10]),
+        ("version_policy { all {} }", [1, 2, 10]),
+        ("version_policy { specific { versions: [ 10, 1 ] } }", [1, 10]),
+        ("version_policy { specific { versions: [ 2, 3 ] } }", [2]),
+    ],
+    ids=["default", "latest two", "all", "specific", "one is not there"],
+)
+async def test_wanted_versions(bench: Bench, policy: str, expected: list[int]) -> None:
+    model = bench.write(CONFIG + policy, versions=("1", "2", "10"))
+    assert await bench.loader.wanted_versions(model) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "versions", "code", "message"),
+    [
+        (
+            CONFIG,
+            (),
+            Code.INVALID_ARG,
+            "at least one version must be available under the version policy of model 'model'",
+        ),
+        (
+            CONFIG + "version_policy { specific { versions: [ 7 ] } }",
+            ("1",),
+            Code.INVALID_ARG,
+            "at least one version must be available under the version policy of model 'model'",
+        ),
+        ('backend: "nosuch"' + TENSORS, ("1",), Code.INVALID_ARG, "unable to find backend 'nosuch'"),
+        ("nosuch_field: 1", ("1",), Code.INVALID_ARG, "nosuch_field"),
+    ],
+    ids=["no versions", "none selected", "backend", "syntax"],
+)
+async def test_models_without_wanted_versions(
+    bench: Bench, text: str, versions: tuple[str, ...], code: Code, message: str
+) -> None:
+    write_model(bench.repository, "model", versions=versions)
+    (bench.repository / "model").mkdir(exist_ok=True)
+    (bench.repository / "model" / "config.pbtxt").write_text(text)
+    with pytest.raises(ModserveError) as caught:
+        await bench.loader.wanted_versions(read_model(bench.repository / "model"))
+    assert caught.value.code is code
+    assert message in caught.value.message
+
+
+# Loading
+
+
+async def test_a_loaded_model(bench: Bench) -> None:
+    model = await bench.load(bench.write(versions=("3",)), 3)
+    assert model.id == ModelId("model", 3)
+    assert (model.config.name, model.config.backend, model.config.max_batch_size) == ("model", "puppet", 8)
+    message = pb.ModelConfig.FromString(model.config_message)
+    assert (message.name, message.version_policy.latest.num_versions) == ("model", 1)
+    assert [group.name for group in message.instance_group] == [group.name for group in model.config.instance_groups]
+    assert (bench.backend.open_models, bench.backend.open_instances) == (1, 1)
+    assert repr(model) == "Model(model, version 3, 0 outstanding, InstancePool(model, 1 of 1 free))"
+
+
+async def test_what_the_backend_is_told(bench: Bench) -> None:
+    bench.new_loader(options={"puppet": {"strings": "attached"}, "other": {"x": "y"}})
+    directory = bench.write(CONFIG + 'default_model_filename: "weights.bin"', versions=("2",))
+    await bench.load(directory, 2)
+    [source] = bench.backend.sources
+    assert source.version == 2
+    assert source.path == bench.repository / "model" / "2" / "weights.bin"
+    assert source.model_directory == bench.repository / "model"
+    assert source.config.name == "model"
+    assert source.options == {"strings": "attached"}
+
+
+async def test_without_a_file_name_the_backend_gets_the_version_directory(bench: Bench) -> None:
+    await bench.load(bench.write())
+    assert bench.backend.sources[0].path == bench.repository / "model" / "1"
+
+
+async def test_the_backend_names_the_file(bench: Bench) -> None:
+    bench.backend.default_model_filename = "model.puppet"
+    model = await bench.load(bench.write())
+    assert bench.backend.sources[0].path.name == "model.puppet"
+    assert model.config.default_model_filename == "model.puppet"
+
+
+async def test_what_the_configuration_leaves_out_comes_from_the_model(bench: Bench) -> None:
+    bench.backend.description = DESCRIPTION
+    model = await bench.load(bench.write('backend: "puppet"\nmax_batch_size: 8'))
+    assert [(spec.name, spec.datatype, spec.dims) for spec in model.config.inputs] == [("INPUT0", dtypes.INT32, (4,))]
+
+
+async def test_or_not_if_that_is_switched_off(bench: Bench) -> None:
+    bench.backend.description = DESCRIPTION
+    bench.new_loader(auto_complete=False)
+    assert (await bench.refusal(bench.write('backend: "puppet"\nmax_batch_size: 8'))).code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize(
+    ("groups", "default", "expected"),
+    [
+        ("", 1, 1),
+        ("", 3, 3),
+        ("instance_group { count: 2 kind: KIND_CPU }", 3, 2),
+        ("instance_group { kind: KIND_CPU }", 3, 3),
+        ("instance_group [ { count: 2 kind: KIND_CPU }, { count: 1 kind: KIND_CPU } ]", 1, 3),
+    ],
+    ids=["default", "the backend's default", "count", "no count", "two groups"],
+)
+async def test_instances(bench: Bench, groups: str, default: int, expected: int) -> None:
+    bench.backend.default_cpu_instances = default
+    await bench.load(bench.write(CONFIG + groups))
+    assert bench.backend.open_instances == expected
+    assert bench.backend.sources[0].cpu_instances == expected
+
+
+@pytest.mark.parametrize(("cores", "share"), [(16, 3), (5, 1), (2, 1), (64, 12)], ids=str)
+async def test_cores_are_shared_out_over_all_instances_of_all_models(bench: Bench, cores: int, share: int) -> None:
+    bench.new_loader(cores)
+    twice = "instance_group { count: 2 kind: KIND_CPU }\nversion_policy { all {} }"
+    first = bench.write(CONFIG + twice, "first", ("1", "2"))
+    second = bench.write(CONFIG, "second")
+    for directory in (first, second):  # all are asked for before the first one loads
+        await bench.loader.wanted_versions(directory)
+    for directory, version in ((first, 1), (first, 2), (second, 1)):
+        bench.open.append(await bench.loader.load(directory, version))
+    assert [source.cpu_threads for source in bench.backend.sources] == [share] * 3
+
+
+async def test_a_model_asked_for_again_is_counted_once(bench: Bench) -> None:
+    bench.new_loader(cores=4)
+    directory = bench.write()
+    for _ in range(3):
+        await bench.loader.wanted_versions(directory)
+    await bench.load(directory)
+    assert bench.backend.sources[0].cpu_threads == 4
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (OSError("bad weights"), Code.INTERNAL, "failed to load model 'model' version 1: bad weights"),
+        (invalid("bad file"), Code.INVALID_ARG, "bad file"),
+        (unavailable("try later"), Code.UNAVAILABLE, "try later"),
+    ],
+    ids=["foreign", "ours", "ours, another"],
+)
+async def test_the_model_can_not_be_opened(bench: Bench, error: Exception, code: Code, message: str) -> None:
+    bench.backend.fail_to_open = error
+    refused = await bench.refusal(bench.write())
+    assert (refused.code, refused.message) == (code, message)
+
+
+async def test_the_model_is_another_than_the_configuration_says(bench: Bench) -> None:
+    bench.backend.description = ModelDescription(
+        (DescribedTensor("INPUT0", dtypes.FP32, (-1, 4)),), DESCRIPTION.outputs
+    )
+    refused = await bench.refusal(bench.write())
+    assert refused.code is Code.INVALID_ARG
+    assert "INPUT0" in refused.message
+
+
+async def test_gpus_that_are_not_there(bench: Bench) -> None:
+    refused = await bench.refusal(bench.write(CONFIG + "instance_group { count: 1 kind: KIND_GPU }"))
+    assert refused.code is Code.INVALID_ARG
+    assert "GPU" in refused.message
+
+
+class _Scarce(PuppetBackend):
+    """Runs out of memory at the second instance."""
+
+    def open(self, source: ModelSource) -> "_ScarceModel":  # type: ignore[override]
+        return _ScarceModel(self, super().open(source))
+
+
+class _ScarceModel:
+    def __init__(self, backend: PuppetBackend, model: BackendModel) -> None:
+        self._backend = backend
+        self._model = model
+        self.describe = model.describe
+        self.close = model.close
+
+    def instance(self, config: ModelConfig, placement: Placement) -> BackendInstance:
+        if self._backend.open_instances:
+            raise MemoryError("out of memory")
+        return self._model.instance(config, placement)
+
+
+async def test_an_instance_can_not_be_made(bench: Bench) -> None:
+    bench.backend = _Scarce()
+    bench.new_loader()
+    refused = await bench.refusal(bench.write(CONFIG + "instance_group { count: 3 kind: KIND_CPU }"))
+    assert refused.code is Code.INTERNAL
+    assert refused.message == "failed to load model 'model' version 1: out of memory"
+
+
+class _WithGpu(PuppetBackend):
+    def gpu_count(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "kinds", "cpu_instances"),
+    [
+        ("", [InstanceKind.GPU], 1),
+        (
+            "instance_group [ { count: 2 kind: KIND_CPU }, { count: 1 kind: KIND_GPU } ]",
+            [InstanceKind.CPU, InstanceKind.CPU, InstanceKind.GPU],
+            2,
+        ),
+    ],
+    ids=["by itself", "beside the CPU"],
+)
+async def test_instances_on_gpus_take_no_share_of_the_cores(
+    bench: Bench, groups: str, kinds: list[InstanceKind], cpu_instances: int
+) -> None:
+    bench.backend = _WithGpu()
+    bench.new_loader(cores=8)
+    await bench.load(bench.write(CONFIG + groups))
+    [source] = bench.backend.sources
+    assert (source.cpu_threads, source.cpu_instances) == (8 // cpu_instances, cpu_instances)
+    assert bench.backend.open_instances == len(kinds)

@@ -1,0 +1,260 @@
+"""A loaded model: requests go in, answers come out, and it knows when all are settled."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modserve.backends.api import BackendInstance, ModelSource, Placement
+from modserve.core import dtypes
+from modserve.core.errors import Code, ModserveError
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import DynamicBatching, InstanceKind, ModelConfig
+from modserve.core.statistics import FailureReason
+from modserve.core.version import ModelId
+from modserve.models.model import Model
+from modserve.testing import Execution, PuppetBackend, RecordingSink, config, request, tensor
+
+BATCHING = DynamicBatching(preferred_batch_sizes=(8,))
+
+
+class Bench:
+    def __init__(self, given: ModelConfig, instances: int = 1) -> None:
+        self.backend = PuppetBackend()
+        engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
+        made: list[tuple[str, BackendInstance]] = [
+            (f"model_{index}", engine.instance(given, Placement(InstanceKind.CPU))) for index in range(instances)
+        ]
+        self.model = Model(ModelId("model", 1), given, b"", engine, made, asyncio.get_running_loop())
+
+    def submit(self, *values: int, **more: Any) -> list[Inflight]:
+        """One request a value, all in one turn of the event loop."""
+        now_ns = time.monotonic_ns()
+        return [
+            self.model.submit(request({"INPUT0": tensor(dtypes.INT32, (1, 4), value)}, **more), RecordingSink(), now_ns)
+            for value in values
+        ]
+
+    async def execution(self) -> Execution:
+        """The next execution, once the event loop has had its turns."""
+        return await asyncio.to_thread(self.backend.next_execution)
+
+    async def finish(self) -> list[int]:
+        """End the next execution; the values that were in it."""
+        execution = await self.execution()
+        array = execution.inputs["INPUT0"]
+        execution.finish({"OUTPUT0": array})
+        found: list[int] = array[:, 0].tolist()
+        return found
+
+
+@pytest.fixture
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    made = Bench(getattr(request, "param", None) or config(dynamic_batching=BATCHING))
+    yield made
+    await made.model.close()
+    assert (made.backend.open_models, made.backend.open_instances) == (0, 0)
+
+
+def outcome(entry: Inflight) -> int | Code:
+    """The value a request got back, or the code of its failure."""
+    assert isinstance(entry.sink, RecordingSink)
+    assert entry.sink.settled == 1
+    if entry.sink.errors:
+        return entry.sink.errors[0].code
+    value: int = entry.sink.responses[0].outputs["OUTPUT0"].array[0, 0]
+    return value
+
+
+unbatched = pytest.mark.parametrize("bench", [config()], indirect=True, ids=["no batching"])
+
+
+async def test_requests_of_one_turn_share_a_batch(bench: Bench) -> None:
+    entries = bench.submit(1, 2, 3)
+    assert await bench.finish() == [1, 2, 3]
+    await bench.model.drain()
+    assert [outcome(entry) for entry in entries] == [1, 2, 3]
+    assert bench.model.statistics.execution_count == 1
+
+
+@unbatched
+async def test_without_dynamic_batching_each_runs_alone(bench: Bench) -> None:
+    entries = bench.submit(1, 2, 3)
+    assert [await bench.finish() for _ in entries] == [[1], [2], [3]]
+    await bench.model.drain()
+    assert [outcome(entry) for entry in entries] == [1, 2, 3]
+    assert bench.model.statistics.execution_count == 3
+
+
+async def test_pending_counts_those_that_wait(bench: Bench) -> None:
+    bench.submit(1)
+    execution = await bench.execution()
+    assert bench.model.statistics.pending == 0
+    waiting = bench.submit(2, 3)
+    assert bench.model.statistics.pending == 2
+    waiting[0].cancel()
+    assert bench.model.statistics.pending == 1
+    execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
+    assert await bench.finish() == [3]
+    await bench.model.drain()
+    assert bench.model.statistics.pending == 0
+
+
+async def test_a_wrong_request_is_refused_and_not_counted(bench: Bench) -> None:
+    sink = RecordingSink()
+    with pytest.raises(ModserveError, match="expected 1 inputs but got 0"):
+        bench.model.submit(request({}), sink, 0)
+    assert sink.settled == 0
+    statistics = bench.model.statistics
+    assert (statistics.fail.count, statistics.pending) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [config(dynamic_batching=DynamicBatching((8,), max_queue_size=1))],
+    indirect=True,
+    ids=["queue of one"],
+)
+async def test_a_full_queue_counts_as_rejected(bench: Bench) -> None:
+    bench.submit(1)
+    with pytest.raises(ModserveError, match="Exceeds maximum queue size"):
+        bench.submit(2)
+    statistics = bench.model.statistics
+    assert (statistics.fail.count, statistics.failures[FailureReason.REJECTED]) == (1, 1)
+    assert statistics.pending == 1
+    await bench.finish()
+    await bench.model.drain()
+
+
+async def test_a_deadline_that_has_passed_counts_as_rejected(bench: Bench) -> None:
+    [entry] = bench.submit(1, deadline_ns=1)
+    await bench.model.drain()
+    assert outcome(entry) is Code.UNAVAILABLE
+    assert bench.model.statistics.failures[FailureReason.REJECTED] == 1
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [config(dynamic_batching=DynamicBatching((8,), max_queue_delay_ns=10**15, default_timeout_ns=1))],
+    indirect=True,
+    ids=["timeout of 1 ns"],
+)
+async def test_the_queues_timeout_is_the_configurations(bench: Bench) -> None:
+    [entry] = bench.submit(1)
+    await bench.model.drain()
+    assert outcome(entry) is Code.UNAVAILABLE
+
+
+async def test_one_cancelled_while_waiting_and_one_while_executing(bench: Bench) -> None:
+    running = bench.submit(1, 2)
+    execution = await bench.execution()
+    waiting = bench.submit(3, 4)
+    running[0].cancel()
+    waiting[0].cancel()
+    execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
+    assert await bench.finish() == [4]
+    await bench.model.drain()
+    assert [outcome(entry) for entry in (*running, *waiting)] == [Code.CANCELLED, 2, Code.CANCELLED, 4]
+    statistics = bench.model.statistics
+    assert statistics.failures[FailureReason.CANCELED] == statistics.fail.count == 2
+    assert (statistics.success.count, statistics.inference_count, statistics.execution_count) == (2, 2, 2)
+
+
+async def test_a_failed_execution_fails_only_its_own_requests(bench: Bench) -> None:
+    failing = bench.submit(1, 2)
+    execution = await bench.execution()
+    good = bench.submit(3)
+    execution.fail(ValueError("engine broke"))
+    assert await bench.finish() == [3]
+    await bench.model.drain()
+    assert [outcome(entry) for entry in (*failing, *good)] == [Code.INTERNAL, Code.INTERNAL, 3]
+    assert bench.model.statistics.failures[FailureReason.BACKEND] == 2
+
+
+# Draining and closing
+
+
+async def test_an_idle_model_drains_at_once(bench: Bench) -> None:
+    async with asyncio.timeout(5):
+        await bench.model.drain()
+
+
+async def test_drain_finishes_what_was_accepted_and_takes_nothing_new(bench: Bench) -> None:
+    running = bench.submit(1)
+    execution = await bench.execution()
+    waiting = bench.submit(2)
+    draining = asyncio.create_task(bench.model.drain())
+    await asyncio.sleep(0)
+    with pytest.raises(ModserveError, match="Server is stopping") as caught:
+        bench.submit(3)
+    assert caught.value.code is Code.UNAVAILABLE
+    execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
+    second = await bench.execution()
+    assert not draining.done()
+    second.finish({"OUTPUT0": second.inputs["INPUT0"]})
+    await draining
+    assert [outcome(entry) for entry in (*running, *waiting)] == [1, 2]
+
+
+async def test_cancelling_what_is_left_ends_a_drain(bench: Bench) -> None:
+    bench.submit(1)
+    execution = await bench.execution()
+    [waiting] = bench.submit(2)
+    draining = asyncio.create_task(bench.model.drain())
+    execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
+    waiting.cancel()
+    await draining
+    assert bench.model.statistics.success.count == 1
+
+
+async def test_close_fails_what_waits_and_finishes_what_runs() -> None:
+    bench = Bench(config(dynamic_batching=BATCHING))
+    [running] = bench.submit(1)
+    execution = await bench.execution()
+    [waiting] = bench.submit(2)
+    closing = asyncio.create_task(bench.model.close())
+    await asyncio.sleep(0)
+    assert isinstance(waiting.sink, RecordingSink)
+    assert [error.message for error in waiting.sink.errors] == ["model 'model' was unloaded before the request ran"]
+    execution.finish({"OUTPUT0": np.ones((1, 4), np.int32)})
+    await closing
+    assert (bench.backend.open_models, bench.backend.open_instances) == (0, 0)
+    await bench.model.drain()
+    assert [outcome(running), outcome(waiting)] == [1, Code.UNAVAILABLE]
+    with pytest.raises(ModserveError, match="Server is stopping"):
+        bench.submit(3)
+
+
+class _StubbornInstance:
+    def execute(self, inputs: Any, outputs: tuple[str, ...]) -> Any:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise OSError("stuck")
+
+
+async def test_the_engine_is_closed_though_an_instance_can_not_be() -> None:
+    backend = PuppetBackend()
+    given = config()
+    engine = backend.open(ModelSource(given, 1, Path(), Path()))
+    instances: list[tuple[str, BackendInstance]] = [("model_0", _StubbornInstance())]
+    model = Model(ModelId("model", 1), given, b"", engine, instances, asyncio.get_running_loop())
+    with pytest.raises(OSError, match="stuck"):
+        await model.close()
+    assert backend.open_models == 0
+
+
+async def test_outputs_that_were_not_asked_for_are_not_asked_of_the_engine() -> None:
+    spec = config().outputs[0]
+    other = type(spec)("OUTPUT1", spec.datatype, spec.dims)
+    bench = Bench(config(outputs=(spec, other)))
+    bench.submit(1, outputs=("OUTPUT1",))
+    execution = await bench.execution()
+    assert execution.outputs == ("OUTPUT1",)
+    execution.finish({"OUTPUT1": execution.inputs["INPUT0"]})
+    await bench.model.drain()
+    await bench.model.close()

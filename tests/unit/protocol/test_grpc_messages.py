@@ -1,0 +1,368 @@
+"""Inference over gRPC: messages in, messages out."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from datatype_samples import IDS, SAMPLES, Sample
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modserve.core import dtypes
+from modserve.core.errors import Code, ModserveError
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Tensor
+from modserve.pb import inference as pb
+from modserve.protocol import grpc_messages
+
+NOW = 1_000_000_000
+CONTENTS: dict[str, tuple[str, Any]] = {
+    "bool_contents": ("BOOL", [True]),
+    "int_contents": ("INT32", [1]),
+    "int64_contents": ("INT64", [1]),
+    "uint_contents": ("UINT32", [1]),
+    "uint64_contents": ("UINT64", [1]),
+    "fp32_contents": ("FP32", [1.5]),
+    "fp64_contents": ("FP64", [1.5]),
+    "bytes_contents": ("BYTES", [b"a"]),
+}
+"""Field → how Triton's messages call it, and a value for it."""
+
+
+def tensor(
+    name: str = "IN", datatype: str = "INT32", shape: tuple[int, ...] = (1, 2), **contents: Any
+) -> pb.ModelInferRequest.InferInputTensor:
+    found = pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=shape)
+    if contents:
+        found.contents.CopyFrom(pb.InferTensorContents(**contents))
+    return found
+
+
+def message(
+    *inputs: pb.ModelInferRequest.InferInputTensor, raw: tuple[bytes, ...] = (), **more: Any
+) -> pb.ModelInferRequest:
+    return pb.ModelInferRequest(model_name="m", inputs=inputs, raw_input_contents=raw, **more)
+
+
+def decode(asked: pb.ModelInferRequest, limit_ns: int = 0) -> InferenceRequest:
+    return grpc_messages.decode_request(asked, NOW, limit_ns)
+
+
+def error(asked: pb.ModelInferRequest, code: Code = Code.INVALID_ARG) -> str:
+    with pytest.raises(ModserveError) as caught:
+        decode(asked)
+    assert caught.value.code is code
+    return caught.value.message
+
+
+def with_parameter(name: str, **choice: Any) -> pb.ModelInferRequest:
+    asked = message()
+    asked.parameters[name].CopyFrom(pb.InferParameter(**choice))
+    return asked
+
+
+# Tensors
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
+def test_every_datatype_as_raw_contents(sample: Sample) -> None:
+    asked = message(tensor(datatype=sample.datatype.name), raw=(sample.raw,))
+    got = decode(pb.ModelInferRequest.FromString(asked.SerializeToString())).inputs["IN"]
+    assert (got.datatype, got.shape, got.array.tolist()) == (sample.datatype, (1, 2), sample.tensor.array.tolist())
+
+
+@pytest.mark.parametrize("sample", [sample for sample in SAMPLES if sample.datatype.contents_field], ids=str)
+def test_every_datatype_as_typed_contents(sample: Sample) -> None:
+    contents: dict[str, Any] = {str(sample.datatype.contents_field): sample.elements}
+    asked = message(tensor(datatype=sample.datatype.name, **contents))
+    got = decode(pb.ModelInferRequest.FromString(asked.SerializeToString())).inputs["IN"]
+    assert (got.datatype, got.shape, bytes(got.raw)) == (sample.datatype, (1, 2), sample.raw)
+
+
+def test_the_16_bit_float_types_have_no_typed_contents() -> None:
+    assert {sample.datatype for sample in SAMPLES if not sample.datatype.contents_field} == {dtypes.FP16, dtypes.BF16}
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
+def test_contents_in_a_wrong_field(sample: Sample) -> None:
+    for field in CONTENTS.keys() - {sample.datatype.contents_field}:
+        spelled, value = CONTENTS[field]
+        assert error(message(tensor(datatype=sample.datatype.name, **{field: value}))) == (
+            f"unexpected explicit tensor data for input tensor 'IN' for model 'm' of type '{spelled}', "
+            f"expected datatype '{sample.datatype}'"
+        )
+
+
+def test_two_kinds_of_contents() -> None:
+    assert error(message(tensor(int_contents=[1], fp32_contents=[1.5]))) == (
+        "unexpected explicit tensor data for input tensor 'IN' for model 'm', binary data was already supplied."
+    )
+    assert "of type 'INT32', expected" in error(message(tensor(datatype="FP32", int_contents=[1], fp32_contents=[1.5])))
+
+
+def test_neither_contents_nor_raw() -> None:
+    assert error(message(tensor())) == "unable to find data for input tensor 'IN' for model 'm' in request."
+
+
+def test_contents_without_elements_are_an_empty_tensor() -> None:
+    asked = message(tensor(shape=(1, 0)))
+    asked.inputs[0].contents.SetInParent()
+    assert bytes(decode(asked).inputs["IN"].raw) == b""
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "value", "bounds"),
+    [
+        ("INT8", "int_contents", 128, "-128 to 127"),
+        ("INT16", "int_contents", -32769, "-32768 to 32767"),
+        ("UINT8", "uint_contents", 256, "0 to 255"),
+        ("UINT16", "uint_contents", 65536, "0 to 65535"),
+    ],
+)
+def test_typed_contents_out_of_range_are_refused_and_do_not_wrap(
+    datatype: str, field: str, value: int, bounds: str
+) -> None:
+    contents: dict[str, Any] = {field: [0, value]}
+    assert error(message(tensor(datatype=datatype, **contents))) == (
+        f"element 1 of input 'IN' is {value}, {datatype} takes {bounds}"
+    )
+
+
+def test_raw_contents_belong_to_the_inputs_in_their_order() -> None:
+    request = decode(message(tensor("B"), tensor("A"), raw=(b"b" * 8, b"a" * 8)))
+    assert {name: bytes(got.raw) for name, got in request.inputs.items()} == {"B": b"b" * 8, "A": b"a" * 8}
+
+
+def test_mixing_raw_and_typed_contents() -> None:
+    assert error(message(tensor("A"), tensor("B", int_contents=[1, 2]), raw=(bytes(8), bytes(8)))) == (
+        "contents field must not be specified when using raw_input_contents for 'B' for model 'm'"
+    )
+
+
+def test_fewer_raw_contents_than_inputs() -> None:
+    assert error(message(tensor("A"), tensor("B"), raw=(bytes(8),))) == (
+        "unable to find data for input tensor 'B' for model 'm' in request."
+    )
+
+
+def test_more_raw_contents_than_inputs() -> None:
+    assert error(message(tensor(), raw=(bytes(8), bytes(8)))) == (
+        "expected 1 raw input buffers for model 'm', got 2: one is needed for each input, in their order"
+    )
+
+
+@pytest.mark.parametrize(("id", "prefix"), [("", "<id_unknown>"), ("7", "7")])
+def test_a_duplicate_input(id: str, prefix: str) -> None:
+    assert error(message(tensor(), tensor(), raw=(bytes(8), bytes(8)), id=id)) == (
+        f"[request id: {prefix}] input 'IN' already exists in request"
+    )
+
+
+def test_an_unknown_datatype_is_left_to_the_model_s_signature() -> None:
+    assert decode(message(tensor(datatype="INT23"), raw=(bytes(8),))).inputs["IN"].datatype is dtypes.INVALID
+    assert "expected datatype '<invalid>'" in error(message(tensor(datatype="INT23", int_contents=[1])))
+
+
+# The rest of a request
+
+
+def test_name_version_and_id() -> None:
+    request = decode(message(model_version="3", id="7"))
+    assert (request.model_name, request.version, request.id, request.deadline_ns) == ("m", 3, "7", 0)
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        (
+            "x",
+            "failed to get model version from specified version string 'x' (details: stol), "
+            "version should be an integral value > 0",
+        ),
+        ("0", "invalid model version specified '0' , version should be an integral value > 0"),
+        ("-1", "invalid model version specified '-1' , version should be an integral value > 0"),
+    ],
+)
+def test_a_version_that_is_none(version: str, text: str) -> None:
+    assert error(message(model_version=version)) == text
+
+
+def test_requested_outputs_once_each() -> None:
+    outputs = [pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in "BAB"]
+    assert decode(message(outputs=outputs)).outputs == ("B", "A")
+
+
+@pytest.mark.parametrize("extension", ["classification", "shared_memory_region"])
+def test_output_extensions_are_not_served_yet(extension: str) -> None:
+    output = pb.ModelInferRequest.InferRequestedOutputTensor(name="A")
+    output.parameters[extension].int64_param = 1
+    assert f"'{extension}' is not supported" in error(message(outputs=[output]), Code.UNSUPPORTED)
+
+
+def test_shared_memory_inputs_are_not_served_yet() -> None:
+    asked = message(tensor())
+    asked.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    assert "shared memory is not supported" in error(asked, Code.UNSUPPORTED)
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "value"),
+    [
+        ("sequence_id", {"int64_param": 7}, 7),
+        ("sequence_id", {"string_param": "s"}, "s"),
+        ("sequence_start", {"bool_param": True}, True),
+        ("sequence_end", {"bool_param": False}, False),
+        ("priority", {"int64_param": 2}, 2),
+        ("priority", {"uint64_param": 2}, 2),
+        ("timeout", {"int64_param": 3}, 3),
+        ("own", {"string_param": "x"}, "x"),
+        ("own", {"int64_param": -1}, -1),
+        ("own", {"bool_param": False}, False),
+        ("own", {"double_param": 0.5}, 0.5),
+        ("own", {"uint64_param": 2**64 - 1}, 2**64 - 1),
+        ("triton_enable_empty_final_response", {"bool_param": True}, True),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_parameter(name: str, choice: dict[str, Any], value: object) -> None:
+    assert decode(with_parameter(name, **choice)).parameters == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "text"),
+    [
+        (
+            "sequence_id",
+            {"bool_param": True},
+            "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.",
+        ),
+        (
+            "sequence_start",
+            {"int64_param": 1},
+            "invalid value type for 'sequence_start' parameter, expected bool_param.",
+        ),
+        (
+            "sequence_end",
+            {"string_param": "x"},
+            "invalid value type for 'sequence_end' parameter, expected bool_param.",
+        ),
+        (
+            "priority",
+            {"string_param": "1"},
+            "invalid value type for 'priority' parameter, expected int64_param or uint64_param.",
+        ),
+        ("priority", {"int64_param": -1}, "invalid value for 'priority', expected value >= 0."),
+        ("timeout", {"uint64_param": 1}, "invalid value type for 'timeout' parameter, expected int64_param."),
+        ("own", {}, "invalid value type for 'own' parameter, expected int64_param, bool_param, or string_param."),
+        (
+            "triton_own",
+            {"int64_param": 1},
+            "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting "
+            "with 'triton_' are allowed: triton_enable_empty_final_response",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_parameter_that_is_refused(name: str, choice: dict[str, Any], text: str) -> None:
+    assert error(with_parameter(name, **choice)) == text
+
+
+@pytest.mark.parametrize(
+    ("timeout", "limit_ns", "deadline_ns"),
+    [(0, 0, 0), (5, 0, NOW + 5_000), (0, NOW + 9, NOW + 9), (5, NOW + 9, NOW + 9), (5, NOW + 9_000, NOW + 5_000)],
+    ids=["neither", "parameter", "rpc", "rpc is earlier", "parameter is earlier"],
+)
+def test_the_earlier_of_both_deadlines_counts(timeout: int, limit_ns: int, deadline_ns: int) -> None:
+    assert decode(with_parameter("timeout", int64_param=timeout), limit_ns).deadline_ns == deadline_ns
+
+
+# Answers
+
+
+def test_an_answer() -> None:
+    outputs = {
+        "T": Tensor.from_array(np.array([[b"ab"]], object), dtypes.BYTES),
+        "OUT": Tensor.from_array(np.array([[1, 2]], np.int32)),
+    }
+    response = InferenceResponse("m", 2, outputs, "7", {"b": True, "i": -1, "s": "x", "d": 0.5})
+    assert grpc_messages.encode_response(response) == pb.ModelInferResponse(
+        model_name="m",
+        model_version="2",
+        id="7",
+        parameters={
+            "b": pb.InferParameter(bool_param=True),
+            "i": pb.InferParameter(int64_param=-1),
+            "s": pb.InferParameter(string_param="x"),
+            "d": pb.InferParameter(double_param=0.5),
+        },
+        outputs=[
+            pb.ModelInferResponse.InferOutputTensor(name="T", datatype="BYTES", shape=[1, 1]),
+            pb.ModelInferResponse.InferOutputTensor(name="OUT", datatype="INT32", shape=[1, 2]),
+        ],
+        raw_output_contents=[b"\x02\0\0\0ab", b"\x01\0\0\0\x02\0\0\0"],
+    )
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
+def test_every_datatype_goes_out_raw(sample: Sample) -> None:
+    answer = grpc_messages.encode_response(InferenceResponse("m", 1, {"OUT": sample.tensor}))
+    assert (answer.outputs[0].datatype, list(answer.raw_output_contents)) == (sample.datatype.name, [sample.raw])
+    assert not answer.outputs[0].HasField("contents")
+
+
+# Rubbish
+
+PARAMETERS = st.sampled_from(
+    [
+        pb.InferParameter(),
+        pb.InferParameter(bool_param=True),
+        pb.InferParameter(int64_param=-3),
+        pb.InferParameter(string_param="x"),
+    ]
+)
+NAMES = st.sampled_from(
+    ["", "a", "timeout", "priority", "sequence_id", "shared_memory_region", "triton_x", "classification"]
+)
+TENSORS = st.builds(
+    pb.ModelInferRequest.InferInputTensor,
+    name=NAMES,
+    datatype=st.sampled_from([*IDS, "", "INT23"]),
+    shape=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3),
+    contents=st.none()
+    | st.builds(
+        pb.InferTensorContents,
+        int_contents=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=2),
+        uint_contents=st.lists(st.integers(0, 2**32 - 1), max_size=2),
+        fp64_contents=st.lists(st.floats(), max_size=2),
+        bytes_contents=st.lists(st.binary(max_size=3), max_size=2),
+    ),
+)
+MESSAGES = st.builds(
+    pb.ModelInferRequest,
+    model_version=st.sampled_from(["", "1", "-1", "9" * 5000]) | st.text(st.characters(codec="utf-8"), max_size=3),
+    id=st.text(st.characters(codec="utf-8"), max_size=3),
+    inputs=st.lists(TENSORS, max_size=3),
+    raw_input_contents=st.lists(st.binary(max_size=9), max_size=3),
+    parameters=st.dictionaries(NAMES, PARAMETERS, max_size=2),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(MESSAGES)
+def test_no_message_brings_the_decoder_down(asked: pb.ModelInferRequest) -> None:
+    try:
+        names = list(decode(asked).inputs)
+    except ModserveError:
+        return
+    assert names == [given.name for given in asked.inputs]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=60))
+def test_no_bytes_that_are_a_message_bring_the_decoder_down(data: bytes) -> None:
+    try:
+        decode(pb.ModelInferRequest.FromString(data))
+    except (DecodeError, ModserveError):
+        pass

@@ -1,0 +1,612 @@
+"""Inference over HTTP: literal bodies in, literal bodies out."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from datatype_samples import IDS, SAMPLES, Sample
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modserve.core import dtypes
+from modserve.core.errors import Code, ModserveError, invalid
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Tensor
+from modserve.protocol import http_infer
+from modserve.protocol.http_infer import Reply
+
+NOW = 1_000_000_000
+quick = settings(max_examples=60, deadline=None)
+INPUT = '{"name":"IN","shape":[1,2],"datatype":"INT32","data":[1,2]}'
+BINARY = '{"name":"IN","shape":[1,2],"datatype":"INT32","parameters":{"binary_data_size":8}}'
+EIGHT = b"\x01\0\0\0\x02\0\0\0"
+
+
+def decode(
+    text: str | bytes, binary: bytes | None = None, version: int | None = None
+) -> tuple[InferenceRequest, Reply]:
+    header = text.encode() if isinstance(text, str) else text
+    if binary is None:
+        return http_infer.decode_request("m", version, header, None, NOW)
+    return http_infer.decode_request("m", version, header + binary, len(header), NOW)
+
+
+def error(text: str | bytes, binary: bytes | None = None) -> str:
+    with pytest.raises(ModserveError) as caught:
+        decode(text, binary)
+    assert caught.value.code is Code.INVALID_ARG
+    return caught.value.message
+
+
+def with_input(**fields: Any) -> str:
+    """A request with one input, whose fields are as given; None leaves a field out."""
+    whole = {"name": "IN", "shape": [1, 2], "datatype": "INT32", "data": [1, 2], **fields}
+    return json.dumps({"inputs": [{key: value for key, value in whole.items() if value is not None}]})
+
+
+def with_parameters(parameters: object) -> str:
+    return json.dumps({"parameters": parameters, "inputs": []})
+
+
+# Requests
+
+
+def test_the_smallest_request() -> None:
+    request, reply = decode('{"inputs":[' + INPUT + "]}", version=3)
+    assert (request.model_name, request.version, request.id) == ("m", 3, "")
+    assert (request.outputs, request.parameters, request.deadline_ns) == ((), {}, 0)
+    assert request.inputs["IN"].datatype is dtypes.INT32
+    assert request.inputs["IN"].array.tolist() == [[1, 2]]
+    assert reply == Reply()
+
+
+def test_a_request_with_everything() -> None:
+    request, _ = decode(
+        '{"id":"é\\"/","parameters":{"timeout":2000,"a":1,"b":true,"c":"x","d":1.5,"sequence_id":"s",'
+        '"sequence_start":true,"sequence_end":false,"priority":2},"outputs":[{"name":"B"},{"name":"A"}],'
+        '"inputs":[{"name":"X","shape":[1],"datatype":"BOOL","data":[true]},' + INPUT + '],"unknown":{"key":[]}}'
+    )
+    assert request.id == 'é"/'
+    assert request.outputs == ("B", "A")
+    assert list(request.inputs) == ["X", "IN"]
+    assert request.deadline_ns == NOW + 2_000_000
+    assert request.parameters == {
+        "timeout": 2000,
+        "a": 1,
+        "b": True,
+        "c": "x",
+        "d": 1.5,
+        "sequence_id": "s",
+        "sequence_start": True,
+        "sequence_end": False,
+        "priority": 2,
+    }
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
+def test_every_datatype_as_json(sample: Sample) -> None:
+    text = f'{{"inputs":[{{"name":"IN","shape":[1,2],"datatype":"{sample.datatype}","data":{sample.json}}}]}}'
+    tensor = decode(text)[0].inputs["IN"]
+    assert (tensor.datatype, tensor.shape, bytes(tensor.raw)) == (sample.datatype, (1, 2), sample.raw)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
+def test_every_datatype_as_binary_data(sample: Sample) -> None:
+    text = with_input(datatype=sample.datatype.name, data=None, parameters={"binary_data_size": len(sample.raw)})
+    tensor = decode(text, sample.raw)[0].inputs["IN"]
+    assert tensor.array.tolist() == sample.tensor.array.tolist()
+
+
+def test_binary_data_is_taken_in_the_order_of_the_inputs_beside_json_ones() -> None:
+    other = BINARY.replace('"IN"', '"B"')
+    request, _ = decode(
+        '{"inputs":[' + other + "," + INPUT.replace("IN", "J", 1) + "," + BINARY + "]}", EIGHT + b"\x05" * 8
+    )
+    assert request.inputs["B"].array.tolist() == [[1, 2]]
+    assert request.inputs["J"].array.tolist() == [[1, 2]]
+    assert bytes(request.inputs["IN"].raw) == b"\x05" * 8
+
+
+def test_binary_data_is_not_copied() -> None:
+    body = ('{"inputs":[' + BINARY + "]}").encode() + EIGHT
+    request, _ = http_infer.decode_request("m", None, body, len(body) - 8, NOW)
+    raw = request.inputs["IN"].raw
+    assert isinstance(raw, memoryview)
+    assert raw.obj is body
+
+
+def test_a_header_seen_before_means_the_same_with_other_binary_data() -> None:
+    text = '{"inputs":[' + BINARY + '],"parameters":{"timeout":5,"binary_data_output":true}}'
+    for data in (EIGHT, bytes(8), EIGHT):
+        request, reply = decode(text, data)
+        assert bytes(request.inputs["IN"].raw) == data
+        assert request.deadline_ns == NOW + 5_000
+        assert reply.all_binary
+    assert "expecting 1 additional" in error(text, bytes(7))
+    assert "unexpected additional" in error(text, bytes(9))
+
+
+def test_the_header_length_covers_requests_without_binary_data() -> None:
+    assert decode('{"inputs":[' + INPUT + "]}", b"")[0].inputs["IN"].array.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity"])
+def test_bare_non_finite_numbers_are_read(literal: str) -> None:
+    text = '{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[' + literal + "]}]}"
+    assert decode(text)[0].inputs["IN"].array.tolist() == pytest.approx([float(literal)], nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("request_part", "all_binary", "binary"),
+    [
+        ("", False, []),
+        (',"outputs":[]', False, []),
+        (',"parameters":{"binary_data_output":true}', True, []),
+        (',"parameters":{"binary_data_output":true},"outputs":[]', True, []),
+        (',"outputs":[{"name":"A","parameters":{"binary_data":true}},{"name":"B"}]', False, ["A"]),
+        (',"outputs":[{"name":"A","parameters":{"binary_data":false}}]', False, []),
+        # The default that the documents speak of does not exist in the code.
+        (',"outputs":[{"name":"A"}],"parameters":{"binary_data_output":true}', False, []),
+    ],
+    ids=["none", "empty", "default", "default, empty", "one of two", "false", "default, listed"],
+)
+def test_which_outputs_come_back_as_binary_data(request_part: str, all_binary: bool, binary: list[str]) -> None:
+    _, reply = decode('{"inputs":[]' + request_part + "}")
+    assert (reply.all_binary, sorted(reply.binary)) == (all_binary, binary)
+
+
+def test_an_output_asked_for_twice_comes_once() -> None:
+    assert decode('{"inputs":[],"outputs":[{"name":"A"},{"name":"B"},{"name":"A"}]}')[0].outputs == ("A", "B")
+
+
+@pytest.mark.parametrize(
+    ("timeout", "deadline_ns"), [(0, 0), (1, NOW + 1_000), (10**15, NOW + 10**18)], ids=["none", "1 µs", "long"]
+)
+def test_the_timeout_counts_microseconds_from_now(timeout: int, deadline_ns: int) -> None:
+    assert decode(with_parameters({"timeout": timeout}))[0].deadline_ns == deadline_ns
+
+
+# Mistakes
+
+ONE_SOURCE = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'. But "
+)
+MISTAKES = {
+    "inputs missing": ("{}", "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
+    "inputs null": ('{"inputs":null}', "Unable to parse 'inputs': attempt to access JSON non-array as array"),
+    "inputs object": ('{"inputs":{}}', "Unable to parse 'inputs': attempt to access JSON non-array as array"),
+    "id number": ('{"id":5,"inputs":[]}', "Unable to parse 'id': attempt to access JSON non-string as string"),
+    "id null": ('{"id":null,"inputs":[]}', "Unable to parse 'id': attempt to access JSON non-string as string"),
+    "outputs null": (
+        '{"inputs":[],"outputs":null}',
+        "Unable to parse 'outputs': attempt to access JSON non-array as array",
+    ),
+    "outputs object": (
+        '{"inputs":[],"outputs":{}}',
+        "Unable to parse 'outputs': attempt to access JSON non-array as array",
+    ),
+    "output name missing": (
+        '{"inputs":[],"outputs":[{}]}',
+        "Unable to parse 'name': attempt to access non-existing object member 'name'",
+    ),
+    "output parameters list": (
+        '{"inputs":[],"outputs":[{"name":"A","parameters":[]}]}',
+        "Unable to parse 'parameters': attempt to access JSON non-object as object",
+    ),
+    "binary_data number": (
+        '{"inputs":[],"outputs":[{"name":"A","parameters":{"binary_data":1}}]}',
+        "Unable to parse 'binary_data': attempt to access JSON non-boolean as boolean",
+    ),
+    "binary_data_output number": (
+        with_parameters({"binary_data_output": 1}),
+        "Unable to parse 'binary_data_output': attempt to access JSON non-boolean as boolean",
+    ),
+    "name number": (with_input(name=1), "Unable to parse 'name': attempt to access JSON non-string as string"),
+    "name missing": (
+        with_input(name=None),
+        "Unable to parse 'name': attempt to access non-existing object member 'name'",
+    ),
+    "datatype number": (
+        with_input(datatype=3),
+        "Unable to parse 'datatype': attempt to access JSON non-string as string",
+    ),
+    "datatype missing": (
+        with_input(datatype=None),
+        "Unable to parse 'datatype': attempt to access non-existing object member 'datatype'",
+    ),
+    "datatype unknown": (with_input(datatype="INT23"), "invalid datatype for input IN"),
+    "shape missing": (
+        with_input(shape=None),
+        "Unable to parse 'shape': attempt to access non-existing object member 'shape'",
+    ),
+    "shape number": (with_input(shape=2), "Unable to parse 'shape': attempt to access JSON non-array as array"),
+    **{
+        f"shape of {shape}": (
+            with_input(shape=shape),
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        )
+        for shape in ([1, -2], [1.0, 2.0], ["1"], [True, 2], [None], [[1], 2], [2**63])
+    },
+    "duplicate input": (
+        '{"inputs":[' + INPUT + "," + INPUT + "]}",
+        "[request id: <id_unknown>] input 'IN' already exists in request",
+    ),
+    "duplicate input with id": (
+        '{"id":"7","inputs":[' + INPUT + "," + INPUT + "]}",
+        "[request id: 7] input 'IN' already exists in request",
+    ),
+    "no source": (with_input(data=None), ONE_SOURCE + "no field is set"),
+    "no source, empty parameters": (with_input(data=None, parameters={}), ONE_SOURCE + "no field is set"),
+    "two sources": (with_input(parameters={"binary_data_size": 8}), ONE_SOURCE + "set 'data' 'binary_data_size'"),
+    "three sources": (
+        with_input(parameters={"binary_data_size": 8, "shared_memory_region": "r"}),
+        ONE_SOURCE + "set 'data' 'binary_data_size' 'shared_memory_region'",
+    ),
+    "input parameters list": (
+        with_input(parameters=[]),
+        "Unable to parse 'parameters': attempt to access JSON non-object as object",
+    ),
+    **{
+        f"binary_data_size {size!r}": (
+            with_input(data=None, parameters={"binary_data_size": size}),
+            "Unable to parse 'binary_data_size': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        )
+        for size in (-1, 8.0, "8", True, None)
+    },
+    "binary without header length": (
+        '{"inputs":[' + BINARY + "]}",
+        "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' "
+        "when passing inputs in binary data format",
+    ),
+    "timeout negative": (
+        with_parameters({"timeout": -1}),
+        "Unable to parse 'timeout': attempt to access JSON non-unsigned-integer as unsigned-integer",
+    ),
+    "timeout boolean": (
+        with_parameters({"timeout": True}),
+        "Unable to parse 'timeout': attempt to access JSON non-unsigned-integer as unsigned-integer",
+    ),
+    "priority string": (
+        with_parameters({"priority": "1"}),
+        "Unable to parse 'priority': attempt to access JSON non-unsigned-integer as unsigned-integer",
+    ),
+    "sequence_id boolean": (
+        with_parameters({"sequence_id": True}),
+        "Unable to parse 'sequence_id': attempt to access JSON non-string as string",
+    ),
+    "sequence_start number": (
+        with_parameters({"sequence_start": 1}),
+        "Unable to parse 'sequence_start': attempt to access JSON non-boolean as boolean",
+    ),
+    "sequence_end string": (
+        with_parameters({"sequence_end": "true"}),
+        "Unable to parse 'sequence_end': attempt to access JSON non-boolean as boolean",
+    ),
+    "reserved parameter": (
+        with_parameters({"triton_enable_empty_final_response": True}),
+        "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
+    ),
+    **{
+        f"parameter of {value}": (
+            with_parameters({"k": value}),
+            "parameter 'k' has invalid type. It should be either 'int', 'bool', or 'string'.",
+        )
+        for value in ([1], {"a": 1}, None)
+    },
+    "parameters list": (
+        with_parameters([]),
+        "Unable to parse 'parameters': attempt to access JSON non-object as object",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_gets_its_text(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+@pytest.mark.parametrize(
+    ("binary", "message"),
+    [
+        (bytes(4), "unexpected size for input 'IN', expecting 4 additional bytes for model 'm'"),
+        (b"", "unexpected size for input 'IN', expecting 8 additional bytes for model 'm'"),
+        (bytes(9), "unexpected additional input data for model 'm'"),
+    ],
+    ids=["short", "none", "surplus"],
+)
+def test_binary_data_of_the_wrong_size(binary: bytes, message: str) -> None:
+    assert error('{"inputs":[' + BINARY + "]}", binary) == message
+
+
+def test_binary_data_after_a_request_that_has_none() -> None:
+    assert error('{"inputs":[' + INPUT + "]}", bytes(4)) == "unexpected additional input data for model 'm'"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"  ",
+        b"{",
+        b'{"inputs" []}',
+        b'{"inputs":[],}',
+        b"hello",
+        b'{"inputs":[]} x',
+        b'{"id":"\xff"}',
+        b'{"a":"\\x"}',
+    ],
+    ids=["empty", "blank", "open", "colon", "comma", "word", "surplus", "not UTF-8", "escape"],
+)
+def test_malformed_json_is_refused(text: bytes) -> None:
+    assert error(text).startswith("failed to parse the request JSON buffer: ")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"a"', "1", "NaN"])
+def test_json_that_is_no_object_is_refused(text: str) -> None:
+    assert error(text) == "Unable to parse 'inputs': attempt to access JSON non-object as object"
+
+
+def test_a_lone_surrogate_is_no_text() -> None:
+    assert error('{"id":"\\ud800","inputs":[]}') == (
+        "failed to parse the request JSON buffer: The surrogate pair in string is invalid."
+    )
+
+
+@pytest.mark.parametrize("shape", [[0, 2**63 - 1], [1] * 100, [2**62, 0, 2**62]], ids=["long", "deep", "both"])
+def test_a_shape_beyond_numpy_s_is_left_to_the_model_s_signature(shape: list[int]) -> None:
+    size = math.prod(shape)
+    tensor = decode(with_input(shape=shape, data=[7] * size))[0].inputs["IN"]
+    assert (tensor.shape, len(tensor.raw)) == (tuple(shape), 4 * size)
+
+
+def test_json_without_end_to_its_nesting_is_refused() -> None:
+    assert error("[" * 100_000) == "JSON nesting depth exceeds maximum allowed limit (100)"
+
+
+def test_numbers_of_thousands_of_digits_are_refused() -> None:
+    assert error('{"inputs":[],"parameters":{"k":[NaN,' + "1" * 5000 + "]}}").startswith(
+        "failed to parse the request JSON"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "feature"),
+    [
+        (with_input(data=None, parameters={"shared_memory_region": "r"}), "shared memory"),
+        ('{"inputs":[],"outputs":[{"name":"A","parameters":{"classification":3}}]}', "'classification'"),
+        ('{"inputs":[],"outputs":[{"name":"A","parameters":{"shared_memory_region":"r"}}]}', "'shared_memory_region'"),
+    ],
+    ids=["shared memory input", "classification", "shared memory output"],
+)
+def test_what_is_not_served_yet_says_so(text: str, feature: str) -> None:
+    with pytest.raises(ModserveError, match=feature) as caught:
+        decode(text)
+    assert caught.value.code is Code.UNSUPPORTED
+
+
+def test_raw_binary_requests_are_not_served_yet() -> None:
+    with pytest.raises(ModserveError, match="raw binary requests") as caught:
+        http_infer.decode_request("m", None, b"abcd", 0, NOW)
+    assert caught.value.code is Code.UNSUPPORTED
+
+
+# The header that says where the JSON ends
+
+
+@pytest.mark.parametrize(
+    ("value", "length"), [(None, None), (b"0", 0), (b"5", 5), ("5", 5), (b"10", 10), (b" 7 ", 7)], ids=str
+)
+def test_a_header_length(value: bytes | str | None, length: int | None) -> None:
+    assert http_infer.header_length(value, 10) == length
+
+
+@pytest.mark.parametrize("value", ["11", "-1", "99999999999999999999999", "9" * 10_000], ids=lambda value: value[:12])
+def test_a_header_length_out_of_range(value: str) -> None:
+    with pytest.raises(ModserveError) as caught:
+        http_infer.header_length(value, 10)
+    assert caught.value.message == f"inference header size should be in range (0, 10), got: {value}"
+
+
+@pytest.mark.parametrize("value", ["", "abc", "1.5", "5abc", "- 5", "5 5", "٣", "0x5"])
+def test_a_header_length_that_is_no_number(value: str) -> None:
+    with pytest.raises(ModserveError) as caught:
+        http_infer.header_length(value, 10)
+    assert caught.value.message == f"Unable to parse Inference-Header-Content-Length, got: {value}"
+
+
+# Answers
+
+SUM = Tensor.from_array(np.array([[1, 2]], np.int32))
+TEXT = Tensor.from_array(np.array([[b"ab", b""]], object), dtypes.BYTES)
+
+
+def encode(outputs: dict[str, Tensor], reply: Reply, **more: Any) -> tuple[bytes, int | None]:
+    body = http_infer.encode_response(InferenceResponse("m", 2, outputs, **more), reply)
+    return b"".join(body.parts), body.header_length
+
+
+def test_an_answer_in_json() -> None:
+    assert encode({"OUT": SUM, "T": TEXT}, Reply()) == (
+        b'{"model_name":"m","model_version":"2","outputs":['
+        b'{"name":"OUT","datatype":"INT32","shape":[1,2],"data":[1,2]},'
+        b'{"name":"T","datatype":"BYTES","shape":[1,2],"data":["ab",""]}]}',
+        None,
+    )
+
+
+def test_an_answer_with_id_and_parameters() -> None:
+    body, _ = encode({"OUT": SUM}, Reply(), id='a"b\\é/\n', parameters={"b": True, "i": 1, "s": "x", "d": 0.5})
+    assert body == (
+        '{"id":"a\\"b\\\\é/\\n","model_name":"m","model_version":"2","parameters":{"b":true,"i":1,"s":"x","d":0.5},'
+        '"outputs":[{"name":"OUT","datatype":"INT32","shape":[1,2],"data":[1,2]}]}'.encode()
+    )
+
+
+def test_an_answer_in_binary() -> None:
+    header = (
+        b'{"id":"7","model_name":"m","model_version":"2","outputs":['
+        b'{"name":"OUT","datatype":"INT32","shape":[1,2],"parameters":{"binary_data_size":8}},'
+        b'{"name":"T","datatype":"BYTES","shape":[1,2],"parameters":{"binary_data_size":10}}]}'
+    )
+    assert encode({"OUT": SUM, "T": TEXT}, Reply(all_binary=True), id="7") == (
+        header + EIGHT + b"\x02\0\0\0ab\0\0\0\0",
+        len(header),
+    )
+
+
+def test_an_answer_of_both_kinds() -> None:
+    header = (
+        b'{"model_name":"m","model_version":"2","outputs":['
+        b'{"name":"T","datatype":"BYTES","shape":[1,2],"data":["ab",""]},'
+        b'{"name":"OUT","datatype":"INT32","shape":[1,2],"parameters":{"binary_data_size":8}}]}'
+    )
+    assert encode({"T": TEXT, "OUT": SUM}, Reply(binary=frozenset({"OUT"}))) == (header + EIGHT, len(header))
+
+
+def test_an_answer_without_a_byte_of_binary_data_is_plain_json() -> None:
+    empty = Tensor.from_array(np.empty((1, 0), np.float32))
+    assert encode({"OUT": empty}, Reply(all_binary=True)) == (
+        b'{"model_name":"m","model_version":"2","outputs":['
+        b'{"name":"OUT","datatype":"FP32","shape":[1,0],"parameters":{"binary_data_size":0}}]}',
+        None,
+    )
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
+def test_every_datatype_in_a_json_answer(sample: Sample) -> None:
+    body, length = encode({"OUT": sample.tensor}, Reply())
+    assert length is None
+    assert body == (
+        f'{{"model_name":"m","model_version":"2","outputs":[{{"name":"OUT","datatype":"{sample.datatype}",'
+        f'"shape":[1,2],"data":{sample.json}}}]}}'.encode()
+    )
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
+def test_every_datatype_in_a_binary_answer(sample: Sample) -> None:
+    body, length = encode({"OUT": sample.tensor}, Reply(all_binary=True))
+    assert body[length:] == sample.raw
+    assert json.loads(body[:length])["outputs"][0]["parameters"] == {"binary_data_size": len(sample.raw)}
+
+
+def test_non_finite_numbers_are_bare_literals() -> None:
+    numbers = Tensor.from_array(np.array([math.nan, math.inf, -math.inf, 0.5], np.float32))
+    assert b'"data":[NaN,Infinity,-Infinity,0.5]' in encode({"OUT": numbers}, Reply())[0]
+
+
+def test_an_error_body_has_one_key() -> None:
+    assert http_infer.encode_error(invalid('say "é"')) == '{"error":"say \\"é\\""}'.encode()
+
+
+def test_an_error_about_text_that_is_none_can_still_be_sent() -> None:
+    assert http_infer.encode_message("a\ud800b") == b'{"error":"a?b"}'
+
+
+# Round trips and rubbish
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    datatype = draw(st.sampled_from([sample.datatype for sample in SAMPLES]))
+    shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
+    count = math.prod(shape)
+    if datatype is dtypes.BYTES:
+        texts = draw(st.lists(st.text(st.characters(codec="utf-8"), max_size=5), min_size=count, max_size=count))
+        array = np.empty(count, object)
+        array[:] = [text.encode() for text in texts]
+        return Tensor.from_array(array.reshape(shape), datatype)
+    raw = draw(st.binary(min_size=count * datatype.size, max_size=count * datatype.size))
+    if datatype is dtypes.BOOL:
+        raw = bytes(byte & 1 for byte in raw)
+    return Tensor.from_raw(datatype, shape, raw)
+
+
+@quick
+@given(
+    st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=5), tensors(), max_size=3), st.booleans(), st.data()
+)
+def test_what_is_encoded_decodes_to_the_same(outputs: dict[str, Tensor], binary: bool, data: st.DataObject) -> None:
+    some = frozenset(data.draw(st.sets(st.sampled_from(sorted(outputs))))) if outputs else frozenset[str]()
+    body, length = encode(outputs, Reply(all_binary=True) if binary else Reply(binary=some), id="7")
+    asked = json.loads(body[:length] if length else body)
+    header = json.dumps({"id": asked["id"], "inputs": asked["outputs"]}).encode()
+    request, _ = http_infer.decode_request("m", None, header + (body[length:] if length else b""), len(header), NOW)
+    assert list(request.inputs) == list(outputs)
+    for name, tensor in outputs.items():
+        back = request.inputs[name]
+        assert (back.datatype, back.shape) == (tensor.datatype, tensor.shape)
+        assert same_elements(back, tensor)
+
+
+def same_elements(left: Tensor, right: Tensor) -> bool:
+    """Whether all elements are the same; one NaN is as good as another."""
+    if left.datatype.json_kind == "float":
+        return np.array_equal(left.array.astype(np.float64), right.array.astype(np.float64), equal_nan=True)
+    return bool((left.array == right.array).all())
+
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from([sample.datatype.name for sample in SAMPLES])
+)
+KEYS = (
+    "name",
+    "shape",
+    "datatype",
+    "data",
+    "parameters",
+    "binary_data_size",
+    "binary_data",
+    "id",
+    "timeout",
+    "priority",
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=8,
+)
+PIECES = {
+    "name": st.text(max_size=3) | VALUES,
+    "shape": st.lists(st.integers(0, 4) | st.sampled_from([2**40, 2**63 - 1]), max_size=4) | VALUES,
+    "datatype": st.sampled_from([sample.datatype.name for sample in SAMPLES]) | VALUES,
+    "data": st.lists(LEAVES, max_size=4) | VALUES,
+    "parameters": st.fixed_dictionaries({}, optional={"binary_data_size": st.integers(0, 9) | VALUES}) | VALUES,
+}
+INPUTS = st.fixed_dictionaries({}, optional=PIECES) | VALUES
+REQUESTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "id": st.text(max_size=3) | VALUES,
+        "parameters": st.dictionaries(st.sampled_from(("timeout", "a", "triton_a", "sequence_id")), VALUES) | VALUES,
+        "inputs": st.lists(INPUTS, max_size=3) | VALUES,
+        "outputs": st.lists(st.fixed_dictionaries({}, optional=PIECES), max_size=3) | VALUES,
+    },
+)
+
+
+@quick
+@given(REQUESTS | VALUES, st.binary(max_size=20) | st.none())
+def test_no_json_brings_the_decoder_down(document: object, binary: bytes | None) -> None:
+    try:
+        request, reply = decode(json.dumps(document), binary)
+    except ModserveError as refused:
+        body = http_infer.encode_error(refused)
+    else:
+        body = encode({}, reply, id=request.id)[0]
+    assert isinstance(json.loads(body), dict)
+
+
+@quick
+@given(st.binary(max_size=60), st.integers(0, 60) | st.none())
+def test_no_bytes_bring_the_decoder_down(body: bytes, length: int | None) -> None:
+    with pytest.raises(ModserveError):
+        http_infer.decode_request("m", None, body, length if length is None else min(length, len(body)), NOW)

@@ -1,0 +1,187 @@
+"""Tensor data as JSON."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from datatype_samples import IDS, SAMPLES, Sample
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import Code, ModserveError
+from modserve.core.tensor import Tensor
+from modserve.protocol import json_data
+
+WRONG = {
+    "bool": "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
+    "signed": "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer",
+    "unsigned": "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer",
+    "float": "Unable to parse 'data': attempt to access JSON non-number as double",
+    "string": "Unable to parse 'data': attempt to access JSON non-string as string",
+}
+
+
+def error(datatype: Datatype, data: object, shape: tuple[int, ...] = (1,)) -> str:
+    with pytest.raises(ModserveError) as caught:
+        json_data.to_tensor("IN", datatype, shape, data)
+    assert caught.value.code is Code.INVALID_ARG
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [1, 2, 3, 4, 5, 6],
+        [[1, 2, 3], [4, 5, 6]],
+        [[[1], [2, 3]], [4, [5, 6]]],
+        [1, [2, [3, [4, [5, [6]]]]]],
+        [[], [1, 2, 3, 4, 5, 6]],
+    ],
+    ids=["flat", "as the shape", "ragged", "ever deeper", "an empty list"],
+)
+def test_data_may_be_nested_in_any_way(data: list[Any]) -> None:
+    tensor = json_data.to_tensor("IN", dtypes.INT32, (2, 3), data)
+    assert tensor.array.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_nesting_may_be_deeper_than_python_s_recursion() -> None:
+    data: list[Any] = [1]
+    for _ in range(5_000):
+        data = [data, 1]
+    assert json_data.to_tensor("IN", dtypes.INT8, (5_001,), data).array.sum() == 5_001
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
+def test_an_empty_tensor(sample: Sample) -> None:
+    tensor = json_data.to_tensor("IN", sample.datatype, (1, 0), [])
+    assert (tensor.shape, bytes(tensor.raw)) == ((1, 0), b"")
+    assert json_data.from_tensor("OUT", tensor) == b"[]"
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
+def test_a_scalar(sample: Sample) -> None:
+    element = sample.elements[0]
+    given = element.decode() if isinstance(element, bytes) else element
+    tensor = json_data.to_tensor("IN", sample.datatype, (), [given])
+    assert tensor.shape == ()
+    assert bytes(tensor.raw) == sample.raw[: len(tensor.raw)]
+
+
+@pytest.mark.parametrize("data", [None, 1, "ab", {"0": 1}, True], ids=str)
+def test_data_that_is_no_list(data: object) -> None:
+    assert error(dtypes.INT32, data) == "Unable to parse 'data': attempt to access JSON non-array as array"
+
+
+@pytest.mark.parametrize(
+    ("datatype", "wrong", "elements"),
+    [
+        (dtypes.BOOL, "bool", [0, 1, 1.0, "true", None, {}]),
+        (dtypes.UINT8, "unsigned", [1.0, "1", True, None, {}]),
+        (dtypes.UINT64, "unsigned", [1.0, float("nan")]),
+        (dtypes.INT8, "signed", [1.0, "1", False, None, {}]),
+        (dtypes.INT64, "signed", [1e2, "x"]),
+        (dtypes.FP16, "float", ["1", True, None]),
+        (dtypes.FP32, "float", ["1", True, None, {}]),
+        (dtypes.FP64, "float", ["NaN", False]),
+        (dtypes.BYTES, "string", [1, 1.5, True, None, {}]),
+    ],
+    ids=lambda value: value.name if isinstance(value, Datatype) else "",
+)
+def test_elements_of_the_wrong_type(datatype: Datatype, wrong: str, elements: list[object]) -> None:
+    for element in elements:
+        assert error(datatype, [element]) == WRONG[wrong]
+
+
+def test_one_wrong_element_among_right_ones() -> None:
+    assert error(dtypes.INT32, [[1], ["x"]], (2,)) == WRONG["signed"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            [1],
+            "Unable to parse 'data': Failed to parse 'data' field: shape does not match true shape: "
+            "input 'IN' has 1 elements, its shape 2",
+        ),
+        (
+            [1, 2, 3],
+            "Unable to parse 'data': Shape does not match true shape of 'data' field: "
+            "input 'IN' has 3 elements, its shape 2",
+        ),
+    ],
+    ids=["too few", "too many"],
+)
+def test_the_wrong_number_of_elements(data: list[int], message: str) -> None:
+    assert error(dtypes.INT32, data, (2,)) == message
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "bounds"),
+    [
+        (dtypes.UINT8, 256, "0 to 255"),
+        (dtypes.UINT8, -1, "0 to 255"),
+        (dtypes.INT8, 128, "-128 to 127"),
+        (dtypes.UINT32, 2**32, "0 to 4294967295"),
+        (dtypes.INT64, 2**63, "-9223372036854775808 to 9223372036854775807"),
+        (dtypes.UINT64, -1, "0 to 18446744073709551615"),
+        (dtypes.INT32, 10**400, "-2147483648 to 2147483647"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_integers_out_of_range_are_refused_and_do_not_wrap(datatype: Datatype, value: int, bounds: str) -> None:
+    assert error(datatype, [0, value], (2,)) == (
+        f"Unable to parse 'data': element 1 of input 'IN' is {value}, {datatype} takes {bounds}"
+    )
+
+
+@pytest.mark.parametrize("datatype", [dtypes.FP16, dtypes.BF16, dtypes.FP32], ids=str)
+def test_floats_out_of_range_become_infinite(datatype: Datatype) -> None:
+    tensor = json_data.to_tensor("IN", datatype, (3,), [1e300, -1e300, float("nan")])
+    assert tensor.array.astype(np.float64).tolist() == pytest.approx([np.inf, -np.inf, np.nan], nan_ok=True)
+
+
+def test_integers_beyond_every_float_are_refused() -> None:
+    assert error(dtypes.FP64, [10**400]) == WRONG["float"]
+
+
+def test_strings_become_utf_8() -> None:
+    tensor = json_data.to_tensor("IN", dtypes.BYTES, (2,), ["é", ""])
+    assert tensor.array.tolist() == ["é".encode(), b""]
+
+
+def test_a_lone_surrogate_in_a_string() -> None:
+    assert (
+        error(dtypes.BYTES, ["\ud800"])
+        == "Unable to parse 'data': input 'IN' has a string with a lone surrogate escape"
+    )
+
+
+def test_bytes_that_are_no_text_can_not_be_json() -> None:
+    tensor = Tensor.from_array(np.array([b"\xff"], object), dtypes.BYTES)
+    with pytest.raises(ModserveError) as caught:
+        json_data.from_tensor("OUT", tensor)
+    assert caught.value.message == (
+        "output 'OUT' holds bytes that are not UTF-8, which JSON can not carry; "
+        "ask for it with the output parameter 'binary_data': true"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (
+            [0.1, 1, -0.0, 16777216, 1 / 3],
+            b"[0.10000000149011612,1.0,-0.0,16777216.0,0.3333333432674408]",
+        ),
+        ([np.nan, np.inf, -np.inf, 2], b"[NaN,Infinity,-Infinity,2.0]"),
+    ],
+    ids=["finite", "not finite"],
+)
+def test_floats_are_printed_as_widened_doubles(values: list[float], text: bytes) -> None:
+    assert json_data.from_tensor("OUT", Tensor.from_array(np.array(values, np.float32))) == text
+
+
+def test_any_array_layout_comes_out_in_row_major_order() -> None:
+    array = np.arange(12, dtype=np.int32).reshape(3, 4).T[::2]
+    assert json_data.from_tensor("OUT", Tensor.from_array(array)) == b"[0,4,8,2,6,10]"

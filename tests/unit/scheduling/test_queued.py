@@ -1,0 +1,469 @@
+"""The loop around the rules, by a clock turned by hand and a runner whose batches are finished by hand."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modserve.core.errors import Code, ModserveError, unavailable
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import DynamicBatching
+from modserve.core.response import InferenceResponse
+from modserve.scheduling import batching
+from modserve.scheduling.batching import Decision, Rule
+from modserve.scheduling.queued import QueuedScheduler
+from modserve.testing import FakeClock, PuppetRunner, RecordingSink, inflight, request
+
+RESPONSE = InferenceResponse("model", 1, {})
+DELAY = 1000
+
+
+class HastyClock(FakeClock):
+    """The next timer goes off `early_ns` too early."""
+
+    early_ns = 0
+
+    def call_at(self, when_ns: int, callback: Callable[[], None]) -> Any:
+        when_ns, self.early_ns = when_ns - self.early_ns, 0
+        return super().call_at(when_ns, callback)
+
+
+class Bench:
+    """A scheduler between a clock and a runner, with a record of what it drops and how much its rule looks at."""
+
+    def __init__(self, rule: Rule = batching.direct, slots: int = 1, **options: int) -> None:
+        self.clock = HastyClock()
+        self.runner = PuppetRunner(slots)
+        self.dropped: list[tuple[Inflight, ModserveError]] = []
+        self.decisions = 0
+        self.most_looked_at = 0
+        self._rule = rule
+        self.scheduler = QueuedScheduler(self._decide, self.runner, self.clock, self._drop, **options)
+
+    def _drop(self, entry: Inflight, error: ModserveError) -> None:
+        self.dropped.append((entry, error))
+        entry.fail(error)
+
+    def _decide(self, waiting: Iterable[Inflight], now_ns: int) -> Decision:
+        looked_at = 0
+
+        def counting() -> Iterator[Inflight]:
+            nonlocal looked_at
+            for entry in waiting:
+                looked_at += 1
+                yield entry
+
+        decision = self._rule(counting(), now_ns)
+        self.decisions += 1
+        self.most_looked_at = max(self.most_looked_at, looked_at)
+        return decision
+
+    def enqueue(self, *entries: Inflight) -> list[Inflight]:
+        """All in one turn of the event loop; what that makes due is not run yet."""
+        for entry in entries:
+            self.scheduler.enqueue(entry)
+        return list(entries)
+
+    def submit(self, *entries: Inflight) -> list[Inflight]:
+        """Each in a turn of its own."""
+        for entry in entries:
+            self.enqueue(entry)
+            self.clock.run()
+        return list(entries)
+
+    def finish(self) -> list[Inflight]:
+        """End the oldest execution and answer its requests."""
+        batch = self.runner.finish()
+        for entry in batch:
+            entry.respond(RESPONSE)
+        return batch
+
+    @property
+    def reasons(self) -> list[tuple[Inflight, Code, str]]:
+        return [(entry, error.code, error.message) for entry, error in self.dropped]
+
+
+def many(count: int, **more: Any) -> list[Inflight]:
+    return [inflight(**more) for _ in range(count)]
+
+
+def batcher(delay: int = 0, preferred: tuple[int, ...] = (8,), slots: int = 1, **options: int) -> Bench:
+    policy = DynamicBatching(preferred_batch_sizes=preferred, max_queue_delay_ns=delay)
+    return Bench(batching.dynamic(policy, 8), slots, **options)
+
+
+# Forming batches late
+
+
+def test_requests_of_one_turn_of_the_loop_are_seen_together() -> None:
+    bench = batcher()
+    entries = bench.enqueue(*many(5))
+    assert bench.runner.batches == []
+    bench.clock.run()
+    assert bench.runner.batches == [entries]
+    assert bench.decisions == 1
+
+
+def test_a_batch_grows_until_a_slot_is_free() -> None:
+    bench = batcher()
+    bench.submit(*many(4))
+    assert bench.runner.sizes == [1]
+    bench.finish()
+    assert bench.runner.sizes == [1, 3]
+
+
+def test_no_decision_is_made_while_no_slot_is_free() -> None:
+    bench = batcher()
+    bench.submit(*many(100))
+    assert bench.decisions == 1
+    while bench.runner.running:
+        bench.finish()
+    assert bench.runner.sizes == [1, *[8] * 12, 3]
+
+
+def test_free_slots_are_all_used() -> None:
+    bench = batcher(slots=3)
+    bench.enqueue(*many(40))
+    bench.clock.run()
+    assert bench.runner.sizes == [8, 8, 8]
+
+
+def test_a_slot_is_given_back_when_nothing_is_to_be_run() -> None:
+    bench = batcher(DELAY)
+    bench.submit(*many(3))
+    assert bench.runner.reserve() == 0
+
+
+def test_direct_runs_requests_one_by_one_in_order() -> None:
+    bench = Bench(slots=2)
+    entries = bench.submit(*many(5))
+    assert bench.runner.batches == [[entry] for entry in entries[:2]]
+    for _ in entries:
+        bench.finish()
+    assert bench.runner.batches == [[entry] for entry in entries]
+
+
+def test_other_shapes_run_in_a_batch_of_their_own() -> None:
+    bench = batcher(slots=3)
+    bench.enqueue(*(inflight(shape_key=shape) for shape in "aabba"))
+    bench.clock.run()
+    assert bench.runner.sizes == [2, 2, 1]
+
+
+# The queue delay
+
+
+def test_the_delay_is_kept_and_then_all_go() -> None:
+    bench = batcher(DELAY)
+    entries = bench.submit(inflight())
+    bench.clock.advance(DELAY - 1)
+    entries += bench.submit(inflight(2))
+    assert bench.runner.batches == []
+    bench.clock.advance(1)
+    assert bench.runner.batches == [entries]
+    assert bench.clock.next_timer_ns() is None
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    bench = batcher(DELAY)
+    bench.submit(*many(8))
+    assert bench.runner.sizes == [8]
+    assert bench.clock.next_timer_ns() is None
+
+
+def test_a_timer_that_goes_off_early_is_set_again() -> None:
+    bench = batcher(DELAY)
+    bench.clock.early_ns = 400
+    bench.submit(inflight())
+    bench.clock.advance(DELAY - 1)
+    assert (bench.runner.sizes, bench.decisions) == ([], 2)
+    bench.clock.advance(1)
+    assert bench.runner.sizes == [1]
+
+
+def test_while_all_slots_are_busy_the_delay_runs_on() -> None:
+    bench = batcher(DELAY)
+    bench.submit(*many(8))
+    bench.submit(inflight())
+    bench.clock.advance(DELAY + 1)
+    assert bench.runner.sizes == [8]
+    bench.finish()
+    assert bench.runner.sizes == [8, 1]
+
+
+def test_the_delay_counts_from_the_oldest_that_still_waits() -> None:
+    bench = batcher(DELAY)
+    [first] = bench.submit(inflight())
+    bench.clock.advance(DELAY // 2)
+    [second] = bench.submit(inflight())
+    first.cancel()
+    bench.clock.advance(DELAY - 1)
+    assert bench.runner.batches == []
+    bench.clock.advance(1)
+    assert bench.runner.batches == [[second]]
+
+
+# Deadlines
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["no slot free", "in the delay"])
+def test_a_deadline_removes_exactly_one(busy: bool) -> None:
+    bench = batcher(DELAY)
+    if busy:
+        bench.submit(*many(8))
+    deadline = bench.clock.now_ns() + 10
+    before, late, after = bench.submit(inflight(), inflight(deadline_ns=deadline), inflight())
+    bench.clock.advance(9)
+    assert bench.dropped == []
+    bench.clock.advance(1)
+    assert bench.reasons == [(late, Code.UNAVAILABLE, "Request timeout expired")]
+    bench.clock.advance(DELAY)
+    if busy:
+        bench.finish()
+    assert bench.runner.batches[-1] == [before, after]
+
+
+def test_a_deadline_that_has_passed_is_refused_though_a_slot_is_free() -> None:
+    bench = Bench()
+    late, good = bench.enqueue(inflight(deadline_ns=bench.clock.now_ns()), inflight())
+    bench.clock.run()
+    assert [entry for entry, _ in bench.dropped] == [late]
+    assert bench.runner.batches == [[good]]
+
+
+def test_a_request_that_runs_has_no_deadline_any_more() -> None:
+    bench = Bench()
+    bench.submit(inflight(deadline_ns=bench.clock.now_ns() + 10), inflight())
+    bench.clock.advance(20)
+    assert bench.dropped == []
+    assert bench.clock.next_timer_ns() is None
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [(0, 100), (50, 50), (200, 100)],
+    ids=["none of its own", "its own is shorter", "its own is longer"],
+)
+def test_the_queues_timeout_only_shortens(own: int, expected: int) -> None:
+    bench = Bench(default_timeout_ns=100)
+    now = bench.clock.now_ns()
+    _, entry = bench.submit(inflight(), inflight(deadline_ns=now + own if own else 0))
+    assert entry.deadline_ns == now + expected
+    bench.clock.advance(expected - 1)
+    assert bench.dropped == []
+    bench.clock.advance(1)
+    assert [dropped for dropped, _ in bench.dropped] == [entry]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(("request_id", "named"), [("", "<id_unknown>"), ("my-id", "my-id")], ids=["no id", "id"])
+def test_a_full_queue_refuses(request_id: str, named: str) -> None:
+    bench = batcher(max_queue_size=2)
+    bench.submit(*many(3))  # one runs, two wait
+    entry = Inflight(request(id=request_id), RecordingSink(), {}, (), 1, None, 0)
+    with pytest.raises(ModserveError) as caught:
+        bench.enqueue(entry)
+    assert caught.value.code is Code.UNAVAILABLE
+    assert caught.value.message == f"[request id: {named}] Exceeds maximum queue size"
+    assert not entry.settled
+    bench.finish()
+    bench.submit(entry)
+    bench.finish()
+    assert bench.runner.batches[-1] == [entry]
+
+
+def test_who_leaves_makes_room_in_a_full_queue() -> None:
+    bench = batcher(max_queue_size=1)
+    _, waiting = bench.submit(*many(2))
+    waiting.cancel()
+    bench.submit(inflight())
+    assert repr(bench.scheduler) == "QueuedScheduler(1 waiting)"
+
+
+def test_stop_takes_nothing_new_and_runs_what_waits() -> None:
+    bench = batcher(DELAY)
+    waiting = bench.submit(*many(2))
+    bench.scheduler.stop()
+    with pytest.raises(ModserveError) as caught:
+        bench.enqueue(inflight())
+    assert caught.value.code is Code.UNAVAILABLE
+    assert caught.value.message == (
+        "[request id: <id_unknown>] Server is stopping, scheduler for model has stopped accepting new "
+        "inference requests"
+    )
+    bench.clock.advance(DELAY)
+    assert bench.runner.batches == [waiting]
+
+
+def test_close_fails_what_waits_and_leaves_what_runs() -> None:
+    bench = batcher(DELAY)
+    running = bench.submit(*many(8))
+    waiting = bench.submit(*many(3, deadline_ns=bench.clock.now_ns() + 10 * DELAY))
+    bench.scheduler.close(unavailable("gone"))
+    assert bench.reasons == [(entry, Code.UNAVAILABLE, "gone") for entry in waiting]
+    assert bench.clock.next_timer_ns() is None
+    assert bench.finish() == running
+    bench.clock.advance(100 * DELAY)
+    assert bench.runner.sizes == [8]
+    with pytest.raises(ModserveError, match="Server is stopping"):
+        bench.enqueue(inflight())
+
+
+class _CancellingSink(RecordingSink):
+    """A client whose connection breaks when it is told of a failure, which cancels its other requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others: list[Inflight] = []
+
+    def fail(self, error: ModserveError) -> None:
+        super().fail(error)
+        for other in self.others:
+            other.cancel()
+
+
+@pytest.mark.parametrize("how", ["close", "deadline"])
+def test_a_failure_that_cancels_others_drops_each_once(how: str) -> None:
+    bench = batcher(DELAY)
+    bench.submit(*many(8))
+    sink = _CancellingSink()
+    deadline_ns = bench.clock.now_ns() + 10
+    entries = [inflight(sink=sink, deadline_ns=deadline_ns), *many(3, deadline_ns=deadline_ns)]
+    sink.others = entries[1:]
+    bench.submit(*entries)
+    if how == "close":
+        bench.scheduler.close(unavailable("gone"))
+    else:
+        bench.clock.advance(10)
+    assert sorted(map(id, (entry for entry, _ in bench.dropped))) == sorted(map(id, entries))
+    assert repr(bench.scheduler) == "QueuedScheduler(0 waiting)"
+
+
+# Cancellation
+
+
+def test_cancelling_removes_exactly_one_at_once() -> None:
+    bench = batcher(DELAY)
+    first, second, third = bench.submit(*many(3))
+    second.cancel()
+    assert bench.reasons == [(second, Code.CANCELLED, "")]
+    assert isinstance(second.sink, RecordingSink)
+    assert second.sink.settled == 1
+    bench.clock.advance(DELAY)
+    assert bench.runner.batches == [[first, third]]
+
+
+def test_cancelling_before_the_queue_was_looked_at() -> None:
+    bench = batcher()
+    for entry in bench.enqueue(*many(3)):
+        entry.cancel()
+    bench.clock.run()
+    assert bench.runner.batches == []
+    assert bench.runner.reserve() == 0
+
+
+def test_cancelling_what_runs_does_not_touch_the_queue() -> None:
+    bench = Bench()
+    running, _ = bench.submit(*many(2))
+    running.cancel()
+    assert bench.dropped == []
+    assert repr(bench.scheduler) == "QueuedScheduler(1 waiting)"
+
+
+def test_ten_thousand_cancelled_requests() -> None:
+    bench = batcher()
+    bench.submit(inflight(8))
+    first, *cancelled, last = bench.submit(*many(10_002))
+    for entry in cancelled:
+        entry.cancel()
+    assert len(bench.dropped) == 10_000
+    assert repr(bench.scheduler) == "QueuedScheduler(2 waiting)"
+    bench.finish()
+    assert bench.runner.batches[-1] == [first, last]
+
+
+# Whatever happens
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("enqueue"), st.integers(0, 8), st.sampled_from("aab"), st.sampled_from([0, 0, 5, 50])),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("finish")),
+        st.tuples(st.just("turn")),
+        st.tuples(st.just("advance"), st.integers(1, 60)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    actions=ACTIONS,
+    delay=st.sampled_from([0, 20]),
+    preferred=st.sampled_from([(8,), (2, 4), (3,)]),
+    slots=st.integers(1, 3),
+    limit=st.sampled_from([0, 3]),
+)
+def test_whatever_happens(
+    actions: list[tuple[Any, ...]], delay: int, preferred: tuple[int, ...], slots: int, limit: int
+) -> None:
+    bench = batcher(delay, preferred, slots, max_queue_size=limit, default_timeout_ns=40)
+    accepted: list[Inflight] = []
+    for action, *values in actions:
+        if action == "enqueue":
+            size, shape, timeout = values
+            entry = inflight(1, shape_key=shape, deadline_ns=bench.clock.now_ns() + timeout if timeout else 0)
+            entry.batch_size = size
+            try:
+                bench.enqueue(entry)
+            except ModserveError:
+                assert limit
+            else:
+                accepted.append(entry)
+        elif action == "cancel" and accepted:
+            accepted[values[0] % len(accepted)].cancel()
+        elif action == "finish" and bench.runner.running:
+            bench.finish()
+        elif action == "turn":
+            bench.clock.run()
+        elif action == "advance":
+            bench.clock.advance(values[0])
+    bench.clock.advance(1000)
+    while bench.runner.running:
+        bench.finish()
+        bench.clock.advance(1000)
+
+    # Nothing is lost, and nothing settled twice.
+    for entry in accepted:
+        assert isinstance(entry.sink, RecordingSink)
+        assert entry.sink.settled == 1
+    run = [entry for batch in bench.runner.batches for entry in batch]
+    left = [entry for entry, _ in bench.dropped]
+    assert sorted(map(id, [*run, *left])) == sorted(map(id, accepted))
+    # They run in order, and no batch is above its limits.
+    places = {id(entry): place for place, entry in enumerate(accepted)}
+    assert [places[id(entry)] for entry in run] == sorted(places[id(entry)] for entry in run)
+    for batch in bench.runner.batches:
+        assert sum(entry.batch_size or 1 for entry in batch) <= 8
+        assert len({entry.shape_key for entry in batch}) == 1
+    # All is at rest, and no decision looked at more than one batch and the request behind it.
+    assert repr(bench.scheduler) == "QueuedScheduler(0 waiting)"
+    assert bench.clock.next_timer_ns() is None
+    assert bench.most_looked_at <= 9
+
+
+def test_the_cost_of_a_decision_does_not_grow_with_the_queue() -> None:
+    for count in (100, 5_000):
+        bench = batcher()
+        bench.enqueue(*many(count))
+        bench.clock.run()
+        while bench.runner.running:
+            bench.finish()
+        assert sum(bench.runner.sizes) == count
+        assert bench.most_looked_at == 8
+        assert bench.decisions == -(-count // 8)

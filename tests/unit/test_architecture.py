@@ -1,0 +1,190 @@
+"""The import rules of the design, checked in the source text: which package may import which, and what from outside."""
+
+import ast
+import functools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "modserve"
+EVERYTHING = frozenset(path.stem for path in SOURCE.iterdir() if path.is_dir() or path.suffix == ".py")
+ANYWHERE = {"__about__"}
+"""The version number, which everybody may read."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a package may import: other packages or single modules of ours, and distributions' top-level packages."""
+
+    ours: frozenset[str]
+    foreign: frozenset[str] = frozenset()
+
+
+def rule(ours: str = "", foreign: str = "") -> Rule:
+    return Rule(frozenset(ours.split()), frozenset(foreign.split()))
+
+
+RULES = {
+    "core": rule(foreign="numpy ml_dtypes"),
+    "pb": rule(foreign="google.protobuf"),
+    "config": rule("core pb", "google.protobuf"),
+    "protocol": rule("core pb", "google.protobuf numpy orjson"),
+    "settings": rule(foreign="pydantic"),
+    "backends": rule("core", "numpy onnxruntime"),
+    "resources": rule("core"),
+    "repository": rule("core"),
+    "observability": rule("core", "prometheus_client"),
+    "scheduling": rule("core resources"),
+    "execution": rule("core backends.api resources", "numpy"),
+    "models": rule("core resources config backends.api backends.registry execution scheduling"),
+    "server": rule("core repository resources observability"),
+    "frontends": rule(
+        "core protocol server pb",
+        "fastapi google.protobuf grpc grpc_health grpc_reflection httptools orjson pydantic starlette uvicorn",
+    ),
+    "app": Rule(EVERYTHING - {"cli", "console", "testing", "__init__", "__main__"}),
+    "console": rule("core"),
+    "cli": rule("app console settings observability", "uvloop"),
+    "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
+    "__init__": rule("app backends core settings"),
+    "__main__": rule("cli"),
+    "__about__": rule(),
+}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module with its dotted name below modserve; a package's `__init__` has the package's name."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts), path
+
+
+def imports(text: str, package: str) -> Iterator[str]:
+    """The absolute names of all that a module imports, inside functions and for type checkers as well.
+
+    `package` is the dotted name of the package that the module is in, against which relative imports count. Names that
+    are taken from a module stand behind a dot, whatever they are.
+    """
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - (node.level - 1)] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, allowed: str) -> bool:
+    return name == allowed or name.startswith(f"{allowed}.")
+
+
+def violations(module: str, text: str, is_package: bool = False) -> list[str]:
+    """What a module imports against the rules of its package."""
+    own = module.split(".")[0]
+    allowed = RULES[own]
+    here = f"modserve.{module}"
+    package = here if is_package else here.rpartition(".")[0]
+    found = []
+    for name in imports(text, package):
+        if within(name, "modserve"):
+            inner = name.removeprefix("modserve").removeprefix(".")
+            fine = any(within(inner, each) for each in {own, *ANYWHERE, *allowed.ours})
+        else:
+            top = name.split(".")[0]
+            fine = top in sys.stdlib_module_names or any(within(name, each) for each in allowed.foreign)
+        if not fine:
+            found.append(f"{module} imports {name}")
+    return found
+
+
+def test_every_package_has_a_rule() -> None:
+    assert {name.split(".")[0] for name, _ in modules()} <= set(RULES)
+    assert {name.split(".")[0] for each in RULES.values() for name in each.ours} <= set(RULES)
+
+
+@pytest.mark.parametrize(("module", "path"), [pytest.param(name, path, id=name) for name, path in modules()])
+def test_imports(module: str, path: Path) -> None:
+    is_package = path.name == "__init__.py" and path.parent != SOURCE
+    assert violations(module, path.read_text(encoding="utf-8"), is_package) == []
+
+
+@functools.cache
+def package_graph() -> dict[str, set[str]]:
+    """Package → packages that it imports in fact."""
+    graph: dict[str, set[str]] = {}
+    for module, path in modules():
+        own = module.split(".")[0]
+        here = f"modserve.{module}"
+        package = here if path.name == "__init__.py" and path.parent != SOURCE else here.rpartition(".")[0]
+        for name in imports(path.read_text(encoding="utf-8"), package):
+            parts = name.split(".")
+            if parts[0] == "modserve" and parts[1] in EVERYTHING and parts[1] != own:
+                graph.setdefault(own, set()).add(parts[1])
+    return graph
+
+
+def test_the_package_graph_has_no_cycles() -> None:
+    graph = package_graph()
+    assert graph["scheduling"] == {"core"}  # or nothing was read
+    TopologicalSorter(graph).prepare()
+
+
+def test_only_the_command_line_and_the_package_itself_import_app() -> None:
+    assert {package for package, others in package_graph().items() if "app" in others} <= {"cli", "__init__"}
+
+
+def test_nothing_imports_testing() -> None:
+    assert [package for package, others in package_graph().items() if "testing" in others] == []
+
+
+FORBIDDEN = {
+    "absolute": ("core.tensor", "from modserve.execution import batch", "modserve.execution.batch"),
+    "absolute, whole": ("core.tensor", "import modserve.execution.pool", "modserve.execution.pool"),
+    "relative": ("core.tensor", "from ..execution.batch import merge", "modserve.execution.batch.merge"),
+    "relative, package": ("core.tensor", "from .. import server", "modserve.server"),
+    "relative from above": ("server", "from . import frontends", "modserve.frontends"),
+    "deeper": ("frontends.http.rest", "from ...backends import api", "modserve.backends.api"),
+    "in a function": ("core.tensor", "def f():\n    import modserve.app", "modserve.app"),
+    "for type checkers": (
+        "scheduling.queue",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from modserve.models.model import Model",
+        "modserve.models.model.Model",
+    ),
+    "another module of a package": (
+        "execution.pool",
+        "from modserve.backends.registry import BackendRegistry",
+        "modserve.backends.registry.BackendRegistry",
+    ),
+    "a whole package for one module": ("execution.pool", "import modserve.backends", "modserve.backends"),
+    "the package itself": ("core.tensor", "from modserve import Tensor", "modserve.Tensor"),
+    "foreign": ("core.tensor", "import onnxruntime as ort", "onnxruntime"),
+    "foreign namespace": ("pb.inference", "from google.cloud import storage", "google.cloud.storage"),
+    "likely named": ("models.loader", "import modserve.backends.api_extra", "modserve.backends.api_extra"),
+    "app": ("frontends.metrics", "from modserve.app import serve", "modserve.app.serve"),
+    "testing": ("models.model", "from modserve.testing import FakeClock", "modserve.testing.FakeClock"),
+}
+
+
+@pytest.mark.parametrize("case", FORBIDDEN)
+def test_a_forbidden_import_is_found(case: str) -> None:
+    module, text, imported = FORBIDDEN[case]
+    assert violations(module, text) == [f"{module} imports {imported}"]
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "is_package"),
+    [
+        ("core.tensor", "import math, os.path\nimport numpy as np\nfrom . import dtypes\nfrom .errors import x", False),
+        ("execution.pool", "from modserve.backends.api import BackendInstance", False),
+        ("models.loader", "from modserve import config as model_config", False),
+        ("server", "from .core.errors import Code\nfrom .__about__ import __version__", False),
+        ("config", "from .pbtxt import read\nfrom . import defaults\nfrom ..core import errors", True),
+    ],
+    ids=["own package", "one module", "a package", "from above", "a package's own module"],
+)
+def test_an_allowed_import_is_not(module: str, text: str, is_package: bool) -> None:
+    assert violations(module, text, is_package) == []

@@ -1,0 +1,197 @@
+"""The command: what it prints, what it starts, and how it ends."""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from modserve import InferenceServer, Ports, Settings, __version__, cli
+from modserve.core.lifecycle import IndexEntry, State
+from modserve.settings import OPTIONS
+from modserve.testing import config
+
+Started = list[tuple[Settings, tuple[str, ...]]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """What `main` would have run."""
+    found: Started = []
+
+    def run(settings: Settings, without_effect: tuple[str, ...] = ()) -> int:
+        found.append((settings, without_effect))
+        return 7
+
+    monkeypatch.setattr(cli, "run", run)
+    for name in [name for name in os.environ if name.startswith("MODSERVE_")]:
+        monkeypatch.delenv(name)
+    return found
+
+
+@pytest.mark.parametrize("words", [[], ["serve"]], ids=["as tritonserver", "serve"])
+def test_serving(started: Started, words: list[str]) -> None:
+    assert cli.main([*words, "--model-repository", "m", "--http-port=1", "--http-thread-count=8"]) == 7
+    ((settings, without_effect),) = started
+    assert (settings.model_repository, settings.http_port) == ((Path("m"),), 1)
+    assert without_effect == ("http-thread-count",)
+
+
+def test_the_process_s_arguments_are_the_default(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["modserve", "--model-repository=m"])
+    assert cli.main() == 7
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["serve", "--version"]])
+def test_version(started: Started, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out == f"modserve {__version__}\n"
+    assert not started
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["serve", "--help"], ["--nosuch", "--help"]])
+def test_help(started: Started, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: modserve")
+    lines = text.splitlines()
+    for option in OPTIONS.values():
+        index = lines.index(f"  --{option.name}" + ("" if option.flag else " VALUE"))
+        assert lines[index + 1].strip().startswith(option.help)
+    assert "the port HTTP listens on; 0 takes a free one (default 8000)" in text
+    assert "serve gRPC (default true)" in text
+    assert "modserve --version" in text
+    assert not started
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no model repository given; say '--model-repository DIR'"),
+        (["--model-repositry=m"], "unknown option '--model-repositry'; did you mean '--model-repository'?"),
+        (["serve", "m"], "Unexpected argument: m"),
+        (["--model-repository=m", "serve"], "Unexpected argument: serve"),
+    ],
+    ids=["nothing", "misspelled", "word", "serve at the end"],
+)
+def test_a_wrong_command_line(
+    started: Started, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"modserve: {message}\nmodserve: see 'modserve --help'\n")
+    assert not started
+
+
+# Running
+
+
+@pytest.fixture
+def untouched_logging() -> Iterator[None]:
+    """What `configure` changes is put back."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[[Ports, bool], None]:
+    """Makes `run` serve nothing on given ports, with or without a model."""
+
+    def prepare(ports: Ports, with_model: bool) -> None:
+        entry = IndexEntry("simple", 1, State.READY, "", 20_000_000)
+        models = [SimpleNamespace(config=config("simple", max_batch_size=0))] if with_model else []
+        server = SimpleNamespace(index=lambda: [entry], ready_models=lambda: models)
+
+        async def fake(
+            settings: Settings, *, on_open: Callable[[Ports], None], on_loaded: Callable[[InferenceServer], None]
+        ) -> int:
+            on_open(ports)
+            on_loaded(cast(InferenceServer, server))
+            return 5
+
+        monkeypatch.setattr(cli, "serve", fake)
+
+    return prepare
+
+
+SETTINGS = Settings(model_repository=(Path("m"),), http_address="0.0.0.0", grpc_address="1.2.3.4")
+
+
+def test_a_start_tells_ports_models_and_what_to_try(
+    serve: Callable[[Ports, bool], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(Ports(81, 82, 83), True)
+    assert cli.run(SETTINGS) == 5
+    assert capsys.readouterr().out == (
+        "HTTP listening on 0.0.0.0:81\n"
+        "gRPC listening on 1.2.3.4:82\n"
+        "metrics listening on 0.0.0.0:83\n"
+        "\n"
+        "model   version  state  load time\n"
+        "------  -------  -----  ---------\n"
+        "simple  1        READY  0.020 s\n"
+        "\n"
+        "Try it:\n"
+        "  curl localhost:81/v2/models/simple/infer -d "
+        '\'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[4],"data":[0,1,2,3]}]}\'\n'
+        "\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ports", "with_model"), [(Ports(None, 82, 83), True), (Ports(81, 82, 83), False)], ids=["no HTTP", "no model"]
+)
+def test_a_start_with_nothing_to_try(
+    serve: Callable[[Ports, bool], None], capsys: pytest.CaptureFixture[str], ports: Ports, with_model: bool
+) -> None:
+    serve(ports, with_model)
+    cli.run(SETTINGS)
+    out = capsys.readouterr().out
+    assert "Try it" not in out
+    assert ("HTTP listening" in out) == (ports.http is not None)
+
+
+def test_options_without_effect_are_warned_of(
+    serve: Callable[[Ports, bool], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(Ports(81, 82, 83), False)
+    cli.run(SETTINGS, ["http-thread-count"])
+    assert "WARNING modserve.cli: option '--http-thread-count' has no effect in modserve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("switches", "levels"),
+    [
+        ({}, "INFO WARNING ERROR"),
+        ({"log_verbose": 1}, "DEBUG INFO WARNING ERROR"),
+        ({"log_info": False}, "WARNING ERROR"),
+        ({"log_warning": False, "log_error": False}, "INFO"),
+    ],
+    ids=str,
+)
+def test_log_switches(
+    serve: Callable[[Ports, bool], None], capsys: pytest.CaptureFixture[str], switches: dict[str, object], levels: str
+) -> None:
+    serve(Ports(None, None, None), False)
+    cli.run(SETTINGS.model_copy(update=switches))
+    capsys.readouterr()
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+        logging.getLogger("modserve.test").log(level, "text")
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == levels.split()
+
+
+def test_the_console_script_ends_the_process_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(cli, "main", lambda: 3)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    cli.entry()
+    assert codes == [3]

@@ -1,0 +1,381 @@
+"""The server as a library: real models and a real engine, no sockets."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+import modserve
+from modserve import Code, InferenceServer, ModserveError, Settings, Tensor
+from modserve.core import dtypes
+from modserve.core.lifecycle import State
+from modserve.core.tensor import Array
+from modserve.server import Phase
+from modserve.testing import PuppetBackend, write_model
+
+REPOSITORY = Path(__file__).parents[2] / "model_repository"
+PUPPET = """
+backend: "puppet"
+max_batch_size: 4
+input { name: "IN" data_type: TYPE_INT32 dims: 1 }
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+"""
+
+
+def library(*repositories: Path, **more: Any) -> InferenceServer:
+    return InferenceServer(Settings(model_repository=repositories, **more))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[InferenceServer]:
+    """Over the repository's own models."""
+    async with library(REPOSITORY) as found:
+        yield found
+
+
+def two_vectors(rows: int = 1, seed: int = 0) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.integers(-100, 100, (rows, 16)).astype(np.int32) for name in ("INPUT0", "INPUT1")}
+
+
+def pictures(rows: int, seed: int = 0) -> dict[str, Array]:
+    return {"image": np.random.default_rng(seed).uniform(0, 16, (rows, 64)).astype(np.float32)}
+
+
+async def failure(server: InferenceServer, model: str, inputs: dict[str, Array], **more: Any) -> ModserveError:
+    with pytest.raises(ModserveError) as caught:
+        await server.infer(model, inputs, **more)
+    return caught.value
+
+
+# Answers
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+async def test_sum_and_difference(server: InferenceServer, rows: int) -> None:
+    inputs = two_vectors(rows)
+    response = await server.infer("simple", inputs, request_id="7")
+    assert (response.model_name, response.model_version, response.id) == ("simple", 1, "7")
+    assert list(response.outputs) == ["OUTPUT0", "OUTPUT1"]
+    np.testing.assert_array_equal(response.outputs["OUTPUT0"].array, inputs["INPUT0"] + inputs["INPUT1"])
+    np.testing.assert_array_equal(response.outputs["OUTPUT1"].array, inputs["INPUT0"] - inputs["INPUT1"])
+
+
+@pytest.mark.parametrize(("version", "right"), [(1, 0.9), (2, 0.95), (None, 0.95)])
+async def test_digits_are_recognised(server: InferenceServer, version: int | None, right: float) -> None:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    wanted = images[-320:].astype(np.float32), labels[-320:]
+    answers = [
+        await server.infer("digits", {"image": wanted[0][start : start + 32]}, version=version)
+        for start in range(0, 320, 32)
+    ]
+    assert {answer.model_version for answer in answers} == {version or 2}
+    found = np.concatenate([answer.outputs["label"].array[:, 0] for answer in answers])
+    probabilities = np.concatenate([answer.outputs["probabilities"].array for answer in answers])
+    assert (found == wanted[1]).mean() >= right
+    np.testing.assert_array_equal(probabilities.argmax(axis=1), found)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
+
+
+async def test_both_versions_answer_and_differ(server: InferenceServer) -> None:
+    first, second = [
+        (await server.infer("digits", pictures(4), version=version)).outputs["probabilities"].array
+        for version in (1, 2)
+    ]
+    assert not np.allclose(first, second)
+
+
+@pytest.mark.parametrize("names", [["OUTPUT0"], ["OUTPUT1"], ["OUTPUT1", "OUTPUT0"]])
+async def test_only_the_outputs_asked_for_come_back(server: InferenceServer, names: list[str]) -> None:
+    inputs = two_vectors()
+    response = await server.infer("simple", inputs, outputs=names)
+    assert list(response.outputs) == names
+    whole = await server.infer("simple", inputs)
+    for name in names:
+        np.testing.assert_array_equal(response.outputs[name].array, whole.outputs[name].array)
+
+
+async def test_tensors_are_taken_as_they_are(server: InferenceServer) -> None:
+    inputs = two_vectors()
+    tensors = {name: Tensor.from_raw(dtypes.INT32, (1, 16), array.tobytes()) for name, array in inputs.items()}
+    response = await server.infer("simple", tensors)
+    np.testing.assert_array_equal(response.outputs["OUTPUT0"].array, inputs["INPUT0"] + inputs["INPUT1"])
+
+
+async def test_any_mix_of_concurrent_requests_gives_what_single_requests_give(server: InferenceServer) -> None:
+    rng = np.random.default_rng(5)
+    asked = [
+        *[("simple", two_vectors(int(rows), seed)) for seed, rows in enumerate(rng.integers(1, 9, 60))],
+        *[("digits", pictures(int(rows), seed)) for seed, rows in enumerate(rng.integers(1, 17, 60))],
+    ]
+    alone = [await server.infer(model, inputs) for model, inputs in asked]
+    before = {model.id: model.statistics.execution_count for model in server.ready_models()}
+    together = await asyncio.gather(*(server.infer(model, inputs) for model, inputs in asked))
+    executions = [model.statistics.execution_count - before[model.id] for model in server.ready_models()]
+    assert sum(executions) < len(asked), "so that there were batches"
+    for one, other in zip(alone, together, strict=True):
+        assert list(one.outputs) == list(other.outputs)
+        for name, tensor in one.outputs.items():
+            assert other.outputs[name].shape == tensor.shape
+            assert other.outputs[name].array.tobytes() == tensor.array.tobytes()
+
+
+# Mistakes
+
+SIMPLE_TOO_LARGE = "[request id: <id_unknown>] inference request batch-size must be <= 8 for 'simple'"
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "code", "message"),
+    [
+        ("nosuch", {}, Code.NOT_FOUND, "Request for unknown model: 'nosuch' is not found"),
+        ("simple", {"version": 2}, Code.NOT_FOUND, "Request for unknown model: 'simple' version 2 is not found"),
+        ("", {}, Code.NOT_FOUND, "Request for unknown model: '' is not found"),
+        (
+            "simple",
+            {"outputs": ["nosuch"]},
+            Code.INVALID_ARG,
+            "unexpected inference output 'nosuch' for model 'simple'",
+        ),
+    ],
+    ids=["model", "version", "empty name", "output"],
+)
+async def test_unknown_names(
+    server: InferenceServer, model: str, more: dict[str, Any], code: Code, message: str
+) -> None:
+    error = await failure(server, model, two_vectors(), **more)
+    assert (error.code, error.message) == (code, message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"INPUT0": np.zeros((9, 16), np.int32), "INPUT1": np.zeros((9, 16), np.int32)}, SIMPLE_TOO_LARGE),
+        ({"INPUT1": np.zeros((1, 16), np.float32)}, "data-type is 'FP32', but model 'simple' expects 'INT32'"),
+        ({"INPUT1": np.zeros((1, 15), np.int32)}, "Expected [-1,16], got [1,15]"),
+        ({"INPUT1": np.zeros((1, 16), np.complex64)}, "arrays of numpy type 'complex64' have no v2 datatype"),
+        ({"INPUT2": np.zeros((1, 16), np.int32)}, "expected 2 inputs but got 3 inputs for model 'simple'"),
+    ],
+    ids=["batch", "datatype", "shape", "array type", "input"],
+)
+async def test_wrong_inputs(server: InferenceServer, changes: dict[str, Array], message: str) -> None:
+    error = await failure(server, "simple", {**two_vectors(), **changes})
+    assert error.code is Code.INVALID_ARG
+    assert message in error.message
+
+
+# Waiting and cancelling, on an engine that works by hand
+
+
+@pytest.fixture
+def engine() -> PuppetBackend:
+    return PuppetBackend()
+
+
+@pytest.fixture
+async def by_hand(tmp_path: Path, engine: PuppetBackend) -> AsyncIterator[InferenceServer]:
+    write_model(tmp_path, "puppet", PUPPET)
+    settings = Settings(model_repository=(tmp_path,))
+    async with InferenceServer(settings, backends={"puppet": engine}) as server:
+        assert server.ready
+        yield server
+
+
+ONE = {"IN": np.array([[1]], np.int32)}
+
+
+async def next_execution(engine: PuppetBackend) -> Any:
+    return await asyncio.to_thread(engine.next_execution)
+
+
+async def test_a_request_that_waits_too_long(by_hand: InferenceServer, engine: PuppetBackend) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(by_hand.infer("puppet", ONE))
+        execution = await next_execution(engine)
+        error = await failure(by_hand, "puppet", ONE, timeout=0.001)
+        assert (error.code, error.message) == (Code.UNAVAILABLE, "Request timeout expired")
+        execution.finish({"OUT": np.array([[5]], np.int32)})
+    assert first.result().outputs["OUT"].array.tolist() == [[5]]
+
+
+async def test_a_cancelled_caller_takes_its_request_along_and_no_other(
+    by_hand: InferenceServer, engine: PuppetBackend
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(by_hand.infer("puppet", ONE))
+        execution = await next_execution(engine)
+        waiting = tasks.create_task(by_hand.infer("puppet", ONE))
+        staying = tasks.create_task(by_hand.infer("puppet", {"IN": np.array([[7]], np.int32)}))
+        statistics = by_hand.model("puppet").statistics
+        await asyncio.sleep(0)  # in their first turn, both submit
+        assert statistics.pending == 2
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        assert (waiting.cancelled(), statistics.pending) == (True, 1)
+        execution.finish({"OUT": np.array([[5]], np.int32)})
+        execution = await next_execution(engine)
+        assert execution.inputs["IN"].tolist() == [[7]]
+        execution.finish({"OUT": np.array([[8]], np.int32)})
+    assert running.result().outputs["OUT"].array.tolist() == [[5]]
+    assert staying.result().outputs["OUT"].array.tolist() == [[8]]
+
+
+async def test_a_caller_cancelled_while_its_request_runs(by_hand: InferenceServer, engine: PuppetBackend) -> None:
+    caller = asyncio.create_task(by_hand.infer("puppet", ONE))
+    execution = await next_execution(engine)
+    caller.cancel()
+    await asyncio.wait((caller,))
+    assert caller.cancelled()
+    execution.finish({"OUT": np.array([[5]], np.int32)})
+    following = asyncio.create_task(by_hand.infer("puppet", ONE))
+    execution = await next_execution(engine)
+    execution.finish({"OUT": np.array([[6]], np.int32)})
+    assert (await following).outputs["OUT"].array.tolist() == [[6]]
+
+
+async def test_an_engine_that_fails(by_hand: InferenceServer, engine: PuppetBackend) -> None:
+    caller = asyncio.create_task(by_hand.infer("puppet", ONE))
+    (await next_execution(engine)).fail(ValueError("oops"))
+    with pytest.raises(ModserveError, match="oops") as caught:
+        await caller
+    assert caught.value.code is Code.INTERNAL
+
+
+async def test_leaving_finishes_what_is_in_flight(tmp_path: Path, engine: PuppetBackend) -> None:
+    write_model(tmp_path, "puppet", PUPPET)
+    server = InferenceServer(Settings(model_repository=(tmp_path,)), backends={"puppet": engine})
+    async with server:
+        caller = asyncio.create_task(server.infer("puppet", ONE))
+        execution = await next_execution(engine)
+        leaving = asyncio.create_task(server.shut_down())
+        await asyncio.sleep(0)  # in its first turn it says so
+        assert server.phase is Phase.STOPPING
+        error = await failure(server, "puppet", ONE)
+        assert (error.code, error.message) == (Code.UNAVAILABLE, "Server not ready")
+        assert (server.live, server.ready) == (False, False)
+        execution.finish({"OUT": np.array([[5]], np.int32)})
+        assert (await caller).outputs["OUT"].array.tolist() == [[5]]
+        assert await leaving
+    assert (engine.open_models, engine.open_instances) == (0, 0)
+
+
+async def test_leaving_waits_no_longer_than_it_may(tmp_path: Path, engine: PuppetBackend) -> None:
+    write_model(tmp_path, "puppet", PUPPET)
+    settings = Settings(model_repository=(tmp_path,), exit_timeout_secs=0)
+    async with InferenceServer(settings, backends={"puppet": engine}) as server:
+        caller = asyncio.create_task(server.infer("puppet", ONE))
+        execution = await next_execution(engine)
+        assert not await server.shut_down()
+        assert not await server.shut_down()
+        execution.finish({"OUT": np.array([[5]], np.int32)})
+        await caller
+
+
+# Starting
+
+
+async def test_what_is_there_after_the_start(server: InferenceServer) -> None:
+    assert (server.phase, server.live, server.ready) == (Phase.RUNNING, True, True)
+    assert server.model_names() == ["digits", "simple"]
+    assert [(entry.name, entry.version, entry.state) for entry in server.index()] == [
+        ("digits", 1, State.READY),
+        ("digits", 2, State.READY),
+        ("simple", 1, State.READY),
+    ]
+    assert all(entry.load_ns > 0 for entry in server.index())
+
+
+async def test_a_bad_model_beside_good_ones(tmp_path: Path) -> None:
+    shutil.copytree(REPOSITORY / "simple", tmp_path / "cut")
+    (tmp_path / "cut" / "config.pbtxt").unlink()
+    model = tmp_path / "cut" / "1" / "model.onnx"
+    model.write_bytes(model.read_bytes()[:100])
+    write_model(tmp_path, "mistaken", 'backend: "onnxruntime" max_batchsize: 8')
+    write_model(tmp_path, "foreign", 'backend: "nosuch"')
+    write_model(tmp_path, "empty", 'backend: "onnxruntime"', versions=())
+    async with library(REPOSITORY, tmp_path) as server:
+        assert (server.phase, server.ready) == (Phase.RUNNING, False)
+        reasons = {entry.name: entry.reason for entry in server.unready_reasons()}
+        assert {entry.state for entry in server.unready_reasons()} == {State.UNAVAILABLE}
+        assert set(reasons) == {"cut", "mistaken", "foreign", "empty"}
+        assert "did you mean 'max_batch_size'?" in reasons["mistaken"]
+        assert "unable to find backend 'nosuch'" in reasons["foreign"]
+        assert "at least one version must be available" in reasons["empty"]
+        assert (await server.infer("simple", two_vectors())).model_version == 1
+        for name in reasons:
+            assert (await failure(server, name, two_vectors())).code is Code.NOT_FOUND
+
+
+async def test_readiness_need_not_be_strict(tmp_path: Path) -> None:
+    write_model(tmp_path, "foreign", 'backend: "nosuch"')
+    async with library(tmp_path, strict_readiness=False) as server:
+        assert server.ready
+        assert server.unready_reasons()
+
+
+async def test_a_name_in_two_repositories_is_no_model(tmp_path: Path) -> None:
+    write_model(tmp_path, "simple", 'backend: "identity"')
+    async with library(REPOSITORY, tmp_path) as server:
+        assert [entry.reason for entry in server.unready_reasons()] == ["model appears in two or more repositories"]
+        assert (await failure(server, "simple", two_vectors())).code is Code.NOT_FOUND
+        assert (await server.infer("digits", pictures(1))).model_version == 2
+
+
+async def test_an_empty_repository(tmp_path: Path) -> None:
+    async with library(tmp_path) as server:
+        assert (server.ready, server.index()) == (True, [])
+
+
+@pytest.mark.parametrize("kind", ["missing", "a file"])
+async def test_a_repository_that_is_none(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "repository"
+    if kind == "a file":
+        path.touch()
+    with pytest.raises(ModserveError, match="can not read model repository") as caught:
+        async with library(path):
+            pytest.fail("it was entered")
+    assert caught.value.code is Code.INVALID_ARG
+
+
+@pytest.mark.parametrize("fields", [{}, {"model_repository": ()}, {"model_repository": "a", "http_port": -1}], ids=str)
+def test_wrong_settings(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**fields)
+
+
+async def test_another_start_in_the_same_process() -> None:
+    inputs = two_vectors()
+    for _ in range(2):
+        async with library(REPOSITORY) as server:
+            response = await server.infer("simple", inputs)
+            np.testing.assert_array_equal(response.outputs["OUTPUT0"].array, inputs["INPUT0"] + inputs["INPUT1"])
+        assert (await failure(server, "simple", inputs)).message == "Server not ready"
+        assert server.ready_models() == []
+
+
+async def test_two_servers_at_once() -> None:
+    async with library(REPOSITORY) as first, library(REPOSITORY, id="other") as second:
+        assert (first.name, second.name) == ("modserve", "other")
+        await first.infer("simple", two_vectors())
+        counts = [server.model("simple").statistics.inference_count for server in (first, second)]
+        assert counts == [1, 0]
+
+
+def test_a_start_on_another_event_loop() -> None:
+    async def use() -> int:
+        async with library(REPOSITORY) as server:
+            return (await server.infer("simple", two_vectors())).model_version
+
+    assert [asyncio.run(use()) for _ in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("name", modserve.__all__)
+def test_public_names_are_there(name: str) -> None:
+    assert hasattr(modserve, name)

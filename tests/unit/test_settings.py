@@ -1,0 +1,309 @@
+"""The command line and the environment, read into settings."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from modserve import Settings
+from modserve.settings import (
+    NOT_SUPPORTED,
+    OPTIONS,
+    WITHOUT_EFFECT,
+    CommandLine,
+    OptionError,
+    from_command_line,
+)
+
+TRITONSERVER_OPTIONS = re.findall(
+    r"\S+",
+    """
+    id model-store model-repository model-control-mode load-model model-config-name http-address
+    http-header-forward-pattern grpc-address grpc-header-forward-pattern grpc-server-cert grpc-server-key grpc-root-cert
+    grpc-infer-response-compression-level log-format log-file vertex-ai-default-model metrics-address cache-directory
+    rate-limit backend-directory repoagent-directory trace-file trace-level
+    exit-timeout-secs repository-poll-secs model-load-thread-count model-load-retry-count http-port http-thread-count
+    http-max-input-size grpc-port grpc-infer-thread-count grpc-infer-allocation-pool-size grpc-max-response-pool-size
+    grpc-keepalive-time grpc-keepalive-timeout grpc-http2-max-pings-without-data
+    grpc-http2-min-recv-ping-interval-without-data grpc-http2-max-ping-strikes grpc-max-connection-age
+    grpc-max-connection-age-grace log-verbose sagemaker-port sagemaker-thread-count vertex-ai-port
+    vertex-ai-thread-count metrics-port pinned-memory-pool-byte-size buffer-manager-thread-count
+    response-cache-byte-size trace-rate trace-count trace-log-frequency
+    metrics-interval-ms min-supported-compute-capability
+    exit-on-error strict-readiness model-namespacing enable-peer-access allow-http reuse-http-port allow-grpc
+    reuse-grpc-port grpc-use-ssl grpc-use-ssl-mutual grpc-keepalive-permit-without-calls log-info log-warning log-error
+    allow-sagemaker allow-vertex-ai allow-metrics allow-gpu-metrics allow-cpu-metrics allow-client-shm
+    strict-model-config
+    disable-auto-complete-config
+    http-restricted-api grpc-restricted-protocol metrics-config trace-config cache-config backend-config host-policy
+    rate-limit-resource cuda-memory-pool-byte-size cuda-virtual-address-size model-load-gpu-limit
+    sagemaker-safe-port-range
+""",
+)
+"""Its long options, but for --help, which is the command's."""
+BOOLEANS = [name for name, option in OPTIONS.items() if Settings.model_fields[option.field].annotation is bool]
+
+
+def read(*arguments: str, **environment: str) -> CommandLine:
+    return from_command_line(["--model-repository=models", *arguments], environment)
+
+
+def error(*arguments: str, **environment: str) -> str:
+    with pytest.raises(OptionError) as caught:
+        read(*arguments, **environment)
+    return str(caught.value)
+
+
+# The table
+
+
+def test_every_option_of_tritonserver_is_known_in_one_way() -> None:
+    known = [*OPTIONS, *WITHOUT_EFFECT, *NOT_SUPPORTED]
+    assert sorted(known) == sorted(TRITONSERVER_OPTIONS)
+
+
+def test_every_setting_has_an_option() -> None:
+    assert {option.field for option in OPTIONS.values()} == set(Settings.model_fields)
+
+
+def test_an_option_without_effect_is_taken_with_its_value() -> None:
+    for name in WITHOUT_EFFECT:
+        line = read(f"--{name}", "7", "--id", "x", f"--{name}=8")
+        assert (line.without_effect, line.settings.id) == ((name,), "x")
+
+
+def test_an_option_that_would_change_what_happens_is_refused() -> None:
+    for name in NOT_SUPPORTED:
+        assert error(f"--{name}=1") == f"option '--{name}' of tritonserver is not supported by this version of modserve"
+
+
+# Spellings
+
+
+def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
+    settings = read().settings
+    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (8000, 8001, 8002)
+    assert (settings.http_address, settings.grpc_address, settings.metrics_address) == ("0.0.0.0", "0.0.0.0", "")
+    assert (settings.http_max_input_size, settings.exit_timeout_secs) == (67108864, 30)
+    assert settings.model_repository == (Path("models"),)
+    assert settings == Settings(model_repository=("models",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        (["--http-port", "81"], "http_port", 81),
+        (["--http-port=81"], "http_port", 81),
+        (["--http_port=81"], "http_port", 81),
+        (["--http-p=81"], "http_port", 81),
+        (["--http-p", "81"], "http_port", 81),
+        (["--http-port=80", "--http-port=81"], "http_port", 81),
+        (["--http-port=0"], "http_port", 0),
+        (["--grpc-port=81"], "grpc_port", 81),
+        (["--metrics-port=81"], "metrics_port", 81),
+        (["--http-address=::1"], "http_address", "::1"),
+        (["--grpc-address", ""], "grpc_address", ""),
+        (["--metrics-address=a=b"], "metrics_address", "a=b"),
+        (["--id", "--odd"], "id", "--odd"),
+        (["--http-max-input-size=5"], "http_max_input_size", 5),
+        (["--exit-timeout-secs=0"], "exit_timeout_secs", 0),
+        (["--model-load-thread-count=2"], "model_load_thread_count", 2),
+        (["--model-control-mode=none"], "model_control_mode", "none"),
+        (["--disable-auto-complete-config"], "disable_auto_complete_config", True),
+        (["--disable-auto-complete-config=false"], "disable_auto_complete_config", False),
+        (["--disable-auto"], "disable_auto_complete_config", True),
+        (["--strict-r=off"], "strict_readiness", False),
+        (["--exit-on-error", "true"], "exit_on_error", True),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_spelling(arguments: list[str], field: str, value: object) -> None:
+    assert getattr(read(*arguments).settings, field) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("True", True), ("ON", True), ("1", True), ("false", False), ("oFF", False), ("0", False)],
+)
+def test_a_boolean(text: str, value: bool) -> None:
+    for name in BOOLEANS:
+        assert getattr(read(f"--{name}={text}").settings, OPTIONS[name].field) is value
+
+
+@pytest.mark.parametrize(
+    ("text", "level"), [("0", 0), ("1", 1), ("3", 3), ("true", 1), ("false", 0), ("on", 1), ("Off", 0)]
+)
+def test_verbosity_is_a_level_or_a_boolean(text: str, level: int) -> None:
+    assert read(f"--log-verbose={text}").settings.log_verbose == level
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model-repository=a", "--model-repository", "b", "--model-repository=a"],
+        ["--model-store=a", "--model-repository=b"],
+        ["--model-store", "a", "--model-s=b", "--model-store=b"],
+    ],
+    ids=["repeated", "both names", "the other name"],
+)
+def test_repositories_form_a_set(arguments: list[str]) -> None:
+    assert from_command_line(arguments, {}).settings.model_repository == (Path("a"), Path("b"))
+
+
+def test_options_of_backends() -> None:
+    arguments = (
+        "--backend-config=a,x=1",
+        "--backend-config",
+        "b,x=2,3=4",
+        "--backend-config=a,y=",
+        "--backend-config=a,x=5",
+    )
+    assert read(*arguments).settings.backend_config == {"a": {"x": "5", "y": ""}, "b": {"x": "2,3=4"}}
+
+
+# The environment
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "field", "value"),
+    [
+        ("MODSERVE_HTTP_PORT", "81", "http_port", 81),
+        ("MODSERVE_ALLOW_GRPC", "off", "allow_grpc", False),
+        ("MODSERVE_DISABLE_AUTO_COMPLETE_CONFIG", "true", "disable_auto_complete_config", True),
+        ("MODSERVE_LOG_VERBOSE", "2", "log_verbose", 2),
+        ("MODSERVE_BACKEND_CONFIG", "a,x=1", "backend_config", {"a": {"x": "1"}}),
+    ],
+)
+def test_an_option_from_the_environment(variable: str, text: str, field: str, value: object) -> None:
+    assert getattr(read(**{variable: text}).settings, field) == value
+
+
+def test_the_command_line_comes_first() -> None:
+    settings = read(
+        "--http-port=82", MODSERVE_HTTP_PORT="81", MODSERVE_GRPC_PORT="83", MODSERVE_MODEL_REPOSITORY="b"
+    ).settings
+    assert (settings.http_port, settings.grpc_port, settings.model_repository) == (82, 83, (Path("models"),))
+
+
+def test_a_repository_from_the_environment_alone() -> None:
+    assert from_command_line([], {"MODSERVE_MODEL_REPOSITORY": "b"}).settings.model_repository == (Path("b"),)
+
+
+def test_the_process_s_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODSERVE_ID", "from outside")
+    assert from_command_line(["--model-repository=models"]).settings.id == "from outside"
+
+
+def test_other_variables_are_nobody_s_business() -> None:
+    assert read(MODSERVE_NOSUCH="1", HTTP_PORT="1", MODSERVE_="1").settings == read().settings
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--htp-port=1"], "unknown option '--htp-port'; did you mean '--http-port'?"),
+        (["--grpcport", "1"], "unknown option '--grpcport'; did you mean '--grpc-port'?"),
+        (["--modelrepository=x"], "unknown option '--modelrepository'; did you mean '--model-repository'?"),
+        (["--xyzzy"], "unknown option '--xyzzy'; 'modserve --help' lists all options"),
+        (["--"], "unknown option '--'; 'modserve --help' lists all options"),
+        (["models"], "Unexpected argument: models"),
+        (["-v"], "Unexpected argument: -v"),
+        (["--http-port"], "option '--http-port' requires a value"),
+        (["--http-thread-count"], "option '--http-thread-count' requires a value"),
+        (["--http-port="], "option '--http-port': invalid value for integer option: "),
+        (["--http-port=x"], "option '--http-port': invalid value for integer option: x"),
+        (["--exit-timeout-secs=1.5"], "option '--exit-timeout-secs': invalid value for integer option: 1.5"),
+        (["--allow-http=yes"], "option '--allow-http': invalid value for bool option: yes"),
+        (["--allow-http="], "option '--allow-http': invalid value for bool option: "),
+        (["--log-verbose=much"], "option '--log-verbose': invalid value for integer option: much"),
+        (["--backend-config=a"], "option '--backend-config': expected '<backend name>,<key>=<value>', got: a"),
+        (["--backend-config=x=1"], "option '--backend-config': expected '<backend name>,<key>=<value>', got: x=1"),
+        (["--backend-config=a,=1"], "option '--backend-config': expected '<backend name>,<key>=<value>', got: a,=1"),
+        (["--http-port=65536"], "option '--http-port': Input should be less than or equal to 65535, got: 65536"),
+        (["--grpc-port=-1"], "option '--grpc-port': Input should be greater than or equal to 0, got: -1"),
+        (
+            ["--http-max-input-size=0"],
+            "option '--http-max-input-size': Input should be greater than or equal to 1, got: 0",
+        ),
+        (["--model-control-mode=poll"], "option '--model-control-mode': Input should be 'none', got: poll"),
+        (
+            ["--http-port=-1", "--grpc-port=-2"],
+            "option '--http-port': Input should be greater than or equal to 0, got: -1\n"
+            "option '--grpc-port': Input should be greater than or equal to 0, got: -2",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake(arguments: list[str], text: str) -> None:
+    assert error(*arguments) == text
+
+
+@pytest.mark.parametrize(
+    ("prefix", "listed"),
+    [
+        ("log-", "--log-error, --log-file, --log-format, --log-info, --log-verbose, --log-warning"),
+        ("allow-g", "--allow-gpu-metrics, --allow-grpc"),
+    ],
+)
+def test_an_ambiguous_prefix(prefix: str, listed: str) -> None:
+    assert error(f"--{prefix}=1") == f"option '--{prefix}' is ambiguous: {listed}"
+
+
+def test_a_whole_name_is_no_prefix() -> None:
+    assert any(name != "rate-limit" and name.startswith("rate-limit") for name in NOT_SUPPORTED)
+    assert "'--rate-limit' of tritonserver is not supported" in error("--rate-limit=off")
+
+
+def test_a_mistake_in_the_environment() -> None:
+    assert error(MODSERVE_HTTP_PORT="x") == (
+        "environment variable MODSERVE_HTTP_PORT: invalid value for integer option: x"
+    )
+
+
+def test_no_repository() -> None:
+    with pytest.raises(OptionError, match=r"^no model repository given; say '--model-repository DIR'$"):
+        from_command_line([], {})
+
+
+# The library
+
+
+@pytest.mark.parametrize(
+    ("given", "paths"),
+    [
+        ("a", (Path("a"),)),
+        (Path("a"), (Path("a"),)),
+        (["a", Path("b"), "a"], (Path("a"), Path("b"))),
+        (("a",), (Path("a"),)),
+    ],
+    ids=["text", "path", "list", "tuple"],
+)
+def test_repositories_as_the_library_takes_them(given: Any, paths: tuple[Path, ...]) -> None:
+    assert Settings(model_repository=given).model_repository == paths
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"model_repository": []},
+        {"model_repository": 1},
+        {"model_repository": "a", "nosuch": 1},
+        {"model_repository": "a", "http_port": "x"},
+    ],
+    ids=["nothing", "no repository", "no path", "unknown", "no number"],
+)
+def test_settings_that_are_none(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**fields)
+
+
+def test_settings_do_not_change() -> None:
+    settings = Settings(model_repository="a")
+    with pytest.raises(ValidationError):
+        settings.http_port = 1  # type: ignore[misc]
