@@ -32,7 +32,7 @@ def test_the_printed_curl_line(server: ServerProcess) -> None:
     assert answer["outputs"][0]["data"]
 
 
-def test_curl_without_a_content_type_and_with_the_form_type_it_sends(server: ServerProcess) -> None:
+def test_the_content_type_does_not_matter(server: ServerProcess) -> None:
     body = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 2], "data": [7, 8]}]})
     for headers in ({}, {"Content-Type": "application/x-www-form-urlencoded"}):
         answer = http(server.http_port, "POST", "/v2/models/identity_INT32/infer", body.encode(), headers)
@@ -115,7 +115,7 @@ def test_a_tensor_of_64_mib(server: ServerProcess, protocol: str) -> None:
     assert np.array_equal(result.as_numpy("OUTPUT0"), array)
 
 
-def test_many_small_answers_on_one_page_of_metrics(server: ServerProcess) -> None:
+def test_the_metrics_page_has_every_version_once(server: ServerProcess) -> None:
     page = http(server.metrics_port, "GET", "/metrics").body.decode()
     samples = re.findall(r'^nv_inference_count\{model="(\w+)",version="(\d+)"\} ', page, re.MULTILINE)
     assert {("simple", "1"), ("digits", "1"), ("digits", "2")} <= set(samples)

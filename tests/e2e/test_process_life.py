@@ -165,7 +165,7 @@ def test_what_is_in_flight_is_finished(repository: Path, number: signal.Signals)
 
 
 def test_an_open_channel_gets_no_new_calls(repository: Path) -> None:
-    write_identity(repository, "model", parameters={"execute_delay_ms": 500})
+    write_identity(repository, "model", parameters={"execute_delay_ms": 1000})
     states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
     with serving(repository) as server, channel(server.grpc_port) as opened, under_way(server) as calls:
         opened.subscribe(states.put)

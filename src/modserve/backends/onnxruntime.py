@@ -83,11 +83,11 @@ class OnnxRuntimeModel:
 
     def describe(self) -> ModelDescription:
         session = self._cpu_session
-        default = self._source.options.get("default-max-batch-size", str(_DEFAULT_MAX_BATCH_SIZE))
+        default = _parsed("backend option 'default-max-batch-size'", self._source.options, "default-max-batch-size")
         return ModelDescription(
             tuple(_describe(argument) for argument in session.get_inputs()),
             tuple(_describe(argument) for argument in session.get_outputs()),
-            int(default),
+            _DEFAULT_MAX_BATCH_SIZE if default is None else default,
         )
 
     def instance(self, config: ModelConfig, placement: Placement) -> "OnnxRuntimeInstance":
@@ -216,16 +216,18 @@ def _session_options(source: ModelSource) -> ort.SessionOptions:
 
 
 def _integer(config: ModelConfig, parameter: str, default: int) -> int:
-    text = config.parameters.get(parameter)
+    value = _parsed(f"model '{config.name}': parameter '{parameter}'", config.parameters, parameter)
+    return default if value is None else value
+
+
+def _parsed(where: str, values: Mapping[str, str], key: str) -> int | None:
+    """The number under `key`, None if there is none."""
+    text = values.get(key)
     if text is None:
-        return default
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise invalid(f"model '{config.name}': parameter '{parameter}' is '{text}', expected an integer of 0 or more")
-    return value
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise invalid(f"{where} is '{text}', expected an integer of 0 or more")
+    return int(text)
 
 
 def _decoded(name: str, array: Array) -> Array:

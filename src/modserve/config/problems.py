@@ -59,6 +59,10 @@ class Source:
         return f"{self.headline(problem)}\n    {shown}\n    {caret}"
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What a terminal might obey instead of show; tabs and line ends are harmless."""
+
+
 class Problems:
     """Collects problems, each kept once, and warnings."""
 
@@ -86,7 +90,8 @@ class Problems:
         # Bytes that are no UTF-8 were kept as lone surrogates, which no wire can carry.
         rest = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
         text = "\n".join([head, *map(self._source.render, problems[:_MOST]), *rest])
-        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def show(path: FieldPath) -> str:

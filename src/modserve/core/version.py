@@ -37,7 +37,7 @@ class VersionPolicy:
 
 def parse_directory(name: str) -> int | None:
     """The version a directory stands for: a positive integer without leading zeros, else None (it is ignored)."""
-    return int(name) if _VERSION_DIRECTORY.fullmatch(name) else None
+    return int(name) if _VERSION_DIRECTORY.fullmatch(name) and _fits_long(name) else None
 
 
 def parse_requested(text: str) -> int | None:
@@ -47,7 +47,7 @@ def parse_requested(text: str) -> int | None:
     """
     if not text:
         return None
-    if re.fullmatch(r"\s*[+-]?[0-9]+", text) is None or not _fits_long(text):
+    if re.fullmatch(r"\s*[+-]?[0-9]+", text, re.ASCII) is None or not _fits_long(text):
         raise invalid(
             f"failed to get model version from specified version string '{text}' (details: stol), "
             "version should be an integral value > 0"

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from modserve import config as model_config
@@ -103,9 +104,11 @@ class Loader:
             for name, placement in self._place(complete.config, backend):
                 instances.append((name, engine.instance(complete.config, placement)))
         except Exception as error:
-            for _, instance in instances:
-                instance.close()
-            engine.close()
+            with ExitStack() as stack:  # whatever of it fails to close, the rest is closed and `error` is told
+                stack.push(lambda *failure: True)
+                stack.callback(engine.close)
+                for _, instance in instances:
+                    stack.callback(instance.close)
             raise from_exception(error, doing) from error
         return _Loaded(complete.config, complete.message.SerializeToString(deterministic=True), engine, instances)
 

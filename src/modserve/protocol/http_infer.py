@@ -54,11 +54,13 @@ def header_length(value: bytes | str | None, body_length: int) -> int | None:
     if value is None:
         return None
     text = value.decode("latin-1") if isinstance(value, bytes) else value
-    if not (text.strip().removeprefix("-").isascii() and text.strip().removeprefix("-").isdecimal()):
+    number = text.strip()
+    digits = number.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal()):
         raise invalid(f"Unable to parse Inference-Header-Content-Length, got: {text}")
-    length = int(text) if len(text) <= _MOST_DIGITS else -1
+    length = int(number) if len(number) <= _MOST_DIGITS else -1
     if not 0 <= length <= body_length:
-        raise invalid(f"inference header size should be in range (0, {body_length}), got: {text.strip()}")
+        raise invalid(f"inference header size should be in range (0, {body_length}), got: {number}")
     return length
 
 

@@ -72,7 +72,8 @@ def from_tensor(name: str, tensor: Tensor) -> bytes:
             ) from None
     if datatype.json_kind == "float":
         # Widened, so that a float32 0.1 prints as Triton prints it: 0.10000000149011612.
-        flat = flat.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # widening a signalling NaN is no fault of anybody's
+            flat = flat.astype(np.float64)
         if not np.isfinite(flat).all():
             return json.dumps(flat.tolist(), separators=(",", ":")).encode()
     return orjson.dumps(np.ascontiguousarray(flat), option=orjson.OPT_SERIALIZE_NUMPY)

@@ -134,14 +134,14 @@ class ModelManager:
                         tasks.create_task(self._unload(model, ModelId(name, version)))
 
     async def _select(self, directory: ModelDirectory) -> Sequence[int]:
-        """The versions to serve; none, and the problem noted, when the configuration is unusable."""
+        """The versions to serve; when the configuration is unusable, those that are served anyway, and the problem."""
         model = self._models.setdefault(directory.name, _Model())
         try:
             versions = await self._loader.wanted_versions(directory)
         except ModserveError as error:
             _log.error("model '%s' can not be loaded: %s", directory.name, error.message)
             model.problem = error.reason
-            return ()
+            return [version for version, entry in model.versions.items() if entry.servable is not None]
         model.problem = ""
         return versions
 

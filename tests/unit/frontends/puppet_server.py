@@ -268,7 +268,8 @@ def _parse(data: bytes) -> tuple[Answer, bytes] | None:
 async def plain_app(scope: Any, receive: Any, send: Any) -> None:
     """An application that says what it was asked."""
     message = await receive()
-    text = f"{scope['method']} {scope['path']} ? {scope['query_string'].decode()} = {message['body'].decode()}"
+    query, body = scope["query_string"].decode("latin-1"), message["body"].decode("latin-1")
+    text = f"{scope['method']} {scope['path']} ? {query} = {body}"
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
     await send({"type": "http.response.body", "body": text.encode()})
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 from puppet_server import (
@@ -618,3 +619,25 @@ async def test_a_known_head_with_part_of_its_body(tmp_path: Path) -> None:
         await client.receive()
         client.send(infer()[:-5], infer()[-5:] + infer())
         assert [answer.body for answer in await client.receive(3)] == [JSON_ANSWER] * 3
+
+
+# Rubbish
+
+
+async def test_no_damage_brings_a_connection_down(tmp_path: Path) -> None:
+    wholes = [infer(), infer_binary(Connection="Upgrade", Upgrade="h2c"), GET, request(Transfer_Encoding="chunked")]
+    wholes[3] += chunked(JSON_BODY, 50)
+    random = Random(7)
+    async with stage(tmp_path) as on:
+        for whole in wholes * 60:
+            damaged = bytearray(whole * 2)
+            for _ in range(random.randint(1, 4)):
+                start = random.randrange(len(damaged))
+                damaged[start : start + random.choice((0, 1, 1, 9))] = random.randbytes(random.choice((0, 1, 1, 9)))
+            cut = random.randrange(len(damaged))
+            client, bystander = on.connect(), on.connect()
+            client.send(bytes(damaged[:cut]), bytes(damaged[cut:]))
+            bystander.send(infer())
+            assert (await bystander.receive())[0].body == JSON_ANSWER
+            assert {answer.status for answer in client.answers} <= {100, 200, 400, 404, 431}
+            client.transport.lose()

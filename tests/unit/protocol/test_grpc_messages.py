@@ -181,6 +181,11 @@ def test_name_version_and_id() -> None:
             "failed to get model version from specified version string 'x' (details: stol), "
             "version should be an integral value > 0",
         ),
+        (
+            "\x1f1",
+            "failed to get model version from specified version string '\x1f1' (details: stol), "
+            "version should be an integral value > 0",
+        ),
         ("0", "invalid model version specified '0' , version should be an integral value > 0"),
         ("-1", "invalid model version specified '-1' , version should be an integral value > 0"),
     ],
@@ -349,7 +354,7 @@ MESSAGES = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(MESSAGES)
 def test_no_message_brings_the_decoder_down(asked: pb.ModelInferRequest) -> None:
     try:
@@ -359,7 +364,7 @@ def test_no_message_brings_the_decoder_down(asked: pb.ModelInferRequest) -> None
     assert names == [given.name for given in asked.inputs]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.binary(max_size=60))
 def test_no_bytes_that_are_a_message_bring_the_decoder_down(data: bytes) -> None:
     try:

@@ -182,6 +182,15 @@ def test_floats_are_printed_as_widened_doubles(values: list[float], text: bytes)
     assert json_data.from_tensor("OUT", Tensor.from_array(np.array(values, np.float32))) == text
 
 
+@pytest.mark.parametrize(
+    ("datatype", "raw"),
+    [(dtypes.FP16, b"\x01\x7c"), (dtypes.BF16, b"\x81\x7f"), (dtypes.FP32, b"\x01\x00\x80\x7f")],
+    ids=str,
+)
+def test_a_signalling_nan_is_one_like_others(datatype: Datatype, raw: bytes) -> None:
+    assert json_data.from_tensor("OUT", Tensor.from_raw(datatype, (1,), raw)) == b"[NaN]"
+
+
 def test_any_array_layout_comes_out_in_row_major_order() -> None:
     array = np.arange(12, dtype=np.int32).reshape(3, 4).T[::2]
     assert json_data.from_tensor("OUT", Tensor.from_array(array)) == b"[0,4,8,2,6,10]"
