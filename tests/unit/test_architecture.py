@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "modserve"
-EVERYTHING = frozenset(path.stem for path in SOURCE.iterdir() if path.is_dir() or path.suffix == ".py")
+EVERYTHING = frozenset(
+    path.stem for path in SOURCE.iterdir() if (path.is_dir() and path.name != "__pycache__") or path.suffix == ".py"
+)
 ANYWHERE = {"__about__"}
 """The version number, which everybody may read."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ENTRYPOINT = ROOT / "deploy" / "docker" / "entrypoint.sh"
 DEFAULT = ["serve", "--model-repository=/models"]
 
@@ -198,7 +198,7 @@ def test_build_has_what_the_wheel_is_made_of() -> None:
     [
         ".git/HEAD",
         ".venv/bin/python",
-        "tests/unit/deploy/test_docker.py",
+        "tests/deploy/test_docker.py",
         "model_repository/simple/config.pbtxt",
         "deploy/k8s/service.yaml",
         "src/modserve/__pycache__/cli.cpython-311.pyc",

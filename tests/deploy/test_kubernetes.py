@@ -16,7 +16,7 @@ import yaml
 
 import modserve.__about__
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 BASE = ROOT / "deploy" / "k8s"
 GUIDE = ROOT / "docs" / "kubernetes.md"
 

@@ -11,7 +11,7 @@ import yaml
 from modserve import cli
 from modserve.settings import Settings
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def kubernetes() -> list[str]:
