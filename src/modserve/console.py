@@ -18,6 +18,9 @@ _VALUES: dict[str, Callable[[int], object]] = {
 """An example element by `Datatype.json_kind`."""
 
 
+_MOST_ELEMENTS = 256
+
+
 def models_table(entries: Sequence[IndexEntry]) -> str:
     """The models with version, state and load time; the reason of a failure stands below its line."""
     rows = [("model", "version", "state", "load time")]
@@ -35,13 +38,22 @@ def models_table(entries: Sequence[IndexEntry]) -> str:
 
 
 def example_call(models: Sequence[ModelConfig], port: int) -> str:
-    """A curl line that works when pasted, for the model with the least to type; empty if there is no model."""
+    """A curl line that works when pasted, for the model with the least to type; empty if there is no model.
+
+    Where even that is more than a screen takes, it asks for the model's metadata.
+    """
     if not models:
         return ""
-    config = min(models, key=lambda model: (sum(math.prod(_shape(model, spec)) for spec in model.inputs), model.name))
+    config = min(models, key=lambda model: (_elements(model), model.name))
+    if _elements(config) > _MOST_ELEMENTS:
+        return f"curl localhost:{port}/v2/models/{quote(config.name, safe='')}"
     body = {"inputs": [_example(config, spec) for spec in config.inputs if not spec.optional]}
     text = json.dumps(body, separators=(",", ":"))
     return f"curl localhost:{port}/v2/models/{quote(config.name, safe='')}/infer -d {shlex.quote(text)}"
+
+
+def _elements(config: ModelConfig) -> int:
+    return sum(math.prod(_shape(config, spec)) for spec in config.inputs)
 
 
 def _shape(config: ModelConfig, spec: TensorSpec) -> list[int]:

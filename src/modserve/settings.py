@@ -153,8 +153,6 @@ WITHOUT_EFFECT = frozenset(
     {
         "allow-cpu-metrics",
         "allow-gpu-metrics",
-        "allow-sagemaker",
-        "allow-vertex-ai",
         "backend-directory",
         "buffer-manager-thread-count",
         "cuda-memory-pool-byte-size",
@@ -182,6 +180,8 @@ WITHOUT_EFFECT = frozenset(
 NOT_SUPPORTED = frozenset(
     {
         "allow-client-shm",
+        "allow-sagemaker",
+        "allow-vertex-ai",
         "cache-config",
         "cache-directory",
         "grpc-header-forward-pattern",
@@ -225,7 +225,23 @@ NOT_SUPPORTED = frozenset(
         "trace-rate",
     }
 )
-"""tritonserver's options that would change what the server does; refused, since ignoring them could hurt."""
+"""tritonserver's options that would change what the server does; refused, since ignoring them could hurt.
+
+Only those that switch such a thing off are taken, for off it is.
+"""
+
+_SWITCHES = frozenset(
+    {
+        "allow-client-shm",
+        "allow-sagemaker",
+        "allow-vertex-ai",
+        "grpc-use-ssl",
+        "grpc-use-ssl-mutual",
+        "model-namespacing",
+        "reuse-grpc-port",
+        "reuse-http-port",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +276,9 @@ def from_command_line(arguments: Sequence[str], environment: Mapping[str, str] |
             if not remaining:
                 raise OptionError(f"option '--{name}' requires a value")
             text = remaining.pop(0)
-        if option is None:
+        if name in NOT_SUPPORTED:
+            _check_off(name, text)
+        elif option is None:
             ignored.append(name)
         else:
             _take(given, option, text, f"option '--{name}'")
@@ -286,9 +304,19 @@ def _resolve(spelled: str) -> str:
         if not matches:
             _unknown(spelled, known)
         name = matches[0]
-    if name in NOT_SUPPORTED:
-        raise OptionError(f"option '--{name}' of tritonserver is not supported by this version of modserve")
     return name
+
+
+def _check_off(name: str, text: str) -> None:
+    """Raises for an option that is not supported, unless it says that it is not wanted."""
+    if name in _SWITCHES:
+        try:
+            wanted = _bool(text)
+        except ValueError as error:
+            raise OptionError(f"option '--{name}': {error}") from None
+        if not wanted:
+            return
+    raise OptionError(f"option '--{name}' of tritonserver is not supported by this version of modserve")
 
 
 def _unknown(spelled: str, known: Sequence[str]) -> NoReturn:

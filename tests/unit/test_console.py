@@ -121,3 +121,8 @@ def test_the_line_exactly() -> None:
         "curl localhost:8000/v2/models/simple/infer -d "
         '\'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,4],"data":[0,1,2,3]}]}\''
     )
+
+
+def test_a_large_model_is_asked_for_its_metadata() -> None:
+    model = with_input(dtypes.FP32, dims=(3, 224, 224), name="image")
+    assert example_call([model], 80) == f"curl localhost:80/v2/models/{model.name}"

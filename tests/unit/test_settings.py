@@ -79,6 +79,12 @@ def test_an_option_that_would_change_what_happens_is_refused() -> None:
         assert error(f"--{name}=1") == f"option '--{name}' of tritonserver is not supported by this version of modserve"
 
 
+def test_switching_off_what_is_not_there_is_fine() -> None:
+    line = read("--allow-sagemaker=false", "--allow-vertex-ai", "0", "--grpc-use-ssl=off", "--id=x")
+    assert (line.without_effect, line.settings.id) == ((), "x")
+    assert error("--allow-client-shm=maybe") == "option '--allow-client-shm': invalid value for bool option: maybe"
+
+
 # Spellings
 
 
