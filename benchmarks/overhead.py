@@ -167,8 +167,8 @@ def wrk(target: ServerProcess, model: str, body: bytes, json_length: int, connec
     count = int(_find(r"(\d+) requests in", text))
     return Load(
         float(_find(r"Requests/sec:\s+([\d.]+)", text)),
-        _microseconds(_find(r"50%\s+(\S+)", text)),
-        _microseconds(_find(r"99%\s+(\S+)", text)),
+        _microseconds(_find(r"\n\s+50%\s+(\S+)", text)),
+        _microseconds(_find(r"\n\s+99%\s+(\S+)", text)),
         cpu / count * 1e6,
     )
 
@@ -200,12 +200,12 @@ def _find(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     if match is None:
         raise SystemExit(f"no {pattern!r} in:\n{text}")
-    return match[1]
+    return match[match.lastindex or 0]
 
 
 def _microseconds(text: str) -> float:
-    number, unit = re.fullmatch(r"([\d.]+)(us|ms|s)", text).groups()  # type: ignore[union-attr]
-    return float(number) * {"us": 1, "ms": 1e3, "s": 1e6}[unit]
+    number = _find(r"^[\d.]+", text)
+    return float(number) * {"us": 1, "ms": 1e3, "s": 1e6}[text.removeprefix(number)]
 
 
 def median(loads: Sequence[Load]) -> Load:
