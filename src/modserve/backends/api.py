@@ -46,7 +46,7 @@ class ModelSource:
 
 
 class BackendInstance(Protocol):
-    """One executor. It is used by one thread at a time, always the same, other than the one that made it."""
+    """One executor, used by one thread at a time: always the same, unless its backend says `any_thread`."""
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         """Run one batch, blocking.
@@ -85,6 +85,9 @@ class Backend(Protocol):
     """The model file in a version directory when the configuration names none; empty when there need be no file."""
     default_cpu_instances: int
     """How many instances a model gets on the CPU when its configuration says nothing."""
+
+    any_thread: bool
+    """Whether instances may be used by different threads, one at a time: lets very short executions skip a hop."""
 
     def gpu_count(self) -> int:
         """How many GPUs this engine can use here."""

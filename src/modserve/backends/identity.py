@@ -19,6 +19,7 @@ from .api import ModelSource, Placement
 class IdentityBackend:
     default_model_filename = ""
     default_cpu_instances = 1
+    any_thread = True
 
     def gpu_count(self) -> int:
         return 0

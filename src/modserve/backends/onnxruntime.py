@@ -62,6 +62,7 @@ _DEFAULT_MAX_BATCH_SIZE = 4
 class OnnxRuntimeBackend:
     default_model_filename = "model.onnx"
     default_cpu_instances = 2
+    any_thread = True
 
     def gpu_count(self) -> int:
         if "CUDAExecutionProvider" not in ort.get_available_providers():

@@ -60,11 +60,12 @@ class Instance:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._execute(job)
+            self.execute(job)
             self._done(self, job)
             del job  # or the last batch's tensors would live until the next one
 
-    def _execute(self, job: Job) -> None:
+    def execute(self, job: Job) -> None:
+        """Run a job on the calling thread, which blocks; never raises."""
         timing, members = job.timing, job.members
         now_ns = time.monotonic_ns
         timing.compute_start_ns = now_ns()

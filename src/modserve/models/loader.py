@@ -41,6 +41,7 @@ class _Loaded:
     message: bytes
     engine: BackendModel
     instances: Sequence[tuple[str, BackendInstance]]
+    any_thread: bool
 
 
 class Loader:
@@ -63,7 +64,15 @@ class Loader:
         loop = asyncio.get_running_loop()
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
         loaded = await loop.run_in_executor(self._executor, self._load, model, version, share)
-        return Model(ModelId(model.name, version), loaded.config, loaded.message, loaded.engine, loaded.instances, loop)
+        return Model(
+            ModelId(model.name, version),
+            loaded.config,
+            loaded.message,
+            loaded.engine,
+            loaded.instances,
+            loop,
+            any_thread=loaded.any_thread,
+        )
 
     def _inspect(self, model: ModelDirectory) -> tuple[list[int], int]:
         _, backend, config = self._read(model)
@@ -110,7 +119,8 @@ class Loader:
                 for _, instance in instances:
                     stack.callback(instance.close)
             raise from_exception(error, doing) from error
-        return _Loaded(complete.config, complete.message.SerializeToString(deterministic=True), engine, instances)
+        message = complete.message.SerializeToString(deterministic=True)
+        return _Loaded(complete.config, message, engine, instances, backend.any_thread)
 
     def _read(self, model: ModelDirectory) -> tuple[model_config.Draft, Backend, ModelConfig]:
         """The configuration as far as it is known without the engine's help, and the engine."""

@@ -14,6 +14,7 @@ from modserve.core.response import ResponseSink
 from modserve.core.statistics import FailureReason, ModelStatistics, failure_reason
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
+from modserve.execution.quick import QuickRule, could_be_quick
 from modserve.scheduling import batching
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock, Scheduler
@@ -30,6 +31,8 @@ class Model:
         engine: BackendModel,
         instances: Sequence[tuple[str, BackendInstance]],
         loop: asyncio.AbstractEventLoop,
+        *,
+        any_thread: bool,
     ) -> None:
         self.id = model_id
         self.config = config
@@ -40,7 +43,8 @@ class Model:
         self._outstanding = 0
         self._settled = asyncio.Event()
         self._settled.set()
-        self._pool = InstancePool(model_id, config, list(instances), self.statistics, self._on_settled, loop)
+        quick = QuickRule() if any_thread and could_be_quick(config) else None
+        self._pool = InstancePool(model_id, config, list(instances), self.statistics, self._on_settled, loop, quick)
         self._scheduler = self._make_scheduler(LoopClock(loop))
 
     def __repr__(self) -> str:

@@ -88,6 +88,7 @@ class PuppetBackend:
 
     default_model_filename = ""
     default_cpu_instances = 1
+    any_thread = False
 
     def __init__(self, description: ModelDescription | None = None, fail_to_open: Exception | None = None) -> None:
         self.description = description

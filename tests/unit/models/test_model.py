@@ -29,7 +29,7 @@ class Bench:
         made: list[tuple[str, BackendInstance]] = [
             (f"model_{index}", engine.instance(given, Placement(InstanceKind.CPU))) for index in range(instances)
         ]
-        self.model = Model(ModelId("model", 1), given, b"", engine, made, asyncio.get_running_loop())
+        self.model = Model(ModelId("model", 1), given, b"", engine, made, asyncio.get_running_loop(), any_thread=False)
 
     def submit(self, *values: int, **more: Any) -> list[Inflight]:
         """One request a value, all in one turn of the event loop."""
@@ -242,7 +242,7 @@ async def test_the_engine_is_closed_though_an_instance_can_not_be() -> None:
     given = config()
     engine = backend.open(ModelSource(given, 1, Path(), Path()))
     instances: list[tuple[str, BackendInstance]] = [("model_0", _StubbornInstance())]
-    model = Model(ModelId("model", 1), given, b"", engine, instances, asyncio.get_running_loop())
+    model = Model(ModelId("model", 1), given, b"", engine, instances, asyncio.get_running_loop(), any_thread=False)
     with pytest.raises(OSError, match="stuck"):
         await model.close()
     assert backend.open_models == 0
