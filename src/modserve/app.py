@@ -12,12 +12,14 @@ from typing import Self
 from .backends.api import Backend
 from .backends.registry import BackendRegistry
 from .core.errors import ModserveError
+from .core.log_settings import LogFormat, LogSettings
 from .execution.placement import available_cores
 from .frontends.grpc.listener import GrpcListener
 from .frontends.http.listener import HttpListener
 from .frontends.metrics import MetricsListener
 from .models.loader import Loader, LoaderOptions
 from .observability import prometheus
+from .observability.logging import Logs
 from .repository.manager import ModelManager
 from .server import Server
 from .settings import Settings
@@ -35,10 +37,13 @@ class InferenceServer(Server):
             print(response.outputs["OUTPUT0"].array)
 
     Entering loads all models; those that fail are listed by `index` with the reason. Leaving finishes what is in
-    flight, for at most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones.
+    flight, for at most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones; `logs`
+    is what clients may change by the log settings calls, which are refused without it.
     """
 
-    def __init__(self, settings: Settings, *, backends: dict[str, Backend] | None = None) -> None:
+    def __init__(
+        self, settings: Settings, *, backends: dict[str, Backend] | None = None, logs: Logs | None = None
+    ) -> None:
         self.settings = settings
         threads = settings.model_load_thread_count
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="load")
@@ -51,7 +56,11 @@ class InferenceServer(Server):
         )
         manager = ModelManager(Loader(BackendRegistry(backends), options, self._executor), threads)
         super().__init__(
-            manager, settings.model_repository, name=settings.id, strict_readiness=settings.strict_readiness
+            manager,
+            settings.model_repository,
+            name=settings.id,
+            strict_readiness=settings.strict_readiness,
+            logs=logs,
         )
 
     async def __aenter__(self) -> Self:
@@ -89,6 +98,17 @@ class InferenceServer(Server):
         return True
 
 
+def log_settings(settings: Settings) -> LogSettings:
+    """What is logged from the start on."""
+    return LogSettings(
+        settings.log_info,
+        settings.log_warning,
+        settings.log_error,
+        settings.log_verbose,
+        LogFormat(settings.log_format),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """The ports that are open; None for a front end that is switched off."""
@@ -101,6 +121,7 @@ class Ports:
 async def serve(
     settings: Settings,
     *,
+    logs: Logs | None = None,
     on_open: Callable[[Ports], None] = lambda ports: None,
     on_loaded: Callable[[InferenceServer], None] = lambda server: None,
 ) -> int:
@@ -109,11 +130,11 @@ async def serve(
     The ports open first and `on_open` is called, then the models load and `on_loaded` is called. On the first signal:
     not ready, accept nothing new, finish what is in flight for at most `exit_timeout_secs`, return 0 (1 if the time was
     too short). On a second signal the process exits at once. Also 1 if a port or repository can not be opened, or, with
-    `exit_on_error`, a model fails to load.
+    `exit_on_error`, a model fails to load. `logs` is what clients may change by the log settings calls.
     """
     stopping = asyncio.Event()
     _handle_signals(stopping)
-    server = InferenceServer(settings)
+    server = InferenceServer(settings, logs=logs)
     async with asyncio.TaskGroup() as tasks:
         front = FrontEnds(server, settings, tasks)
         try:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from . import console
 from .__about__ import __version__
-from .app import InferenceServer, Ports, serve
-from .observability.logging import configure
+from .app import InferenceServer, Ports, log_settings, serve
+from .observability.logging import Logs
 from .settings import OPTIONS, OptionError, Settings, from_command_line
 
 _log = logging.getLogger(__name__)
@@ -62,12 +62,8 @@ def _default(field: str) -> str:
 
 def run(settings: Settings, without_effect: Sequence[str] = ()) -> int:
     """Serve on a fresh event loop, with uvloop where it is installed."""
-    configure(
-        verbose=settings.log_verbose,
-        info=settings.log_info,
-        warning=settings.log_warning,
-        error=settings.log_error,
-    )
+    logs = Logs(log_settings(settings))
+    logs.install()
     for name in without_effect:
         _log.warning("option '--%s' has no effect in modserve", name)
     opened: list[Ports] = []
@@ -89,7 +85,7 @@ def run(settings: Settings, without_effect: Sequence[str] = ()) -> int:
             print(f"Try it:\n  {console.example_call(models, opened[0].http)}\n", flush=True)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(serve(settings, on_open=on_open, on_loaded=on_loaded))
+        return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -14,12 +14,13 @@ from .core.request import InferenceRequest, ParameterValue
 from .core.response import InferenceResponse
 from .core.servable import Servable
 from .core.tensor import Array, Tensor
+from .observability.logging import Logs
 from .repository import source
 from .repository.manager import ModelManager
 
 _log = logging.getLogger(__name__)
 
-EXTENSIONS = ("model_configuration", "binary_tensor_data", "parameters", "statistics")
+EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics")
 """The protocol extensions served so far, as server metadata lists them."""
 
 
@@ -37,7 +38,13 @@ class Server:
     """Models, and what can be asked of them. Everything runs on one event loop's thread."""
 
     def __init__(
-        self, manager: ModelManager, repositories: Sequence[Path], *, name: str, strict_readiness: bool = True
+        self,
+        manager: ModelManager,
+        repositories: Sequence[Path],
+        *,
+        name: str,
+        strict_readiness: bool = True,
+        logs: Logs | None = None,
     ) -> None:
         self.name = name
         self.version = __version__
@@ -45,6 +52,7 @@ class Server:
         self._manager = manager
         self._repositories = tuple(repositories)
         self._strict_readiness = strict_readiness
+        self._logs = logs
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.phase.value}, {self._manager!r})"
@@ -127,7 +135,7 @@ class Server:
 
     @property
     def extensions(self) -> Sequence[str]:
-        return EXTENSIONS
+        return EXTENSIONS if self._logs is None else (*EXTENSIONS, "logging")
 
     def model_names(self) -> list[str]:
         return self._manager.names()
@@ -135,6 +143,12 @@ class Server:
     def index(self) -> list[IndexEntry]:
         """Every model version with its state and reason."""
         return self._manager.index()
+
+    def repository_index(self, only_ready: bool) -> list[IndexEntry]:
+        """`index` as clients may ask for it. Raises UNAVAILABLE if the server is stopping."""
+        if self.phase is Phase.STOPPING:
+            raise _not_ready()
+        return [entry for entry in self.index() if entry.state is State.READY or not only_ready]
 
     def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
         """The READY versions of a model, or of all models for None, by name and version.
@@ -163,6 +177,23 @@ class Server:
                 raise invalid(f"requested model version is not available for model '{name}'") from None
             raise invalid(f"requested model '{name}' is not available") from None
 
+    # Control by clients
+
+    def load_model(self, name: str) -> None:
+        """Raises UNAVAILABLE: what is loaded is settled at the start."""
+        raise _not_ready() if self.phase is Phase.STOPPING else _no_model_control()
+
+    def unload_model(self, name: str) -> None:
+        """Raises UNAVAILABLE, as `load_model` does."""
+        raise _not_ready() if self.phase is Phase.STOPPING else _no_model_control()
+
+    @property
+    def logs(self) -> Logs:
+        """The log whose settings clients may change. Raises UNAVAILABLE if they are not this server's to change."""
+        if self._logs is None:
+            raise unavailable("the server does not support dynamic logging")
+        return self._logs
+
     # Life
 
     async def load(self) -> None:
@@ -190,6 +221,10 @@ class Server:
 
 def _not_ready() -> ModserveError:
     return unavailable("Server not ready")
+
+
+def _no_model_control() -> ModserveError:
+    return unavailable("explicit model load / unload is not allowed if polling is enabled")
 
 
 class _FutureSink:

@@ -62,10 +62,12 @@ class Settings(BaseModel):
     """The HTTP address if empty."""
     metrics_port: Port = 8002
 
-    log_verbose: Annotated[int, Field(ge=0)] = 0
+    log_verbose: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     log_info: bool = True
     log_warning: bool = True
     log_error: bool = True
+    log_format: Literal["default", "ISO8601"] = "ISO8601"
+    """How log lines look; default: as Triton's do by default."""
 
 
 class OptionError(Exception):
@@ -146,6 +148,7 @@ OPTIONS = {
         _option("log-info", _bool, "log informational messages"),
         _option("log-warning", _bool, "log warnings"),
         _option("log-error", _bool, "log errors"),
+        _option("log-format", str, "how log lines look: ISO8601, or default, which is Triton's"),
     )
 }
 
@@ -205,7 +208,6 @@ NOT_SUPPORTED = frozenset(
         "http-restricted-api",
         "load-model",
         "log-file",
-        "log-format",
         "metrics-config",
         "model-config-name",
         "model-load-retry-count",

@@ -15,7 +15,7 @@ from typing import TypeVar
 LOADED = r"^model +version +state +load time$"
 """The head of the table that is printed when the first load is over."""
 
-_TROUBLE = re.compile(r" (ERROR|CRITICAL) |Traceback|Warning:")
+_TROUBLE = re.compile(r" (ERROR|CRITICAL) |^E\d{4} .*\.py:\d+\] |Traceback|Warning:")
 _START_SECONDS = 30.0
 _STOP_SECONDS = 20.0
 

@@ -534,9 +534,6 @@ def test_bytes_that_are_no_message(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     ("method", "request_"),
     [
-        ("RepositoryIndex", service_pb2.RepositoryIndexRequest()),
-        ("RepositoryModelLoad", service_pb2.RepositoryModelLoadRequest(model_name="simple")),
-        ("RepositoryModelUnload", service_pb2.RepositoryModelUnloadRequest(model_name="simple")),
         ("SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest()),
         ("SystemSharedMemoryRegister", service_pb2.SystemSharedMemoryRegisterRequest()),
         ("SystemSharedMemoryUnregister", service_pb2.SystemSharedMemoryUnregisterRequest()),
@@ -544,7 +541,6 @@ def test_bytes_that_are_no_message(server: ServerProcess) -> None:
         ("CudaSharedMemoryRegister", service_pb2.CudaSharedMemoryRegisterRequest()),
         ("CudaSharedMemoryUnregister", service_pb2.CudaSharedMemoryUnregisterRequest()),
         ("TraceSetting", service_pb2.TraceSettingRequest()),
-        ("LogSettings", service_pb2.LogSettingsRequest()),
     ],
 )
 def test_calls_that_are_not_served(server: ServerProcess, method: str, request_: Message) -> None:
@@ -552,10 +548,3 @@ def test_calls_that_are_not_served(server: ServerProcess, method: str, request_:
         getattr(stub(opened), method)(request_, timeout=SECONDS)
     assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert raised.value.details() == f"{method} is not supported by this version of modserve"
-
-
-def test_streams_are_not_served(server: ServerProcess) -> None:
-    with channel(server.grpc_port) as opened, pytest.raises(grpc.RpcError) as raised:
-        next(stub(opened).ModelStreamInfer(iter([message(Ask())]), timeout=SECONDS))
-    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert raised.value.details() == "ModelStreamInfer is not supported by this version of modserve"

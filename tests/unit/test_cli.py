@@ -11,7 +11,9 @@ from typing import cast
 import pytest
 
 from modserve import InferenceServer, Ports, Settings, __version__, cli
+from modserve.app import log_settings
 from modserve.core.lifecycle import IndexEntry, State
+from modserve.observability.logging import Logs
 from modserve.settings import OPTIONS
 from modserve.testing import config
 
@@ -93,7 +95,7 @@ def test_a_wrong_command_line(
 
 @pytest.fixture
 def untouched_logging() -> Iterator[None]:
-    """What `configure` changes is put back."""
+    """What installing the log changes is put back."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -111,8 +113,13 @@ def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[
         server = SimpleNamespace(index=lambda: [entry], ready_models=lambda: models)
 
         async def fake(
-            settings: Settings, *, on_open: Callable[[Ports], None], on_loaded: Callable[[InferenceServer], None]
+            settings: Settings,
+            *,
+            logs: Logs,
+            on_open: Callable[[Ports], None],
+            on_loaded: Callable[[InferenceServer], None],
         ) -> int:
+            assert logs.settings == log_settings(settings)
             on_open(ports)
             on_loaded(cast(InferenceServer, server))
             return 5
@@ -174,6 +181,7 @@ def test_options_without_effect_are_warned_of(
         ({"log_verbose": 1}, "DEBUG INFO WARNING ERROR"),
         ({"log_info": False}, "WARNING ERROR"),
         ({"log_warning": False, "log_error": False}, "INFO"),
+        ({"log_verbose": 2, "log_info": False}, "DEBUG WARNING ERROR"),
     ],
     ids=str,
 )

@@ -122,6 +122,8 @@ def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
         (["--disable-auto"], "disable_auto_complete_config", True),
         (["--strict-r=off"], "strict_readiness", False),
         (["--exit-on-error", "true"], "exit_on_error", True),
+        (["--log-format=default"], "log_format", "default"),
+        (["--log-format=ISO8601"], "log_format", "ISO8601"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,6 +1,6 @@
 """What the server and the repository see of models. Both are implemented in `models/`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +21,8 @@ class Servable(Protocol):
     config_message: bytes
     """The normalised ``inference.ModelConfig``, serialised: what the configuration calls echo."""
     statistics: ModelStatistics
+    labels: Mapping[str, tuple[str, ...]]
+    """The names of the classes of the outputs that have a label file, by output."""
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         """Check and queue a request; the answer comes to `sink`, never before this returns.

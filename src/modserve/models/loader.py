@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from modserve import config as model_config
 from modserve.backends.api import Backend, BackendInstance, BackendModel, ModelSource, Placement
 from modserve.backends.registry import BackendRegistry
-from modserve.core.errors import from_exception, invalid
+from modserve.core.errors import from_exception, internal, invalid
 from modserve.core.model_config import InstanceKind, ModelConfig
 from modserve.core.servable import ModelDirectory
 from modserve.core.version import ModelId
@@ -42,6 +43,7 @@ class _Loaded:
     engine: BackendModel
     instances: Sequence[tuple[str, BackendInstance]]
     any_thread: bool
+    labels: Mapping[str, tuple[str, ...]]
 
 
 class Loader:
@@ -72,6 +74,7 @@ class Loader:
             loaded.instances,
             loop,
             any_thread=loaded.any_thread,
+            labels=loaded.labels,
         )
 
     def _inspect(self, model: ModelDirectory) -> tuple[list[int], int]:
@@ -93,6 +96,7 @@ class Loader:
             cpu_instances=max(1, _count_cpu(self._place(provisional, backend))),
             options=self._options.backend_options.get(draft.backend, {}),
         )
+        labels = _read_labels(model.path, provisional)
         doing = f"failed to load model '{model.name}' version {version}"
         try:
             engine = backend.open(source)
@@ -120,7 +124,7 @@ class Loader:
                     stack.callback(instance.close)
             raise from_exception(error, doing) from error
         message = complete.message.SerializeToString(deterministic=True)
-        return _Loaded(complete.config, message, engine, instances, backend.any_thread)
+        return _Loaded(complete.config, message, engine, instances, backend.any_thread, labels)
 
     def _read(self, model: ModelDirectory) -> tuple[model_config.Draft, Backend, ModelConfig]:
         """The configuration as far as it is known without the engine's help, and the engine."""
@@ -136,6 +140,24 @@ class Loader:
         kind = InstanceKind.GPU if gpus else InstanceKind.CPU
         count = gpus or backend.default_cpu_instances
         return [(f"{config.name}_{index}", Placement(kind, index if gpus else 0)) for index in range(count)]
+
+
+def _read_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """The lines of each output's label file. Raises INTERNAL, as Triton does, for a file that can not be read."""
+    labels: dict[str, tuple[str, ...]] = {}
+    for output in config.outputs:
+        if not output.label_filename:
+            continue
+        path = directory / output.label_filename
+        try:
+            text = path.read_bytes().decode(errors="surrogateescape")
+        except OSError as error:
+            raise internal(
+                f"failed to open text file for read {path}: {error.strerror} "
+                f"(label_filename of output '{output.name}' of model '{config.name}')"
+            ) from error
+        labels[output.name] = tuple(text.removesuffix("\n").split("\n")) if text else ()
+    return labels
 
 
 def _count_cpu(places: Sequence[tuple[str, Placement]]) -> int:

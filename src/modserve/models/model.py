@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from modserve.backends.api import BackendInstance, BackendModel
 from modserve.core.errors import ModserveError, unavailable
@@ -33,11 +34,13 @@ class Model:
         loop: asyncio.AbstractEventLoop,
         *,
         any_thread: bool,
+        labels: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
         self.id = model_id
         self.config = config
         self.config_message = config_message
         self.statistics = ModelStatistics()
+        self.labels = labels
         self._engine = engine
         self._signature = Signature(config)
         self._outstanding = 0

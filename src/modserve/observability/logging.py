@@ -1,23 +1,68 @@
-"""Log lines: time, level, where, what, on standard error."""
+"""Log lines on standard error: which of them, and how they look, can be changed while the server runs."""
 
+import json
 import logging
 import sys
 import time
 
-_FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s"
+from modserve.core.log_settings import LogFormat, LogSettings
+
+_LETTERS = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "E"}
 
 
-def configure(*, verbose: int = 0, info: bool = True, warning: bool = True, error: bool = True) -> None:
-    """Log what is switched on, as tritonserver's log options say it; a level of `verbose` above 0 means debugging."""
-    formatter = logging.Formatter(_FORMAT, "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
-    wanted = {logging.INFO: info, logging.WARNING: warning, logging.ERROR: error, logging.CRITICAL: error}
-    handler.addFilter(lambda record: wanted.get(record.levelno, verbose > 0))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.DEBUG if verbose else logging.INFO)
-    # Others' chatter about every connection is nobody's idea of verbose.
-    for name in ("asyncio", "uvicorn", "grpc"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+class Logs:
+    """The log of a process: nothing is changed in Python's logging until `install`."""
+
+    def __init__(self, settings: LogSettings | None = None) -> None:
+        self._installed = False
+        self.change(settings or LogSettings())
+
+    @property
+    def settings(self) -> LogSettings:
+        return self._settings
+
+    def install(self) -> None:
+        """Write all that this process logs to standard error, in place of what was set up for it before."""
+        self._installed = True
+        self._handler = logging.StreamHandler(sys.stderr)
+        self._handler.addFilter(self._wants)
+        logging.getLogger().handlers[:] = [self._handler]
+        # Others' chatter about every connection is nobody's idea of verbose.
+        for name in ("asyncio", "uvicorn", "grpc"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self.change(self._settings)
+
+    def change(self, settings: LogSettings) -> None:
+        """From now on."""
+        self._settings = settings
+        self._wanted = {
+            logging.INFO: settings.info,
+            logging.WARNING: settings.warning,
+            logging.ERROR: settings.error,
+            logging.CRITICAL: settings.error,
+        }
+        if self._installed:
+            self._handler.setFormatter(_FORMATTERS[settings.format])
+            logging.getLogger().setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
+
+    def _wants(self, record: logging.LogRecord) -> bool:
+        return self._wanted.get(record.levelno, self._settings.verbose_level > 0)
+
+
+class _Default(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%m%d %H:%M:%S", time.gmtime(record.created))
+        micros = int(record.created % 1 * 1_000_000)
+        place = f"{record.filename}:{record.lineno}"
+        text = json.dumps(super().format(record), ensure_ascii=False)
+        return f"{_LETTERS.get(record.levelno, 'I')}{moment}.{micros:06d} {record.process} {place}] {text}"
+
+
+class _Iso8601(logging.Formatter):
+    converter = staticmethod(time.gmtime)
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+
+_FORMATTERS = {LogFormat.DEFAULT: _Default(), LogFormat.ISO8601: _Iso8601()}

@@ -7,7 +7,7 @@ import numpy as np
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
-from modserve.core.errors import invalid, unsupported
+from modserve.core.errors import ModserveError, invalid, unsupported
 from modserve.core.request import InferenceRequest, ParameterValue, label
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Buffer, Tensor, encode_elements
@@ -17,6 +17,7 @@ from modserve.pb import inference as pb
 from . import parameters
 
 _ALLOWED_RESERVED = frozenset({"triton_enable_empty_final_response"})
+_FINAL = "triton_final_response"
 _CONTENTS_FIELDS = {
     "bool_contents": "BOOL",
     "int_contents": "INT32",
@@ -45,6 +46,22 @@ def decode_request(message: pb.ModelInferRequest, now_ns: int, limit_ns: int = 0
     return InferenceRequest(message.model_name, inputs, outputs, version, message.id, given, deadline_ns)
 
 
+def class_counts(message: pb.ModelInferRequest) -> dict[str, int]:
+    """How many best classes of which outputs are asked for. Raises INVALID_ARG."""
+    counts: dict[str, int] = {}
+    for output in message.outputs:
+        if "classification" not in output.parameters:
+            continue
+        parameter = output.parameters["classification"]
+        if parameter.WhichOneof("parameter_choice") != "int64_param":
+            raise invalid("invalid value type for 'classification' parameter, expected int64_param")
+        if parameter.int64_param < 0:
+            raise invalid("invalid value for 'classification' parameter, expected >= 0")
+        if parameter.int64_param:
+            counts.setdefault(output.name, parameter.int64_param)
+    return counts
+
+
 def encode_response(response: InferenceResponse) -> pb.ModelInferResponse:
     """The answer, with all tensors raw and in the order of `outputs`."""
     message = pb.ModelInferResponse(
@@ -55,6 +72,28 @@ def encode_response(response: InferenceResponse) -> pb.ModelInferResponse:
     for name, tensor in response.outputs.items():
         message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
         message.raw_output_contents.append(bytes(tensor.raw))
+    return message
+
+
+def encode_stream_response(response: InferenceResponse, final: bool) -> pb.ModelStreamInferResponse:
+    """The answer on a stream, which tells whether it is the request's last one."""
+    message = pb.ModelStreamInferResponse(infer_response=encode_response(response))
+    message.infer_response.parameters[_FINAL].bool_param = final
+    return message
+
+
+def encode_stream_error(error: ModserveError, request_id: str, model_name: str = "") -> pb.ModelStreamInferResponse:
+    """A request's failure on a stream that goes on.
+
+    `model_name` is given if the model had accepted the request: this is its last answer then, and is marked so.
+    """
+    # An empty text would pass for success.
+    message = pb.ModelStreamInferResponse(error_message=error.message or error.code.value)
+    message.infer_response.id = request_id
+    message.infer_response.SetInParent()
+    if model_name:
+        message.infer_response.model_name = model_name
+        message.infer_response.parameters[_FINAL].bool_param = True
     return message
 
 
@@ -122,7 +161,7 @@ def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
 
 
 def _output_name(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
-    for extension in ("classification", "shared_memory_region"):
+    for extension in ("shared_memory_region",):
         if extension in output.parameters:
             raise unsupported(f"output '{output.name}': '{extension}' is not supported by this version of modserve")
     return output.name
@@ -150,6 +189,7 @@ _TYPED_PARAMETERS = {
     "sequence_end": ("bool_param",),
     "priority": ("int64_param", "uint64_param"),
     "timeout": ("int64_param",),
+    "triton_enable_empty_final_response": ("bool_param",),
 }
 
 

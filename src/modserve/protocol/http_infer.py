@@ -3,17 +3,19 @@ object, and the binary tensor data extension).
 """
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import orjson
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid, unsupported
+from modserve.core.model_config import ModelConfig
 from modserve.core.request import InferenceRequest, ParameterValue, label
 from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Buffer, Shape, Tensor
+from modserve.core.tensor import Buffer, Shape, Tensor, encode_elements
 
 from . import json_data, parameters
 from .json_data import JsonTypeError, unable
@@ -28,10 +30,11 @@ JsonObject = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Which outputs the client wants as binary data: those in `binary`, or all."""
+    """Which outputs the client wants as binary data: those in `binary`, or all; of which how many best classes."""
 
     all_binary: bool = False
     binary: frozenset[str] = frozenset()
+    classes: Mapping[str, int] = field(default_factory=dict)
 
 
 _JSON_REPLY = Reply()
@@ -44,6 +47,8 @@ class Body:
 
     parts: list[Buffer]
     header_length: int | None
+    encoding: str | None = None
+    """How the parts are compressed; `header_length` is the JSON's before that."""
 
 
 def header_length(value: bytes | str | None, body_length: int) -> int | None:
@@ -74,10 +79,6 @@ def decode_request(
     if json_length is None:
         header = _read_header(body)
         inputs = _bind(header, None, model_name)
-    elif json_length == 0:
-        raise unsupported(
-            "raw binary requests (Inference-Header-Content-Length: 0) are not supported by this version of modserve"
-        )
     else:
         text = body[:json_length]
         found = _headers.get(text)
@@ -89,6 +90,36 @@ def decode_request(
     deadline_ns = parameters.deadline_ns(given, now_ns) if given else 0
     request = InferenceRequest(model_name, inputs, header.outputs, version, header.id, given, deadline_ns)
     return request, header.reply
+
+
+def decode_raw(config: ModelConfig, version: int | None, body: bytes) -> tuple[InferenceRequest, Reply]:
+    """A raw binary request: a header length of 0, and the body is the model's one input, of batch size 1.
+
+    One variable dimension is told by the body's size; BYTES must be a single element. Raises INVALID_ARG.
+    """
+    count = len(config.inputs)
+    if count != 1:
+        raise invalid(
+            f"{label('')}Raw request must only have 1 input (found 1) to be deduced but got {count} inputs in "
+            f"'{config.name}' model configuration"
+        )
+    spec = config.inputs[0]
+    if spec.dims.count(-1) > 1:
+        raise invalid(
+            f"{label('')}The shape of the raw input '{spec.name}' can not be deduced because there are more than one "
+            "variable-sized dimension"
+        )
+    dims = spec.dims
+    if spec.datatype is dtypes.BYTES:
+        if dims != (1,):
+            raise invalid(f"{label('')}For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
+        body = encode_elements([body])
+    elif -1 in dims:
+        known = math.prod(size for size in dims if size != -1) * spec.datatype.size
+        dims = tuple(len(body) // known if size == -1 else size for size in dims)
+    shape = (1, *dims) if config.batching else dims
+    inputs = {spec.name: Tensor(spec.datatype, shape, body, None)}
+    return InferenceRequest(config.name, inputs, (), version), _BINARY_REPLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +198,18 @@ def _bind(header: _Header, binary: memoryview | None, model_name: str) -> dict[s
 
 def parse(text: Buffer) -> JsonObject:
     """The JSON object in `text`. Raises INVALID_ARG; bare NaN, Infinity and -Infinity are numbers, as Triton's are."""
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        document = _parse_leniently(bytes(text))
+    document = parse_any(text)
     if not isinstance(document, dict):
         raise unable("inputs", JsonTypeError("object", "object"))
     return document
+
+
+def parse_any(text: Buffer) -> object:
+    """The JSON value in `text`. Raises INVALID_ARG."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return _parse_leniently(bytes(text))
 
 
 def encode_response(response: InferenceResponse, reply: Reply) -> Body:
@@ -278,6 +314,7 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
         return (), _BINARY_REPLY if binary_output else _JSON_REPLY
     names: dict[str, None] = {}
     binary: list[str] = []
+    classes: dict[str, int] = {}
     for element in value:
         name = _string(element, "name")
         names[name] = None  # asked for twice it still comes once, as in Triton
@@ -291,12 +328,17 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
             raise unable("binary_data", JsonTypeError("boolean", "boolean"))
         if wanted:
             binary.append(name)
-        for extension in ("classification", "shared_memory_region"):
+        count = options.get("classification", 0)
+        if type(count) is not int or count < 0:
+            raise unable("classification", _UNSIGNED, doing="set")
+        if count:
+            classes.setdefault(name, count)
+        for extension in ("shared_memory_region",):
             if extension in options:
                 raise unsupported(f"output '{name}': '{extension}' is not supported by this version of modserve")
-    if not binary:
+    if not binary and not classes:
         return tuple(names), _JSON_REPLY
-    return tuple(names), Reply(binary=frozenset(binary))
+    return tuple(names), Reply(binary=frozenset(binary), classes=classes)
 
 
 def _inputs(document: JsonObject, request_id: str) -> tuple[_Input, ...]:

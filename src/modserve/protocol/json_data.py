@@ -50,9 +50,9 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object) -> Tens
         return Tensor.from_raw(datatype, shape, numbers.tobytes())
 
 
-def unable(field: str, error: Exception) -> ModserveError:
+def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
     """Triton's wrapping of what is wrong with a field; INVALID_ARG, where Triton answers a mistaken INTERNAL."""
-    return invalid(f"Unable to parse '{field}': {error}")
+    return invalid(f"Unable to {doing} '{field}': {error}")
 
 
 def from_tensor(name: str, tensor: Tensor) -> bytes:

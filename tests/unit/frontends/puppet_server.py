@@ -22,6 +22,7 @@ from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.http.connection import Connection
 from modserve.frontends.http.site import AsgiApp, Site
+from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
 from modserve.server import Server
@@ -60,6 +61,7 @@ class PuppetServable:
         self.config = model_config
         self.config_message = pb.ModelConfig(name=model_config.name).SerializeToString()
         self.statistics = ModelStatistics()
+        self.labels: Mapping[str, tuple[str, ...]] = {}
         self.automatic = True
         self.submitted: list[Inflight] = []
         self._signature = Signature(model_config)
@@ -128,11 +130,11 @@ class PuppetLoader:
         return self.loaded[model_id]
 
 
-def server_over(repository: Path, loader: PuppetLoader) -> Server:
+def server_over(repository: Path, loader: PuppetLoader, logs: Logs | None = None) -> Server:
     """Nothing is loaded yet."""
     for name in loader.models:
         write_model(repository, name, versions=tuple(str(version) for version in loader.versions.get(name, (1,))))
-    return Server(ModelManager(loader, 8), [repository], name="modserve")
+    return Server(ModelManager(loader, 8), [repository], name="modserve", logs=logs)
 
 
 class MockTransport(asyncio.Transport):

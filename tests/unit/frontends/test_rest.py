@@ -280,13 +280,20 @@ def test_the_document_has_every_path(document: dict[str, Any]) -> None:
             ("/infer", "post"),
         )
     }
+    repository = {
+        prefix + suffix: {"post"}
+        for prefix in ("/v2/repository", "/v2/repository/{repository}")
+        for suffix in ("/index", "/models/{model}/load", "/models/{model}/unload")
+    }
     assert {path: set(methods) for path, methods in document["paths"].items()} == {
         "/v2": {"get"},
         "/v2/health/live": {"get"},
         "/v2/health/ready": {"get"},
         "/v2/models": {"get"},
         "/v2/models/stats": {"get"},
+        "/v2/logging": {"get", "post"},
         **per_model,
+        **repository,
     }
 
 
@@ -315,7 +322,7 @@ def test_every_call_says_what_it_does_and_what_may_go_wrong(document: dict[str, 
         for call in methods.values():
             assert call["description"], path
             assert "200" in call["responses"], path
-            if "{model}" in path:
+            if path.startswith("/v2/models/{model}"):
                 assert "404" in call["responses"], path
 
 

@@ -309,3 +309,44 @@ async def test_instances_on_gpus_take_no_share_of_the_cores(
     [source] = bench.backend.sources
     assert (source.cpu_threads, source.cpu_instances) == (8 // cpu_instances, cpu_instances)
     assert bench.backend.open_instances == len(kinds)
+
+
+# Labels
+
+
+def labelled(filename: str) -> str:
+    return CONFIG.replace('name: "OUTPUT0"', f'name: "OUTPUT0" label_filename: "{filename}"')
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"cat\ndog\n", ("cat", "dog")),
+        (b"cat\ndog", ("cat", "dog")),
+        (b"cat\n\nowl\n\n", ("cat", "", "owl", "")),
+        (b"", ()),
+        (b"caf\xc3\xa9 noir\r\n\xff", ("café noir\r", "\udcff")),
+    ],
+    ids=["lines", "no end to the last", "empty lines", "empty file", "bytes as they are"],
+)
+async def test_label_files(bench: Bench, content: bytes, expected: tuple[str, ...]) -> None:
+    directory = bench.write(labelled("labels.txt"))
+    (directory.path / "labels.txt").write_bytes(content)
+    assert (await bench.load(directory)).labels == {"OUTPUT0": expected}
+
+
+async def test_outputs_without_a_label_file(bench: Bench) -> None:
+    assert (await bench.load(bench.write())).labels == {}
+
+
+@pytest.mark.parametrize("obstacle", ["No such file or directory", "Is a directory"])
+async def test_a_label_file_that_can_not_be_read_fails_the_load(bench: Bench, obstacle: str) -> None:
+    directory = bench.write(labelled("labels.txt"))
+    path = directory.path / "labels.txt"
+    if obstacle == "Is a directory":
+        path.mkdir()
+    error = await bench.refusal(directory)
+    assert error.code is Code.INTERNAL
+    assert error.message == (
+        f"failed to open text file for read {path}: {obstacle} (label_filename of output 'OUTPUT0' of model 'model')"
+    )

@@ -199,7 +199,39 @@ def test_requested_outputs_once_each() -> None:
     assert decode(message(outputs=outputs)).outputs == ("B", "A")
 
 
-@pytest.mark.parametrize("extension", ["classification", "shared_memory_region"])
+def outputs_with(*classification: tuple[str, dict[str, Any]]) -> pb.ModelInferRequest:
+    asked = message()
+    for name, choice in classification:
+        output = asked.outputs.add(name=name)
+        output.parameters["binary_data"].bool_param = True
+        if choice:
+            output.parameters["classification"].CopyFrom(pb.InferParameter(**choice))
+    return asked
+
+
+def test_class_counts() -> None:
+    rows: list[tuple[str, dict[str, Any]]] = [("B", {"int64_param": 3}), ("A", {}), ("C", {"int64_param": 0})]
+    asked = outputs_with(*rows)
+    assert grpc_messages.class_counts(asked) == {"B": 3}
+    assert decode(asked).outputs == ("B", "A", "C")
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        ({"string_param": "3"}, "invalid value type for 'classification' parameter, expected int64_param"),
+        ({"uint64_param": 3}, "invalid value type for 'classification' parameter, expected int64_param"),
+        ({"int64_param": -1}, "invalid value for 'classification' parameter, expected >= 0"),
+    ],
+    ids=["string", "uint64", "negative"],
+)
+def test_class_counts_that_are_none(choice: dict[str, Any], text: str) -> None:
+    with pytest.raises(ModserveError) as caught:
+        grpc_messages.class_counts(outputs_with(("A", choice)))
+    assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, text)
+
+
+@pytest.mark.parametrize("extension", ["shared_memory_region"])
 def test_output_extensions_are_not_served_yet(extension: str) -> None:
     output = pb.ModelInferRequest.InferRequestedOutputTensor(name="A")
     output.parameters[extension].int64_param = 1
@@ -315,6 +347,33 @@ def test_every_datatype_goes_out_raw(sample: Sample) -> None:
     answer = grpc_messages.encode_response(InferenceResponse("m", 1, {"OUT": sample.tensor}))
     assert (answer.outputs[0].datatype, list(answer.raw_output_contents)) == (sample.datatype.name, [sample.raw])
     assert not answer.outputs[0].HasField("contents")
+
+
+# On streams
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_an_answer_on_a_stream_tells_whether_it_is_the_last(final: bool) -> None:
+    response = InferenceResponse("m", 1, {}, "7", {"own": 3})
+    answer = grpc_messages.encode_stream_response(response, final)
+    assert answer.error_message == ""
+    assert answer.infer_response == pb.ModelInferResponse(
+        model_name="m",
+        model_version="1",
+        id="7",
+        parameters={
+            "own": pb.InferParameter(int64_param=3),
+            "triton_final_response": pb.InferParameter(bool_param=final),
+        },
+    )
+
+
+@pytest.mark.parametrize("request_id", ["7", ""])
+def test_a_failure_on_a_stream_always_has_a_response(request_id: str) -> None:
+    answer = grpc_messages.encode_stream_error(ModserveError(Code.INTERNAL, "oops"), request_id)
+    assert answer.error_message == "oops"
+    assert answer.HasField("infer_response")
+    assert answer.infer_response == pb.ModelInferResponse(id=request_id)
 
 
 # Rubbish

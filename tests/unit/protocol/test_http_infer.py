@@ -11,12 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError, invalid
+from modserve.core.model_config import TensorSpec
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.protocol import http_infer
 from modserve.protocol.http_infer import Reply
+from modserve.testing import config
 
 NOW = 1_000_000_000
 quick = settings(max_examples=40, deadline=None)
@@ -158,6 +161,25 @@ def test_which_outputs_come_back_as_binary_data(request_part: str, all_binary: b
     assert (reply.all_binary, sorted(reply.binary)) == (all_binary, binary)
 
 
+@pytest.mark.parametrize(
+    ("outputs", "classes", "binary"),
+    [
+        ('{"name":"A","parameters":{"classification":3}},{"name":"B"}', {"A": 3}, []),
+        ('{"name":"A","parameters":{"classification":3,"binary_data":true}}', {"A": 3}, ["A"]),
+        ('{"name":"A","parameters":{"classification":0}}', {}, []),
+        (
+            '{"name":"A","parameters":{"classification":1}},{"name":"B","parameters":{"classification":2}}',
+            {"A": 1, "B": 2},
+            [],
+        ),
+    ],
+    ids=["one of two", "as binary data", "none of it", "both"],
+)
+def test_of_which_outputs_the_best_classes_come_back(outputs: str, classes: dict[str, int], binary: list[str]) -> None:
+    _, reply = decode('{"inputs":[],"outputs":[' + outputs + "]}")
+    assert (reply.classes, sorted(reply.binary)) == (classes, binary)
+
+
 def test_an_output_asked_for_twice_comes_once() -> None:
     assert decode('{"inputs":[],"outputs":[{"name":"A"},{"name":"B"},{"name":"A"}]}')[0].outputs == ("A", "B")
 
@@ -200,6 +222,18 @@ MISTAKES = {
     "binary_data number": (
         '{"inputs":[],"outputs":[{"name":"A","parameters":{"binary_data":1}}]}',
         "Unable to parse 'binary_data': attempt to access JSON non-boolean as boolean",
+    ),
+    "classification negative": (
+        '{"inputs":[],"outputs":[{"name":"A","parameters":{"classification":-1}}]}',
+        "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer",
+    ),
+    "classification string": (
+        '{"inputs":[],"outputs":[{"name":"A","parameters":{"classification":"1"}}]}',
+        "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer",
+    ),
+    "classification boolean": (
+        '{"inputs":[],"outputs":[{"name":"A","parameters":{"classification":true}}]}',
+        "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer",
     ),
     "binary_data_output number": (
         with_parameters({"binary_data_output": 1}),
@@ -377,10 +411,9 @@ def test_numbers_of_thousands_of_digits_are_refused() -> None:
     ("text", "feature"),
     [
         (with_input(data=None, parameters={"shared_memory_region": "r"}), "shared memory"),
-        ('{"inputs":[],"outputs":[{"name":"A","parameters":{"classification":3}}]}', "'classification'"),
         ('{"inputs":[],"outputs":[{"name":"A","parameters":{"shared_memory_region":"r"}}]}', "'shared_memory_region'"),
     ],
-    ids=["shared memory input", "classification", "shared memory output"],
+    ids=["shared memory input", "shared memory output"],
 )
 def test_what_is_not_served_yet_says_so(text: str, feature: str) -> None:
     with pytest.raises(ModserveError, match=feature) as caught:
@@ -388,10 +421,56 @@ def test_what_is_not_served_yet_says_so(text: str, feature: str) -> None:
     assert caught.value.code is Code.UNSUPPORTED
 
 
-def test_raw_binary_requests_are_not_served_yet() -> None:
-    with pytest.raises(ModserveError, match="raw binary requests") as caught:
-        http_infer.decode_request("m", None, b"abcd", 0, NOW)
-    assert caught.value.code is Code.UNSUPPORTED
+# Raw binary requests: a header length of 0
+
+
+@pytest.mark.parametrize(
+    ("datatype", "dims", "max_batch_size", "body", "shape"),
+    [
+        (dtypes.INT32, (2,), 0, b"\1\0\0\0\2\0\0\0", (2,)),
+        (dtypes.INT32, (2,), 8, b"\1\0\0\0\2\0\0\0", (1, 2)),
+        (dtypes.INT16, (2, -1), 0, bytes(12), (2, 3)),
+        (dtypes.INT16, (-1, 2), 4, bytes(12), (1, 3, 2)),
+        (dtypes.INT32, (-1,), 0, b"", (0,)),
+        (dtypes.BYTES, (1,), 8, b"text", (1, 1)),
+    ],
+    ids=["fixed", "batching", "variable", "variable and batching", "empty", "string"],
+)
+def test_a_raw_body_is_the_one_input(
+    datatype: Datatype, dims: tuple[int, ...], max_batch_size: int, body: bytes, shape: tuple[int, ...]
+) -> None:
+    model = config(inputs=(TensorSpec("IN", datatype, dims),), max_batch_size=max_batch_size)
+    request, reply = http_infer.decode_raw(model, None, body)
+    tensor = request.inputs["IN"]
+    assert (tensor.datatype, tensor.shape) == (datatype, shape)
+    assert bytes(tensor.raw) == (body if datatype.size else len(body).to_bytes(4, "little") + body)
+    assert reply.all_binary
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        (
+            (TensorSpec("A", dtypes.INT32, (1,)), TensorSpec("B", dtypes.INT32, (1,))),
+            "Raw request must only have 1 input (found 1) to be deduced but got 2 inputs in 'model' "
+            "model configuration",
+        ),
+        (
+            (TensorSpec("A", dtypes.INT32, (-1, -1)),),
+            "The shape of the raw input 'A' can not be deduced because there are more than one "
+            "variable-sized dimension",
+        ),
+        (
+            (TensorSpec("A", dtypes.BYTES, (2,)),),
+            "For BYTE datatype raw input 'A', the model must have input shape [1]",
+        ),
+    ],
+    ids=["two inputs", "two variable dimensions", "two strings"],
+)
+def test_a_raw_body_that_tells_too_little(inputs: tuple[TensorSpec, ...], text: str) -> None:
+    with pytest.raises(ModserveError) as caught:
+        http_infer.decode_raw(config(inputs=inputs), None, b"abcd")
+    assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, f"[request id: <id_unknown>] {text}")
 
 
 # The header that says where the JSON ends

@@ -1,7 +1,7 @@
 """The reconciler, stepped by hand: a loader whose loads end when the test says so."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ class FakeServable:
         self.config = config(model_id.name)
         self.config_message = b""
         self.statistics = ModelStatistics()
+        self.labels: Mapping[str, tuple[str, ...]] = {}
         self.drained = asyncio.Event()
         self.log: list[str] = []
         self.fail_to_close = False

@@ -9,6 +9,7 @@ from modserve.pb import inference as pb
 from modserve.server import Server
 
 from .service import handlers
+from .stream import InferStreams
 
 _OPTIONS = (
     # Unlimited messages, as Triton's.
@@ -26,7 +27,8 @@ class GrpcListener:
     def __init__(self, server: Server, address: str, port: int) -> None:
         self._address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         self._grpc = grpc.aio.server(options=_OPTIONS)
-        self._grpc.add_generic_rpc_handlers(handlers(server))
+        self._streams = InferStreams(server)
+        self._grpc.add_generic_rpc_handlers(handlers(server, self._streams))
         names = (pb.SERVICE, _HEALTH, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._grpc, _reflection_pool())
 
@@ -40,7 +42,11 @@ class GrpcListener:
         return port
 
     async def stop(self, grace: float | None) -> None:
-        """Refuse new calls at once, and let those under way finish for `grace` seconds."""
+        """Refuse new calls at once, and let those under way finish for `grace` seconds.
+
+        Streams take no more requests, and end when those they have taken are answered.
+        """
+        self._streams.stop()
         await self._grpc.stop(grace)
 
 

@@ -13,13 +13,14 @@ from typing import cast
 import httptools
 
 from modserve.core.errors import ModserveError
-from modserve.protocol import http_infer
+from modserve.protocol import compression, http_infer
+from modserve.protocol.compression import UnsupportedEncodingError
 from modserve.protocol.http_infer import Body
 from modserve.protocol.status import STATUS
 
 from . import asgi
 from .asgi import AsgiCall
-from .infer import InferCall, check_json_size
+from .infer import InferCall, InferHead, check_json_size
 from .responses import BINARY_HEAD, CONTINUE, JSON_HEAD, json_response, persistence
 from .routes import InferRoute, match_infer
 from .site import Site
@@ -48,6 +49,8 @@ class _Request:
     keep_alive: bool = True
     infer: tuple[str, int | None] | None = None
     header_length: bytes | None = None
+    content_encoding: bytes | None = None
+    accept_encoding: str | None = None
     content_length: int | None = None
     limited: bool = True
     """Its body counts against the limit on JSON: all but inference requests with a JSON length of their own."""
@@ -173,7 +176,7 @@ class Connection(asyncio.Protocol):
         self._old = route.old
         self._call = call = InferCall(self._answer)
         site = self.site
-        call.start(site.server, route.model, route.version, body, route.header_length, site.max_json, site.loop)
+        call.start(site.server, route.model, route.version, route.head, body, site.max_json, site.loop)
 
     def _answer(self, outcome: Body | ModserveError) -> None:
         connection = b"" if self._keep_alive and not self._old else persistence(self._keep_alive, self._old)
@@ -182,6 +185,8 @@ class Connection(asyncio.Protocol):
                 self._write_body(outcome, connection)
             else:
                 body = http_infer.encode_error(outcome)
+                if isinstance(outcome, UnsupportedEncodingError):
+                    connection += b"Accept-Encoding: %b\r\n" % compression.ACCEPTED.encode()
                 self._transport.write(json_response(STATUS[outcome.code].http, body, connection))
         self._done(True)
 
@@ -189,6 +194,8 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None, "checked by the caller: this is a bug"
         parts = body.parts
         size = sum(map(len, parts))
+        if body.encoding is not None:
+            connection += b"Content-Encoding: %b\r\n" % body.encoding.encode()
         if body.header_length is None:
             head = JSON_HEAD % (200, b"OK", size, connection)
         else:
@@ -226,7 +233,9 @@ class Connection(asyncio.Protocol):
         old = request.version == "1.0"
         if request.infer is not None:
             name, version = request.infer
-            route = InferRoute(name, version, len(body), request.header_length, request.keep_alive, old)
+            answer_encoding = compression.choose(request.accept_encoding)
+            head = InferHead(request.header_length, request.content_encoding, answer_encoding)
+            route = InferRoute(name, version, len(body), head, request.keep_alive, old)
             if self._first_head is not None:
                 if self._first_size == len(self._first_head) + len(body):
                     site.remember(self._first_head, route)
@@ -306,7 +315,12 @@ class Connection(asyncio.Protocol):
                 request.content_length = int(value)
             elif name == _HEADER_LENGTH:
                 request.header_length = value
-            elif name in (b"expect", b"upgrade", b"content-encoding"):
+            elif name == b"accept-encoding":
+                given = value.decode("latin-1")
+                request.accept_encoding = f"{request.accept_encoding}, {given}" if request.accept_encoding else given
+            elif name == b"content-encoding":
+                request.content_encoding = value
+            elif name in (b"expect", b"upgrade"):
                 plain = False
                 if name == b"expect" and value.lower() == b"100-continue":
                     expecting = request.version != "1.0"

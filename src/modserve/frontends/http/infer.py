@@ -4,13 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
-from modserve.protocol import http_infer
+from modserve.protocol import classification, compression, http_infer
 from modserve.protocol.http_infer import Body, Reply
 from modserve.server import Server
 
@@ -20,43 +21,57 @@ _LARGE_JSON = 256 * 1024
 """Longer JSON is decoded on a thread, so that the other connections do not wait for it."""
 
 
+_LONG_TO_DECOMPRESS = 16 * 1024
+_LONG_TO_COMPRESS = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class InferHead:
+    """What the headers of an inference request say of bodies, as sent; `answer_encoding` is already chosen."""
+
+    header_length: bytes | None = None
+    content_encoding: bytes | None = None
+    answer_encoding: str | None = None
+
+
 class InferCall:
     """One request, and the sink of its answer: `done` is called once with its body, or the error.
 
     It is never called before `start` returns, unless `start` itself fails the request.
     """
 
-    __slots__ = ("_done", "_inflight", "_over", "_reply")
+    __slots__ = ("_done", "_encoding", "_inflight", "_loop", "_over", "_reply", "_servable")
 
     def __init__(self, done: Callable[[Body | ModserveError], None]) -> None:
         self._done = done
         self._inflight: Inflight | None = None
         self._reply = Reply()
+        self._servable: Servable | None = None
         self._over = False
+        self._encoding: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(
         self,
         server: Server,
         model: str,
         version: int | None,
+        head: InferHead,
         body: bytes,
-        header_length: bytes | None,
         max_json: int,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """Take the request. Never raises."""
         now_ns = time.monotonic_ns()
+        self._encoding = head.answer_encoding
+        self._loop = loop
         try:
-            servable = server.model(model, version)
-            json_length = http_infer.header_length(header_length, len(body))
-            check_json_size(len(body) if json_length is None else json_length, max_json)
-            if (len(body) if json_length is None else json_length) > _LARGE_JSON:
-                decoding = loop.run_in_executor(
-                    None, http_infer.decode_request, model, version, body, json_length, now_ns
-                )
-                decoding.add_done_callback(lambda future: self._decoded(servable, future, now_ns))
+            servable = self._servable = server.model(model, version)
+            if _is_long(head, body):
+                reading = loop.run_in_executor(None, _read, servable, version, head, body, max_json, now_ns)
+                reading.add_done_callback(lambda future: self._submit(servable, future, now_ns))
                 return
-            request, self._reply = http_infer.decode_request(model, version, body, json_length, now_ns)
+            request, self._reply = _read(servable, version, head, body, max_json, now_ns)
             self._inflight = servable.submit(request, self, now_ns)
         except Exception as error:
             self._finish(border(error))
@@ -71,21 +86,33 @@ class InferCall:
         if self._over:
             return
         try:
-            self._finish(http_infer.encode_response(response, self._reply))
+            if self._reply.classes:
+                assert self._servable is not None, "set before the request was submitted: this is a bug"
+                response = classification.classified(response, self._reply.classes, self._servable)
+            body = http_infer.encode_response(response, self._reply)
+            if self._encoding is None:
+                self._finish(body)
+            elif sum(map(len, body.parts)) <= _LONG_TO_COMPRESS:
+                self._finish(_compressed(body, self._encoding))
+            else:
+                assert self._loop is not None, "set before the request was submitted: this is a bug"
+                compressing = self._loop.run_in_executor(None, _compressed, body, self._encoding)
+                compressing.add_done_callback(lambda future: self._finish(future.result()))
         except Exception as error:
             self._finish(border(error))
 
     def fail(self, error: ModserveError) -> None:
         self._finish(error)
 
-    def _decoded(
-        self, servable: Servable, decoding: "asyncio.Future[tuple[InferenceRequest, Reply]]", now_ns: int
+    def _submit(
+        self, servable: Servable, reading: "asyncio.Future[tuple[InferenceRequest, Reply]]", now_ns: int
     ) -> None:
+        """What was read on a thread goes on here."""
         if self._over:
-            decoding.exception()  # looked at, so that nobody warns of it
+            reading.exception()  # looked at, so that nobody warns of it
             return
         try:
-            request, self._reply = decoding.result()
+            request, self._reply = reading.result()
             self._inflight = servable.submit(request, self, now_ns)
         except Exception as error:
             self._finish(border(error))
@@ -94,6 +121,31 @@ class InferCall:
         if not self._over:
             self._over = True
             self._done(outcome)
+
+
+def _is_long(head: InferHead, body: bytes) -> bool:
+    """Whether reading the body takes so long that the other connections should not wait for it."""
+    if head.content_encoding is not None:
+        return len(body) > _LONG_TO_DECOMPRESS
+    length = http_infer.header_length(head.header_length, len(body))
+    return (len(body) if length is None else length) > _LARGE_JSON
+
+
+def _read(
+    servable: Servable, version: int | None, head: InferHead, body: bytes, max_json: int, now_ns: int
+) -> tuple[InferenceRequest, Reply]:
+    if head.content_encoding is not None:
+        body = compression.decode(body, head.content_encoding.decode("latin-1"), max_json)
+    length = http_infer.header_length(head.header_length, len(body))
+    check_json_size(len(body) if length is None else length, max_json)
+    config = servable.config
+    if length == 0:
+        return http_infer.decode_raw(config, version, body)
+    return http_infer.decode_request(config.name, version, body, length, now_ns)
+
+
+def _compressed(body: Body, encoding: str) -> Body:
+    return replace(body, parts=[compression.encode(body.parts, encoding)], encoding=encoding)
 
 
 def check_json_size(size: int, limit: int) -> None:

@@ -15,12 +15,13 @@ from starlette.exceptions import HTTPException
 from modserve.core.errors import ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.version import parse_requested
-from modserve.protocol import http_infer, metadata, statistics
+from modserve.protocol import compression, http_infer, logging_settings, metadata, repository, statistics
+from modserve.protocol.compression import UnsupportedEncodingError
 from modserve.protocol.http_infer import Body
 from modserve.protocol.status import MIME_JSON, STATUS
 from modserve.server import Phase, Server
 
-from .infer import InferCall
+from .infer import InferCall, InferHead, check_json_size
 
 
 class _VersionConvertor(Convertor[int]):
@@ -77,6 +78,24 @@ class ModelList(BaseModel):
     models: list[str]
 
 
+class IndexedVersion(BaseModel):
+    """A model version; what there is nothing to say about is left out."""
+
+    name: str
+    version: str | None = None
+    state: str | None = None
+    reason: str | None = None
+
+
+class LogSettings(BaseModel):
+    log_file: str
+    log_info: bool
+    log_warning: bool
+    log_error: bool
+    log_verbose_level: int
+    log_format: str
+
+
 class TensorMetadata(BaseModel):
     """`shape` has -1 for variable dimensions, the batch dimension among them."""
 
@@ -126,6 +145,7 @@ class InferenceResponseBody(BaseModel):
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "The request is wrong"},
     404: {"model": ErrorAnswer, "description": "There is no such model or version"},
+    501: {"model": ErrorAnswer, "description": "Not supported"},
     503: {"model": ErrorAnswer, "description": "Not ready, or too busy: try again"},
 }
 _SCHEMA_REFERENCE = "#/components/schemas/{model}"
@@ -168,6 +188,8 @@ def create_app(server: Server, max_json: int) -> FastAPI:
     app.include_router(_metadata(server), tags=["metadata"])
     app.include_router(_models(server), tags=["models"])
     app.include_router(_inference(server, max_json), tags=["inference"])
+    app.include_router(_repository(server, max_json), tags=["model repository"])
+    app.include_router(_logging(server, max_json), tags=["logging"])
     return app
 
 
@@ -246,6 +268,66 @@ def _models(server: Server) -> APIRouter:
     return router
 
 
+def _repository(server: Server, max_json: int) -> APIRouter:
+    """A repository's name in a path changes nothing."""
+    router = APIRouter()
+
+    async def index(request: Request) -> Response:
+        """Every model version with its state; `ready` asks for those that are READY only."""
+        only_ready = repository.only_ready(await _body(request, max_json))
+        return _json(repository.index_json(server.repository_index(only_ready)))
+
+    async def load(request: Request, model: str) -> Response:
+        """Load a model, or load it again."""
+        repository.check_load_json(await _body(request, max_json))
+        server.load_model(model)
+        return Response(media_type=MIME_JSON)
+
+    async def unload(request: Request, model: str) -> Response:
+        """Unload a model."""
+        repository.check_unload_json(await _body(request, max_json))
+        server.unload_model(model)
+        return Response(media_type=MIME_JSON)
+
+    for prefix in ("/v2/repository", "/v2/repository/{repository}"):
+        answers = _answers(list[IndexedVersion], 400, 503)
+        router.add_api_route(
+            f"{prefix}/index", index, methods=["POST"], responses=answers, openapi_extra=_json_body("ready")
+        )
+        for suffix, handler in (("load", load), ("unload", unload)):
+            router.add_api_route(
+                f"{prefix}/models/{{model}}/{suffix}",
+                handler,
+                methods=["POST"],
+                responses={status: _ERRORS[status] for status in (400, 503)},
+                openapi_extra=_json_body("parameters"),
+            )
+    return router
+
+
+def _logging(server: Server, max_json: int) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v2/logging", responses=_answers(LogSettings, 503))
+    async def log_settings() -> Response:
+        """What is logged, and how."""
+        return _json(logging_settings.json(server.logs.settings))
+
+    @router.post(
+        "/v2/logging",
+        responses=_answers(LogSettings, 400, 501, 503),
+        openapi_extra=_json_body(*LogSettings.model_fields),
+    )
+    async def change_log_settings(request: Request) -> Response:
+        """Change any of the settings, at once; the answer has all of them."""
+        body = await _body(request, max_json)
+        logs = server.logs
+        logs.change(logging_settings.changed_by_json(logs.settings, body))
+        return _json(logging_settings.json(logs.settings))
+
+    return router
+
+
 def _inference(server: Server, max_json: int) -> APIRouter:
     router = APIRouter()
 
@@ -254,16 +336,12 @@ def _inference(server: Server, max_json: int) -> APIRouter:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
         call = InferCall(outcome.set_result)
-        length = request.headers.get(http_infer.HEADER_LENGTH)
-        call.start(
-            server,
-            model,
-            version,
-            await request.body(),
-            None if length is None else length.encode(),
-            max_json,
-            loop,
+        head = InferHead(
+            _raw_header(request, http_infer.HEADER_LENGTH),
+            _raw_header(request, "content-encoding"),
+            compression.choose(", ".join(request.headers.getlist("accept-encoding"))),
         )
+        call.start(server, model, version, head, await request.body(), max_json, loop)
         try:
             answer = await outcome
         except asyncio.CancelledError:
@@ -272,9 +350,10 @@ def _inference(server: Server, max_json: int) -> APIRouter:
         if isinstance(answer, ModserveError):
             raise answer
         content = b"".join(answer.parts)
+        headers = {} if answer.encoding is None else {"Content-Encoding": answer.encoding}
         if answer.header_length is None:
-            return Response(content, media_type=MIME_JSON)
-        headers = {"Inference-Header-Content-Length": str(answer.header_length)}
+            return Response(content, headers=headers, media_type=MIME_JSON)
+        headers["Inference-Header-Content-Length"] = str(answer.header_length)
         return Response(content, headers=headers, media_type="application/octet-stream")
 
     responses = _answers(InferenceResponseBody, 400, 404, 503)
@@ -287,8 +366,25 @@ def _answers(model: Any, *errors: int) -> dict[int | str, dict[str, Any]]:
     return {200: {"model": model}, **{status: _ERRORS[status] for status in errors}}
 
 
+def _json_body(*names: str) -> dict[str, Any]:
+    """The documentation of a body which the call reads by itself: an object, all of whose members may be left out."""
+    schema = {"type": "object", "properties": {name: {} for name in names}}
+    return {"requestBody": {"required": False, "content": {MIME_JSON: {"schema": schema}}}}
+
+
+async def _body(request: Request, max_json: int) -> bytes:
+    body = await request.body()
+    check_json_size(len(body), max_json)
+    return body
+
+
 def _json(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type=MIME_JSON)
+
+
+def _raw_header(request: Request, name: str) -> bytes | None:
+    value = request.headers.get(name)
+    return None if value is None else value.encode("latin-1")
 
 
 def _exiting(server: Server) -> Response | None:
@@ -314,7 +410,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _modserve_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ModserveError), "registered for this type: this is a bug"
-    return Response(http_infer.encode_error(error), STATUS[error.code].http, media_type=MIME_JSON)
+    headers = {"Accept-Encoding": compression.ACCEPTED} if isinstance(error, UnsupportedEncodingError) else None
+    return Response(http_infer.encode_error(error), STATUS[error.code].http, headers, MIME_JSON)
 
 
 async def _unforeseen_error(request: Request, error: Exception) -> Response:

@@ -4,18 +4,20 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
+from .infer import InferHead
+
 # Longer versions may be none at all; the application tells.
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]{1,18}))?/infer(?:\?|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class InferRoute:
-    """What the head of an inference request says. `header_length` is its Inference-Header-Content-Length, as sent."""
+    """What the head of an inference request says."""
 
     model: str
     version: int | None
     content_length: int
-    header_length: bytes | None
+    head: InferHead
     keep_alive: bool
     old: bool
     """HTTP/1.0, whose clients must be told that the connection stays open."""

@@ -2,13 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from modserve.server import Server
 
-if TYPE_CHECKING:
-    from .connection import Connection
-    from .routes import InferRoute
+from .routes import InferRoute
 
 Message: TypeAlias = MutableMapping[str, Any]
 AsgiApp: TypeAlias = Callable[
@@ -18,6 +16,16 @@ AsgiApp: TypeAlias = Callable[
 _HEADS = 1024
 _MEMORABLE = 2048
 """Bytes of the longest head worth remembering; longer ones could fill the memory."""
+
+
+class OpenConnection(Protocol):
+    """A connection as its listener needs it."""
+
+    def close_when_idle(self) -> None:
+        """Answer what is under way, then close."""
+        ...
+
+    def abort(self) -> None: ...
 
 
 class Site:
@@ -35,23 +43,23 @@ class Site:
         self.tasks = tasks
         self.loop = loop
         self.max_json = max_json
-        self.connections: set[Connection] = set()
+        self.connections: set[OpenConnection] = set()
         self.heads: dict[bytes, InferRoute] = {}
         self.closing = False
         self.idle = asyncio.Event()
         """Set while there is no connection."""
         self.idle.set()
 
-    def opened(self, connection: "Connection") -> None:
+    def opened(self, connection: OpenConnection) -> None:
         self.connections.add(connection)
         self.idle.clear()
 
-    def closed(self, connection: "Connection") -> None:
+    def closed(self, connection: OpenConnection) -> None:
         self.connections.discard(connection)
         if not self.connections:
             self.idle.set()
 
-    def remember(self, head: bytes, route: "InferRoute") -> None:
+    def remember(self, head: bytes, route: InferRoute) -> None:
         if len(head) > _MEMORABLE:
             return
         if len(self.heads) >= _HEADS:

@@ -1,0 +1,75 @@
+"""The classification extension: an output's best classes, each as text with its index and label."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from modserve.core import dtypes
+from modserve.core.errors import invalid
+from modserve.core.response import InferenceResponse
+from modserve.core.servable import Servable
+from modserve.core.tensor import Array, Tensor
+
+_MOST_ELEMENTS = 1_000_000
+"""For each row of the batch."""
+
+_SPELL: dict[str, Callable[[Any], str]] = {"int": str, "float": "{:f}".format}
+"""How C++'s ``std::to_string`` writes a value, by the datatype's JSON kind."""
+
+_RANKED = frozenset({kind for kind in dtypes.ALL if kind.json_kind in _SPELL} - {dtypes.FP16, dtypes.BF16})
+
+
+def classified(response: InferenceResponse, counts: Mapping[str, int], servable: Servable) -> InferenceResponse:
+    """The response with the outputs that `counts` names replaced by their best classes, at most that many.
+
+    Raises INVALID_ARG for an output that can not be ranked.
+    """
+    if not counts:
+        return response
+    batching, labels = servable.config.batching, servable.labels
+    outputs = {
+        name: top_classes(tensor, counts[name], labels.get(name, ()), batching) if name in counts else tensor
+        for name, tensor in response.outputs.items()
+    }
+    return replace(response, outputs=outputs)
+
+
+def top_classes(tensor: Tensor, count: int, labels: Sequence[str], batching: bool) -> Tensor:
+    """The `count` highest elements as BYTES ``<value>:<index>[:<label>]``, best first: of each row if `batching`.
+
+    Equal values stand in the order of their indices; NaN ranks as -Infinity. Elements without a label, or with an
+    empty one, go without. Raises INVALID_ARG for datatypes that Triton does not rank, and for too many elements.
+    """
+    if tensor.datatype not in _RANKED:
+        raise invalid(f"class result not available for output due to unsupported type '{tensor.datatype.name}'")
+    array = tensor.array
+    per_row = batching and array.ndim > 0
+    rows = array.shape[0] if per_row else 1
+    width = array.size // rows if rows else 0
+    if width > _MOST_ELEMENTS:
+        raise invalid("classification output tensor too large")
+    spell = _SPELL[tensor.datatype.json_kind]
+    found = np.empty((rows, min(count, width)), dtype=object)
+    for row, values in enumerate(array.reshape(rows, width)):
+        for place, index in enumerate(_best(values, count).tolist()):
+            text = f"{spell(values[index])}:{index}"
+            if index < len(labels) and labels[index]:
+                text = f"{text}:{labels[index]}"
+            found[row, place] = text.encode(errors="surrogateescape")
+    shape = found.shape if per_row else found.shape[1:]
+    return Tensor(dtypes.BYTES, shape, None, found.reshape(shape))
+
+
+def _best(values: Array, count: int) -> Array:
+    """The indices of the `count` highest of `values`, best first, equal ones in ascending order."""
+    if values.dtype.kind == "f":
+        values = np.where(np.isnan(values), -np.inf, values)
+    candidates = np.arange(len(values))
+    if count < len(values):  # sort only what can be among them
+        border = len(values) - count
+        candidates = np.flatnonzero(values >= np.partition(values, border)[border])
+    backwards = candidates[::-1]  # a stable ascending sort of these, read from its end, keeps equal ones in order
+    found: Array = backwards[np.argsort(values[backwards], kind="stable")][::-1][:count]
+    return found

@@ -1,0 +1,37 @@
+"""The JSON bodies of HTTP calls other than inference."""
+
+from typing import TypeVar
+
+from modserve.core.errors import invalid
+
+from . import http_infer
+from .json_data import JsonTypeError
+from .json_message import JsonObject
+
+T = TypeVar("T")
+_TYPES: dict[type, tuple[str, str]] = {
+    bool: ("boolean", "boolean"),
+    str: ("string", "string"),
+    dict: ("object", "object"),
+}
+
+
+def read(body: bytes) -> JsonObject:
+    """The object that `body` holds. Raises INVALID_ARG, where Triton answers a mistaken INTERNAL with the same text."""
+    if not body:
+        raise invalid("failed to parse the request JSON buffer: The document is empty. at 0")
+    return typed(http_infer.parse_any(body), dict)
+
+
+def typed(value: object, wanted: type[T]) -> T:
+    """`value`, which must be exactly a `wanted`. Raises INVALID_ARG."""
+    if type(value) is not wanted:
+        raise invalid(str(JsonTypeError(*_TYPES[wanted])))
+    return value
+
+
+def unsigned(value: object, highest: int) -> int:
+    """`value`, which must be a whole number of at most `highest`. Raises INVALID_ARG."""
+    if type(value) is not int or not 0 <= value <= highest:
+        raise invalid(str(JsonTypeError("unsigned-integer", "unsigned-integer")))
+    return value

@@ -1,0 +1,458 @@
+"""ModelStreamInfer: one stream, whose client and whose models are the test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+from puppet_server import PuppetLoader, PuppetServable, numbers, server_over
+
+from modserve.core.errors import ModserveError, cancelled, internal, unavailable
+from modserve.core.version import ModelId
+from modserve.frontends.grpc import stream
+from modserve.frontends.grpc.service import handlers
+from modserve.frontends.grpc.stream import InferStreams
+from modserve.pb import inference as pb
+from modserve.server import Server
+
+HARD = (("other", "x"), ("triton_grpc_error", "true"))
+STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
+NO_MODEL = "Request for unknown model: 'nosuch' is not found"
+
+
+class Aborted(Exception):
+    pass
+
+
+class Exchange:
+    """Both ends of one RPC: what grpc.aio gives the handler, and the client's hands."""
+
+    def __init__(self, server: Server, streams: InferStreams, metadata: Any = ()) -> None:
+        self.answers: list[pb.ModelStreamInferResponse] = []
+        self.status: tuple[grpc.StatusCode, str] | None = None
+        self.flowing = asyncio.Event()
+        """The client takes answers."""
+        self.flowing.set()
+        self.gone = False
+        self._metadata = metadata
+        self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.read = 0
+        (found,) = [
+            handler
+            for each in handlers(server, streams)
+            if (handler := each.service(Details)) is not None  # type: ignore[arg-type]
+        ]
+        self._serialize: Any = found.response_serializer
+        serve: Any = found.stream_stream
+        self.task: asyncio.Task[None] = asyncio.ensure_future(serve(self._messages(), self))
+
+    async def _messages(self) -> AsyncIterator[bytes]:
+        while (data := await self._requests.get()) is not None:
+            self.read += 1
+            yield data
+
+    # The handler's side
+
+    def invocation_metadata(self) -> Any:
+        return self._metadata
+
+    async def write(self, message: Any) -> None:
+        if self.gone:
+            raise grpc.aio.InternalError("no such call")
+        await self.flowing.wait()
+        self.answers.append(pb.ModelStreamInferResponse.FromString(self._serialize(message)))
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        self.status = code, details
+        raise Aborted
+
+    # The client's side
+
+    def send(self, *requests: pb.ModelInferRequest | bytes) -> None:
+        for request in requests:
+            self._requests.put_nowait(request if isinstance(request, bytes) else request.SerializeToString())
+
+    def half_close(self) -> None:
+        self._requests.put_nowait(None)
+
+    async def end(self) -> tuple[grpc.StatusCode, str]:
+        """How the RPC ends."""
+        async with asyncio.timeout(5):
+            with suppress(Aborted):
+                await self.task
+        return self.status or (grpc.StatusCode.OK, "")
+
+    @property
+    def ids(self) -> list[str]:
+        return [answer.infer_response.id for answer in self.answers]
+
+
+class Details:
+    method = f"/{pb.SERVICE}/ModelStreamInfer"
+    invocation_metadata = ()
+
+
+async def turns() -> None:
+    """Everything that can happen by itself has happened."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def asked(id: str, model: str = "simple", **parameters: bool) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=model, id=id)
+    for name, values in (("INPUT0", (1, 2)), ("INPUT1", (10, 10))):
+        message.inputs.add(name=name, datatype="INT32", shape=[1, 2])
+        message.raw_input_contents.append(numbers(*values).tobytes())
+    for key, value in parameters.items():
+        message.parameters[key].bool_param = value
+    return message
+
+
+def refused(id: str, text: str = NO_MODEL) -> pb.ModelStreamInferResponse:
+    """The answer to a request that no model took."""
+    return pb.ModelStreamInferResponse(error_message=text, infer_response=pb.ModelInferResponse(id=id))
+
+
+@pytest.fixture
+def loader() -> PuppetLoader:
+    return PuppetLoader()
+
+
+@pytest.fixture
+async def server(tmp_path: Path, loader: PuppetLoader) -> Server:
+    found = server_over(tmp_path, loader)
+    await found.load()
+    return found
+
+
+@pytest.fixture
+def simple(server: Server, loader: PuppetLoader) -> PuppetServable:
+    """Answers when told to."""
+    servable = loader.loaded[ModelId("simple", 3)]
+    servable.automatic = False
+    return servable
+
+
+@pytest.fixture
+def streams(server: Server) -> InferStreams:
+    return InferStreams(server)
+
+
+Open = Callable[..., Exchange]
+
+
+@pytest.fixture
+async def open_stream(server: Server, streams: InferStreams) -> AsyncIterator[Open]:
+    opened: list[Exchange] = []
+
+    def begin(metadata: Any = ()) -> Exchange:
+        opened.append(Exchange(server, streams, metadata))
+        return opened[-1]
+
+    yield begin
+    for exchange in opened:
+        exchange.task.cancel()
+        with suppress(asyncio.CancelledError, Aborted):
+            await exchange.task
+
+
+# Answers
+
+
+@pytest.mark.parametrize(
+    "request_", [asked("7"), asked("7", triton_enable_empty_final_response=True)], ids=["plain", "empty final"]
+)
+async def test_an_answer_says_that_it_is_final(
+    open_stream: Open, simple: PuppetServable, request_: pb.ModelInferRequest
+) -> None:
+    simple.automatic = True
+    exchange = open_stream()
+    exchange.send(request_)
+    exchange.half_close()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    expected = pb.ModelInferResponse(
+        model_name="simple",
+        model_version="3",
+        id="7",
+        parameters={"triton_final_response": pb.InferParameter(bool_param=True)},
+        outputs=[
+            pb.ModelInferResponse.InferOutputTensor(name=name, datatype="INT32", shape=[1, 2])
+            for name in ("OUTPUT0", "OUTPUT1")
+        ],
+        raw_output_contents=[numbers(11, 12).tobytes(), numbers(-9, -8).tobytes()],
+    )
+    assert exchange.answers == [pb.ModelStreamInferResponse(infer_response=expected)]
+
+
+async def test_answers_leave_in_the_order_of_requests(open_stream: Open, simple: PuppetServable) -> None:
+    exchange = open_stream()
+    exchange.send(asked("a"), asked("b"), asked("bad", model="nosuch"), asked("c"))
+    await turns()
+    a, b, c = simple.submitted
+    simple.answer(c)
+    simple.answer(b)
+    await turns()
+    assert exchange.ids == []
+    simple.answer(a)
+    await turns()
+    assert exchange.ids == ["a", "b", "bad", "c"]
+
+
+async def test_an_answer_does_not_wait_for_later_requests(open_stream: Open, simple: PuppetServable) -> None:
+    exchange = open_stream()
+    exchange.send(asked("a"), asked("b"))
+    await turns()
+    simple.answer(simple.submitted[0])
+    await turns()
+    assert exchange.ids == ["a"]
+
+
+async def test_the_classes_of_an_output(open_stream: Open, simple: PuppetServable) -> None:
+    simple.automatic = True
+    request = asked("a")
+    output = request.outputs.add(name="OUTPUT0")
+    output.parameters["classification"].int64_param = 1
+    exchange = open_stream()
+    exchange.send(request)
+    await turns()
+    (answer,) = exchange.answers
+    assert answer.infer_response.raw_output_contents[0].endswith(b"12:1")
+
+
+# The end of a stream
+
+
+async def test_a_stream_without_requests(open_stream: Open) -> None:
+    exchange = open_stream()
+    exchange.half_close()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert exchange.answers == []
+
+
+async def test_half_close_waits_for_what_is_outstanding(open_stream: Open, simple: PuppetServable) -> None:
+    exchange = open_stream()
+    exchange.send(asked("a"), asked("b"))
+    exchange.half_close()
+    await turns()
+    assert not exchange.task.done()
+    simple.answer_all()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert exchange.ids == ["a", "b"]
+
+
+async def test_a_cancelled_rpc_cancels_its_requests_only(open_stream: Open, simple: PuppetServable) -> None:
+    leaves, stays = open_stream(), open_stream()
+    leaves.send(asked("a"), asked("b"), asked("c"))
+    await turns()
+    stays.send(asked("d"))
+    await turns()
+    simple.answer(simple.submitted[1])
+    leaves.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaves.task
+    assert [(each.request.id, each.cancelled) for each in simple.submitted] == [
+        ("a", True),
+        ("b", False),
+        ("c", True),
+        ("d", False),
+    ]
+    assert leaves.answers == []
+
+
+async def test_a_client_that_has_gone_while_answers_are_written(open_stream: Open, simple: PuppetServable) -> None:
+    exchange = open_stream()
+    exchange.send(asked("a"), asked("b"))
+    await turns()
+    exchange.gone = True
+    simple.answer(simple.submitted[0])
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert simple.submitted[1].cancelled
+
+
+async def test_shutdown(open_stream: Open, streams: InferStreams, simple: PuppetServable) -> None:
+    idle, busy, closed = open_stream(), open_stream(), open_stream()
+    busy.send(asked("a"))
+    closed.send(asked("b"))
+    closed.half_close()
+    await turns()
+    streams.stop()
+    busy.send(asked("too late"))
+    assert await idle.end() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    await turns()
+    assert not busy.task.done()
+    simple.answer_all()
+    assert await busy.end() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    assert busy.ids == ["a"]
+    assert await closed.end() == (grpc.StatusCode.OK, "")
+    assert closed.ids == ["b"]
+    assert await open_stream().end() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+
+
+# Errors
+
+
+def wrong_shape() -> pb.ModelInferRequest:
+    request = asked("x")
+    request.inputs[0].shape[:] = [9, 2]
+    return request
+
+
+def empty_final_of_another_type() -> pb.ModelInferRequest:
+    request = asked("x")
+    request.parameters["triton_enable_empty_final_response"].int64_param = 1
+    return request
+
+
+REFUSALS = {
+    "unknown model": (asked("x", model="nosuch"), refused("x")),
+    "wrong shape": (
+        wrong_shape(),
+        refused("x", "[request id: x] input 'INPUT1' batch size does not match other inputs for 'simple'"),
+    ),
+    "reserved parameter": (
+        asked("x", triton_other=True),
+        refused(
+            "x",
+            "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting "
+            "with 'triton_' are allowed: triton_enable_empty_final_response",
+        ),
+    ),
+    "empty final of another type": (
+        empty_final_of_another_type(),
+        refused("x", "invalid value type for 'triton_enable_empty_final_response' parameter, expected bool_param."),
+    ),
+    "no message": (b"\xff\xff", refused("", "Unable to parse request: 2 bytes are no inference.ModelInferRequest")),
+}
+
+
+@pytest.mark.parametrize(("request_", "answer"), REFUSALS.values(), ids=REFUSALS)
+async def test_a_refused_request_leaves_the_stream_open(
+    open_stream: Open, simple: PuppetServable, request_: Any, answer: pb.ModelStreamInferResponse
+) -> None:
+    simple.automatic = True
+    exchange = open_stream()
+    exchange.send(request_, asked("good"))
+    exchange.half_close()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert exchange.answers[0] == answer
+    assert exchange.answers[0].HasField("infer_response")
+    assert exchange.ids[1:] == ["good"]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(unavailable("Request timeout expired"), "Request timeout expired"), (cancelled(), "Cancelled")],
+    ids=["text", "empty text"],
+)
+async def test_a_request_that_fails_later_has_had_its_last_answer(
+    open_stream: Open, simple: PuppetServable, error: ModserveError, text: str
+) -> None:
+    exchange = open_stream()
+    exchange.send(asked("x"), asked("good"))
+    await turns()
+    simple.submitted[0].fail(error)
+    simple.answer(simple.submitted[1])
+    await turns()
+    final = {"triton_final_response": pb.InferParameter(bool_param=True)}
+    failed = pb.ModelInferResponse(model_name="simple", id="x", parameters=final)
+    assert exchange.answers[0] == pb.ModelStreamInferResponse(error_message=text, infer_response=failed)
+    assert exchange.ids == ["x", "good"]
+
+
+async def test_what_nobody_foresaw_is_told_and_logged(
+    open_stream: Open, simple: PuppetServable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> NoReturn:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(simple, "submit", broken)
+    exchange = open_stream()
+    exchange.send(asked("x"))
+    await turns()
+    assert exchange.answers == [refused("x", "unforeseen ZeroDivisionError: oops")]
+    assert "failed unforeseen" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("metadata", "ends"),
+    [(HARD, True), ((("triton_grpc_error", "false"),), False), (None, False)],
+    ids=["true", "false", "none"],
+)
+async def test_triton_grpc_error(open_stream: Open, simple: PuppetServable, metadata: Any, ends: bool) -> None:
+    exchange = open_stream(metadata)
+    exchange.send(asked("a"), asked("bad", model="nosuch"), asked("c"))
+    await turns()
+    assert not exchange.task.done()
+    simple.answer(simple.submitted[0])
+    if not ends:
+        await turns()
+        assert exchange.ids == ["a", "bad"]
+        return
+    assert await exchange.end() == (grpc.StatusCode.NOT_FOUND, NO_MODEL)
+    assert exchange.ids == ["a"]
+    assert [each.cancelled for each in simple.submitted] == [False, True]
+
+
+async def test_triton_grpc_error_of_a_request_that_fails_later(open_stream: Open, simple: PuppetServable) -> None:
+    exchange = open_stream(HARD)
+    exchange.send(asked("a"))
+    await turns()
+    simple.submitted[0].fail(internal("oops"))
+    assert await exchange.end() == (grpc.StatusCode.INTERNAL, "oops")
+
+
+# Bounds
+
+
+async def test_no_more_are_read_while_too_many_are_outstanding(
+    open_stream: Open, simple: PuppetServable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MAX_OUTSTANDING", 2)
+    exchange = open_stream()
+    exchange.send(*(asked(str(number)) for number in range(5)))
+    exchange.half_close()
+    await turns()
+    assert exchange.read == 2
+    simple.answer(simple.submitted[1])
+    await turns()
+    assert exchange.read == 2  # its answer waits for the first one's
+    simple.answer(simple.submitted[0])
+    await turns()
+    assert exchange.read == 4
+    simple.answer_all()
+    await turns()
+    simple.answer_all()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert exchange.ids == ["0", "1", "2", "3", "4"]
+
+
+async def test_nor_while_they_are_too_large(
+    open_stream: Open, simple: PuppetServable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MAX_OUTSTANDING_BYTES", 2 * len(asked("0").SerializeToString()) - 1)
+    exchange = open_stream()
+    exchange.send(*(asked(str(number)) for number in range(3)))
+    await turns()
+    assert exchange.read == 2
+    simple.answer(simple.submitted[0])
+    await turns()
+    assert exchange.read == 3
+
+
+async def test_nor_while_the_client_takes_no_answers(
+    open_stream: Open, simple: PuppetServable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MAX_OUTSTANDING", 2)
+    simple.automatic = True
+    exchange = open_stream()
+    exchange.flowing.clear()
+    exchange.send(*(asked(str(number)) for number in range(5)))
+    exchange.half_close()
+    await turns()
+    assert exchange.read == 2
+    exchange.flowing.set()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert len(exchange.answers) == 5

@@ -1,0 +1,146 @@
+"""The model repository extension on both wires."""
+
+from typing import Any
+
+import pytest
+
+from modserve.core.errors import Code, ModserveError
+from modserve.core.lifecycle import IndexEntry, State
+from modserve.pb import inference as pb
+from modserve.protocol import repository
+
+ENTRIES = [
+    IndexEntry("a", 1, State.READY, "", 5),
+    IndexEntry("a", 12, State.UNAVAILABLE, "unloaded"),
+    IndexEntry("b", None, State.UNAVAILABLE, "Internal: no good"),
+]
+
+
+def test_the_index_as_json_leaves_out_what_is_empty() -> None:
+    assert repository.index_json(ENTRIES) == [
+        {"name": "a", "version": "1", "state": "READY"},
+        {"name": "a", "version": "12", "state": "UNAVAILABLE", "reason": "unloaded"},
+        {"name": "b", "state": "UNAVAILABLE", "reason": "Internal: no good"},
+    ]
+
+
+def test_the_index_as_a_message() -> None:
+    index = pb.RepositoryIndexResponse.ModelIndex
+    assert list(repository.index_message(ENTRIES).models) == [
+        index(name="a", version="1", state="READY"),
+        index(name="a", version="12", state="UNAVAILABLE", reason="unloaded"),
+        index(name="b", state="UNAVAILABLE", reason="Internal: no good"),
+    ]
+
+
+def test_an_empty_index() -> None:
+    assert repository.index_json([]) == []
+    assert repository.index_message([]) == pb.RepositoryIndexResponse()
+
+
+@pytest.mark.parametrize(
+    ("body", "ready"),
+    [(b"", False), (b"{}", False), (b'{"ready":true}', True), (b'{"ready":false}', False), (b'{"foo":1}', False)],
+)
+def test_what_an_index_request_asks_for(body: bytes, ready: bool) -> None:
+    assert repository.only_ready(body) is ready
+
+
+NO_BOOLEAN = "Invalid value for 'ready': expected a boolean"
+NO_OBJECT = "attempt to access JSON non-object as object"
+NO_STRING = "attempt to access JSON non-string as string"
+UNKNOWN = "unrecognized load parameter 'foo'."
+SYNTAX = "failed to parse the request JSON buffer: "
+
+
+@pytest.mark.parametrize(
+    ("check", "body", "text"),
+    [
+        (repository.only_ready, b'{"ready":1}', NO_BOOLEAN),
+        (repository.only_ready, b'{"ready":"true"}', NO_BOOLEAN),
+        (repository.only_ready, b'{"ready":null}', NO_BOOLEAN),
+        (repository.only_ready, b"[]", NO_OBJECT),
+        (repository.only_ready, b"{", SYNTAX),
+        (repository.only_ready, b"\xff", SYNTAX),
+        (repository.check_load_json, b"{", SYNTAX),
+        (repository.check_load_json, b'"x"', NO_OBJECT),
+        (repository.check_load_json, b'{"parameters":[]}', NO_OBJECT),
+        (repository.check_load_json, b'{"parameters":{"config":{}}}', NO_STRING),
+        (repository.check_load_json, b'{"parameters":{"file:1/x":1}}', NO_STRING),
+        (repository.check_load_json, b'{"parameters":{"foo":"x"}}', UNKNOWN),
+        (repository.check_unload_json, b"{", SYNTAX),
+        (repository.check_unload_json, b'{"parameters":1}', NO_OBJECT),
+        (
+            repository.check_unload_json,
+            b'{"parameters":{"unload_dependents":1}}',
+            "attempt to access JSON non-boolean as boolean",
+        ),
+    ],
+)
+def test_a_wrong_body(check: Any, body: bytes, text: str) -> None:
+    with pytest.raises(ModserveError) as raised:
+        check(body)
+    assert raised.value.code is Code.INVALID_ARG
+    assert raised.value.message.startswith(text)
+    assert text == SYNTAX or raised.value.message == text
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"parameters":{}}', b'{"parameters":{"config":"{}","file:1/x":"AA=="}}']
+)
+def test_a_good_load_body(body: bytes) -> None:
+    repository.check_load_json(body)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"parameters":{"unload_dependents":true}}', b'{"parameters":{"x":1}}'])
+def test_a_good_unload_body(body: bytes) -> None:
+    repository.check_unload_json(body)
+
+
+Parameter = pb.ModelRepositoryParameter
+
+
+def test_good_parameters_of_messages() -> None:
+    repository.check_load_message({"config": Parameter(string_param="{}"), "file:1/x": Parameter(bytes_param=b"")})
+    repository.check_unload_message({"unload_dependents": Parameter(bool_param=False), "x": Parameter()})
+
+
+@pytest.mark.parametrize(
+    ("check", "name", "value", "text"),
+    [
+        (
+            repository.check_load_message,
+            "config",
+            Parameter(bytes_param=b"{}"),
+            "invalid value type for load parameter 'config', expected string_param.",
+        ),
+        (
+            repository.check_load_message,
+            "file:1/x",
+            Parameter(string_param="x"),
+            "invalid value type for load parameter 'file:1/x', expected bytes_param.",
+        ),
+        (repository.check_load_message, "foo", Parameter(string_param="x"), UNKNOWN),
+        (
+            repository.check_unload_message,
+            "unload_dependents",
+            Parameter(int64_param=1),
+            "invalid value type for 'unload_dependents' parameter, expected bool_param.",
+        ),
+    ],
+    ids=["config", "file", "unknown", "dependents"],
+)
+def test_a_wrong_parameter_of_a_message(check: Any, name: str, value: Any, text: str) -> None:
+    with pytest.raises(ModserveError) as raised:
+        check({name: value})
+    assert (raised.value.code, raised.value.message) == (Code.INVALID_ARG, text)
+
+
+def test_a_repository_name_is_not_supported() -> None:
+    repository.check_repository_name("")
+    with pytest.raises(ModserveError) as raised:
+        repository.check_repository_name("a")
+    assert (raised.value.code, raised.value.message) == (
+        Code.UNSUPPORTED,
+        "'repository_name' specification is not supported",
+    )
