@@ -1,8 +1,6 @@
 """The Python shown in the documentation does what is said of it."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +32,3 @@ async def test_the_backend_of_the_page_on_backends(tmp_path: Path) -> None:
     async with InferenceServer(settings, backends={"double": names["DoubleBackend"]()}) as server:
         response = await server.infer("double", {"INPUT": np.array([[1, 2]], np.float32)})
     assert response.outputs["OUTPUT"].array.tolist() == [[2.0, 4.0]]
-
-
-def test_the_library_as_the_readme_shows_it() -> None:
-    (shown,) = [block for block in python_blocks("README.md") if "InferenceServer(" in block and "asyncio" in block]
-    result = subprocess.run([sys.executable, "-c", shown], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert result.stdout.split() == f"[[{' '.join(['2'] * 16)}]]".split()
