@@ -38,7 +38,6 @@ from modserve.pb import inference as pb
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "docs" / "performance.md"
 CONNECTIONS = (1, 16, 64)
-_BEGIN, _END = "<!-- overhead.py begins -->", "<!-- overhead.py ends -->"
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -367,9 +366,17 @@ def main() -> None:
     text = report(arguments)
     print(text)
     if arguments.write:
-        before, _, rest = REPORT.read_text().partition(_BEGIN)
-        _, _, after = rest.partition(_END)
-        REPORT.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}")
+        put_into_report("overhead.py", text)
+
+
+def put_into_report(script: str, text: str) -> None:
+    """Replace what stands in docs/performance.md between the two marks of `script`."""
+    begin, end = f"<!-- {script} begins -->", f"<!-- {script} ends -->"
+    before, found, rest = REPORT.read_text().partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise SystemExit(f"{REPORT} lacks the marks of {script}")
+    REPORT.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Is a model so quick that handing a batch to a thread costs more than running it?
 
-Waking a thread, and waiting for the interpreter twice, costs a hundred microseconds of CPU a batch on a busy server;
-adding two small vectors costs ten. Such batches run where they are formed, on the event loop's thread.
+Waking a thread and waiting for the interpreter twice can cost more than a small model does (`benchmarks/hop.py`). Such
+batches run where they are formed, on the event loop's thread.
 """
 
 from collections import deque

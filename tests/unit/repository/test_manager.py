@@ -34,7 +34,7 @@ class FakeServable:
         self.fail_to_close = False
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        raise NotImplementedError
+        raise AssertionError("no test submits to it")
 
     async def drain(self) -> None:
         self.log.append("drain")
