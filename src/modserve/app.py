@@ -15,7 +15,9 @@ from .core.errors import ModserveError
 from .core.log_settings import LogFormat, LogSettings
 from .execution.placement import available_cores
 from .frontends.grpc.listener import GrpcListener
+from .frontends.grpc.options import GrpcOptions
 from .frontends.http.listener import HttpListener
+from .frontends.http.options import HttpOptions
 from .frontends.metrics import MetricsListener
 from .models.loader import Loader, LoaderOptions
 from .observability import prometheus
@@ -109,6 +111,14 @@ def log_settings(settings: Settings) -> LogSettings:
     )
 
 
+def http_options(settings: Settings) -> HttpOptions:
+    return HttpOptions(max_json=settings.http_max_input_size)
+
+
+def grpc_options(settings: Settings) -> GrpcOptions:
+    return GrpcOptions()
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """The ports that are open; None for a front end that is switched off."""
@@ -195,11 +205,9 @@ class FrontEnds:
         self._grpc: GrpcListener | None = None
         self._metrics: MetricsListener | None = None
         if settings.allow_http:
-            self._http = HttpListener(
-                server, settings.http_address, settings.http_port, settings.http_max_input_size, tasks
-            )
+            self._http = HttpListener(server, settings.http_address, settings.http_port, http_options(settings), tasks)
         if settings.allow_grpc:
-            self._grpc = GrpcListener(server, settings.grpc_address, settings.grpc_port)
+            self._grpc = GrpcListener(server, settings.grpc_address, settings.grpc_port, grpc_options(settings))
         if settings.allow_metrics:
             registry = prometheus.registry(server.ready_models)
             self._metrics = MetricsListener(

@@ -21,6 +21,7 @@ from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.http.connection import Connection
+from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.site import AsgiApp, Site
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
@@ -302,7 +303,7 @@ async def stage(repository: Path, app: AsgiApp = plain_app, *, automatic: bool =
     for servable in loader.loaded.values():
         servable.automatic = automatic
     async with asyncio.TaskGroup() as tasks:
-        site = Site(server, app, tasks, asyncio.get_running_loop(), MAX_JSON)
+        site = Site(server, app, tasks, asyncio.get_running_loop(), HttpOptions(MAX_JSON))
         yield Stage(server, site, loader)
         for connection in list(site.connections):
             connection.abort()

@@ -23,6 +23,7 @@ from puppet_server import (
     stage,
 )
 
+from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 
 PATH = "/v2/models/simple/infer"
@@ -113,7 +114,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """Over a loaded server of its own. Making one takes a while."""
     server = server_over(tmp_path_factory.mktemp("repository"), PuppetLoader())
     asyncio.run(server.load())
-    return create_app(server, MAX_JSON)
+    return create_app(server, HttpOptions(MAX_JSON))
 
 
 async def through_the_application(app: FastAPI, path: str, body: bytes, headers: dict[str, str]) -> Answer:

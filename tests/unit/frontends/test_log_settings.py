@@ -13,6 +13,7 @@ from test_grpc_service import Stub
 from modserve.core.errors import invalid
 from modserve.core.log_settings import LogSettings
 from modserve.core.version import ModelId
+from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
@@ -34,7 +35,7 @@ async def server(tmp_path: Path, logs: Logs) -> Server:
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(server, MAX_JSON))
+    transport = httpx.ASGITransport(create_app(server, HttpOptions(MAX_JSON)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
         yield found
 
@@ -83,7 +84,7 @@ async def test_a_log_that_is_not_the_server_s(tmp_path: Path) -> None:
     text = "the server does not support dynamic logging"
     assert await Stub(server).failure("LogSettings", pb.LogSettingsRequest()) == (grpc.StatusCode.UNAVAILABLE, text)
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_app(server, MAX_JSON)), base_url="http://localhost"
+        transport=httpx.ASGITransport(create_app(server, HttpOptions(MAX_JSON))), base_url="http://localhost"
     ) as client:
         for answer in (await client.get("/v2/logging"), await client.post("/v2/logging", content=b"{}")):
             assert (answer.status_code, answer.json()) == (503, {"error": text})

@@ -8,6 +8,7 @@ from grpc_reflection.v1alpha import reflection
 from modserve.pb import inference as pb
 from modserve.server import Server
 
+from .options import GrpcOptions
 from .service import handlers
 from .stream import InferStreams
 
@@ -24,7 +25,7 @@ _HEALTH = "grpc.health.v1.Health"
 class GrpcListener:
     """Serves `server` on one port."""
 
-    def __init__(self, server: Server, address: str, port: int) -> None:
+    def __init__(self, server: Server, address: str, port: int, options: GrpcOptions) -> None:
         self._address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         self._grpc = grpc.aio.server(options=_OPTIONS)
         self._streams = InferStreams(server)

@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
         self._old = route.old
         self._call = call = InferCall(self._answer)
         site = self.site
-        call.start(site.server, route.model, route.version, route.head, body, site.max_json, site.loop)
+        call.start(site.server, route.model, route.version, route.head, body, site.options, site.loop)
 
     def _answer(self, outcome: Body | ModserveError) -> None:
         connection = b"" if self._keep_alive and not self._old else persistence(self._keep_alive, self._old)
@@ -367,7 +367,7 @@ class Connection(asyncio.Protocol):
 
     def _check_size(self, size: int) -> None:
         try:
-            check_json_size(size, self.site.max_json)
+            check_json_size(size, self.site.options.max_json)
         except ModserveError as error:
             self._refuse(STATUS[error.code].http, error.message)
 

@@ -15,6 +15,8 @@ from modserve.protocol import classification, compression, http_infer
 from modserve.protocol.http_infer import Body, Reply
 from modserve.server import Server
 
+from .options import HttpOptions
+
 _log = logging.getLogger(__name__)
 
 _LARGE_JSON = 256 * 1024
@@ -58,7 +60,7 @@ class InferCall:
         version: int | None,
         head: InferHead,
         body: bytes,
-        max_json: int,
+        options: HttpOptions,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """Take the request. Never raises."""
@@ -68,10 +70,10 @@ class InferCall:
         try:
             servable = self._servable = server.model(model, version)
             if _is_long(head, body):
-                reading = loop.run_in_executor(None, _read, servable, version, head, body, max_json, now_ns)
+                reading = loop.run_in_executor(None, _read, servable, version, head, body, options, now_ns)
                 reading.add_done_callback(lambda future: self._submit(servable, future, now_ns))
                 return
-            request, self._reply = _read(servable, version, head, body, max_json, now_ns)
+            request, self._reply = _read(servable, version, head, body, options, now_ns)
             self._inflight = servable.submit(request, self, now_ns)
         except Exception as error:
             self._finish(border(error))
@@ -132,12 +134,12 @@ def _is_long(head: InferHead, body: bytes) -> bool:
 
 
 def _read(
-    servable: Servable, version: int | None, head: InferHead, body: bytes, max_json: int, now_ns: int
+    servable: Servable, version: int | None, head: InferHead, body: bytes, options: HttpOptions, now_ns: int
 ) -> tuple[InferenceRequest, Reply]:
     if head.content_encoding is not None:
-        body = compression.decode(body, head.content_encoding.decode("latin-1"), max_json)
+        body = compression.decode(body, head.content_encoding.decode("latin-1"), options.max_json)
     length = http_infer.header_length(head.header_length, len(body))
-    check_json_size(len(body) if length is None else length, max_json)
+    check_json_size(len(body) if length is None else length, options.max_json)
     config = servable.config
     if length == 0:
         return http_infer.decode_raw(config, version, body)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from modserve.server import Server
 
 from .connection import Connection
+from .options import HttpOptions
 from .rest import create_app
 from .site import Site
 
@@ -16,11 +17,11 @@ _FLUSH = 1.0
 class HttpListener:
     """Serves `server` on one port. `tasks` is the parent of the application's tasks."""
 
-    def __init__(self, server: Server, address: str, port: int, max_json: int, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, server: Server, address: str, port: int, options: HttpOptions, tasks: asyncio.TaskGroup) -> None:
         self._server = server
         self._address = address
         self._port = port
-        self._max_json = max_json
+        self._options = options
         self._tasks = tasks
         self._site: Site | None = None
         self._socket: asyncio.Server | None = None
@@ -28,8 +29,8 @@ class HttpListener:
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError."""
         loop = asyncio.get_running_loop()
-        app = create_app(self._server, self._max_json)
-        site = self._site = Site(self._server, app, self._tasks, loop, self._max_json)
+        app = create_app(self._server, self._options)
+        site = self._site = Site(self._server, app, self._tasks, loop, self._options)
         factory: Callable[[], Connection] = lambda: Connection(site)  # noqa: E731
         self._socket = await loop.create_server(factory, self._address, self._port, backlog=2048)
         port: int = self._socket.sockets[0].getsockname()[1]

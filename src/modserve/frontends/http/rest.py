@@ -6,7 +6,6 @@ The application is complete without that short cut: its ``infer`` runs the same 
 import asyncio
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 from starlette.convertors import Convertor, register_url_convertor
@@ -21,7 +20,9 @@ from modserve.protocol.http_infer import Body
 from modserve.protocol.status import MIME_JSON, STATUS
 from modserve.server import Phase, Server
 
-from .infer import InferCall, InferHead, check_json_size
+from .answers import ERRORS, answers, json_answer, json_body, raw_header, read_body
+from .infer import InferCall, InferHead
+from .options import HttpOptions
 
 
 class _VersionConvertor(Convertor[int]):
@@ -37,10 +38,6 @@ class _VersionConvertor(Convertor[int]):
 
 
 register_url_convertor("version", _VersionConvertor())
-
-
-class ErrorAnswer(BaseModel):
-    error: str
 
 
 class Live(BaseModel):
@@ -142,12 +139,6 @@ class InferenceResponseBody(BaseModel):
     outputs: list[TensorData]
 
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorAnswer, "description": "The request is wrong"},
-    404: {"model": ErrorAnswer, "description": "There is no such model or version"},
-    501: {"model": ErrorAnswer, "description": "Not supported"},
-    503: {"model": ErrorAnswer, "description": "Not ready, or too busy: try again"},
-}
 _SCHEMA_REFERENCE = "#/components/schemas/{model}"
 _INFER_BODY = {
     "requestBody": {
@@ -172,8 +163,9 @@ class _App(FastAPI):
         return super().openapi()
 
 
-def create_app(server: Server, max_json: int) -> FastAPI:
-    """The application over `server`; JSON longer than `max_json` bytes is refused."""
+def create_app(server: Server, options: HttpOptions) -> FastAPI:
+    """The application over `server`."""
+    max_json = options.max_json
     app = _App(
         title="modserve",
         version=server.version,
@@ -187,7 +179,7 @@ def create_app(server: Server, max_json: int) -> FastAPI:
     app.include_router(_health(server), tags=["health"])
     app.include_router(_metadata(server), tags=["metadata"])
     app.include_router(_models(server), tags=["models"])
-    app.include_router(_inference(server, max_json), tags=["inference"])
+    app.include_router(_inference(server, options), tags=["inference"])
     app.include_router(_repository(server, max_json), tags=["model repository"])
     app.include_router(_logging(server, max_json), tags=["logging"])
     return app
@@ -196,17 +188,17 @@ def create_app(server: Server, max_json: int) -> FastAPI:
 def _health(server: Server) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v2/health/live", responses=_answers(Live, 503))
+    @router.get("/v2/health/live", responses=answers(Live, 503))
     async def live() -> Response:
         """Is the process up and answering? True from the moment the ports open."""
-        return _exiting(server) or _json({"live": True})
+        return _exiting(server) or json_answer({"live": True})
 
-    @router.get("/v2/health/ready", responses={**_answers(Ready, 503), 400: {"model": Ready}})
+    @router.get("/v2/health/ready", responses={**answers(Ready, 503), 400: {"model": Ready}})
     async def ready() -> Response:
         """May inference be sent? When not, `reasons` tells which models are in the way and why."""
         if server.ready:
-            return _json({"ready": True})
-        return _exiting(server) or _json(
+            return json_answer({"ready": True})
+        return _exiting(server) or json_answer(
             {"ready": False, "phase": server.phase.value, "reasons": _reasons(server.unready_reasons())}, 400
         )
 
@@ -216,20 +208,20 @@ def _health(server: Server) -> APIRouter:
 def _metadata(server: Server) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v2", responses=_answers(ServerMetadata))
+    @router.get("/v2", responses=answers(ServerMetadata))
     async def server_metadata() -> Response:
         """The server's name, version and protocol extensions."""
-        return _json(metadata.server_json(server.name, server.version, server.extensions))
+        return json_answer(metadata.server_json(server.name, server.version, server.extensions))
 
-    @router.get("/v2/models", responses=_answers(ModelList))
+    @router.get("/v2/models", responses=answers(ModelList))
     async def models() -> Response:
         """The names of all models, whatever their state."""
-        return _json({"models": server.model_names()})
+        return json_answer({"models": server.model_names()})
 
-    @router.get("/v2/models/stats", responses=_answers(dict[str, Any]))
+    @router.get("/v2/models/stats", responses=answers(dict[str, Any]))
     async def all_statistics() -> Response:
         """The statistics of all ready model versions."""
-        return _json(statistics.json(server.with_statistics()))
+        return json_answer(statistics.json(server.with_statistics()))
 
     return router
 
@@ -240,21 +232,21 @@ def _models(server: Server) -> APIRouter:
     async def model_metadata(model: str, version: int | None = None) -> Response:
         """A model's versions, platform, inputs and outputs."""
         servables = server.models(model, version)
-        return _json(metadata.model_json(servables[-1], [servable.id.version for servable in servables]))
+        return json_answer(metadata.model_json(servables[-1], [servable.id.version for servable in servables]))
 
     async def model_ready(model: str, version: int | None = None) -> Response:
         """Does this model (version) take requests?"""
         if server.model_ready(model, version):
-            return _json({"name": model, "ready": True})
-        return _exiting(server) or _json({"error": "Model version not ready"}, 400)
+            return json_answer({"name": model, "ready": True})
+        return _exiting(server) or json_answer({"error": "Model version not ready"}, 400)
 
     async def model_config(model: str, version: int | None = None) -> Response:
         """The model's configuration, completed and normalised."""
-        return _json(metadata.config_json(server.model(model, version)))
+        return json_answer(metadata.config_json(server.model(model, version)))
 
     async def model_statistics(model: str, version: int | None = None) -> Response:
         """Cumulative counts and durations since the model was loaded."""
-        return _json(statistics.json(server.with_statistics(model, version)))
+        return json_answer(statistics.json(server.with_statistics(model, version)))
 
     for suffix, handler, answer in (
         ("", model_metadata, ModelMetadata),
@@ -262,7 +254,7 @@ def _models(server: Server) -> APIRouter:
         ("/config", model_config, dict[str, Any]),
         ("/stats", model_statistics, dict[str, Any]),
     ):
-        responses = _answers(answer, 400, 404, 503)
+        responses = answers(answer, 400, 404, 503)
         router.add_api_route("/v2/models/{model}" + suffix, handler, responses=responses)
         router.add_api_route("/v2/models/{model}/versions/{version:version}" + suffix, handler, responses=responses)
     return router
@@ -274,33 +266,33 @@ def _repository(server: Server, max_json: int) -> APIRouter:
 
     async def index(request: Request) -> Response:
         """Every model version with its state; `ready` asks for those that are READY only."""
-        only_ready = repository.only_ready(await _body(request, max_json))
-        return _json(repository.index_json(server.repository_index(only_ready)))
+        only_ready = repository.only_ready(await read_body(request, max_json))
+        return json_answer(repository.index_json(server.repository_index(only_ready)))
 
     async def load(request: Request, model: str) -> Response:
         """Load a model, or load it again."""
-        repository.check_load_json(await _body(request, max_json))
+        repository.check_load_json(await read_body(request, max_json))
         server.load_model(model)
         return Response(media_type=MIME_JSON)
 
     async def unload(request: Request, model: str) -> Response:
         """Unload a model."""
-        repository.check_unload_json(await _body(request, max_json))
+        repository.check_unload_json(await read_body(request, max_json))
         server.unload_model(model)
         return Response(media_type=MIME_JSON)
 
     for prefix in ("/v2/repository", "/v2/repository/{repository}"):
-        answers = _answers(list[IndexedVersion], 400, 503)
+        documented = answers(list[IndexedVersion], 400, 503)
         router.add_api_route(
-            f"{prefix}/index", index, methods=["POST"], responses=answers, openapi_extra=_json_body("ready")
+            f"{prefix}/index", index, methods=["POST"], responses=documented, openapi_extra=json_body("ready")
         )
         for suffix, handler in (("load", load), ("unload", unload)):
             router.add_api_route(
                 f"{prefix}/models/{{model}}/{suffix}",
                 handler,
                 methods=["POST"],
-                responses={status: _ERRORS[status] for status in (400, 503)},
-                openapi_extra=_json_body("parameters"),
+                responses={status: ERRORS[status] for status in (400, 503)},
+                openapi_extra=json_body("parameters"),
             )
     return router
 
@@ -308,27 +300,27 @@ def _repository(server: Server, max_json: int) -> APIRouter:
 def _logging(server: Server, max_json: int) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v2/logging", responses=_answers(LogSettings, 503))
+    @router.get("/v2/logging", responses=answers(LogSettings, 503))
     async def log_settings() -> Response:
         """What is logged, and how."""
-        return _json(logging_settings.json(server.logs.settings))
+        return json_answer(logging_settings.json(server.logs.settings))
 
     @router.post(
         "/v2/logging",
-        responses=_answers(LogSettings, 400, 501, 503),
-        openapi_extra=_json_body(*LogSettings.model_fields),
+        responses=answers(LogSettings, 400, 501, 503),
+        openapi_extra=json_body(*LogSettings.model_fields),
     )
     async def change_log_settings(request: Request) -> Response:
         """Change any of the settings, at once; the answer has all of them."""
-        body = await _body(request, max_json)
+        body = await read_body(request, max_json)
         logs = server.logs
         logs.change(logging_settings.changed_by_json(logs.settings, body))
-        return _json(logging_settings.json(logs.settings))
+        return json_answer(logging_settings.json(logs.settings))
 
     return router
 
 
-def _inference(server: Server, max_json: int) -> APIRouter:
+def _inference(server: Server, options: HttpOptions) -> APIRouter:
     router = APIRouter()
 
     async def infer(request: Request, model: str, version: int | None = None) -> Response:
@@ -337,11 +329,11 @@ def _inference(server: Server, max_json: int) -> APIRouter:
         outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
         call = InferCall(outcome.set_result)
         head = InferHead(
-            _raw_header(request, http_infer.HEADER_LENGTH),
-            _raw_header(request, "content-encoding"),
+            raw_header(request, http_infer.HEADER_LENGTH),
+            raw_header(request, "content-encoding"),
             compression.choose(", ".join(request.headers.getlist("accept-encoding"))),
         )
-        call.start(server, model, version, head, await request.body(), max_json, loop)
+        call.start(server, model, version, head, await request.body(), options, loop)
         try:
             answer = await outcome
         except asyncio.CancelledError:
@@ -356,39 +348,14 @@ def _inference(server: Server, max_json: int) -> APIRouter:
         headers["Inference-Header-Content-Length"] = str(answer.header_length)
         return Response(content, headers=headers, media_type="application/octet-stream")
 
-    responses = _answers(InferenceResponseBody, 400, 404, 503)
+    responses = answers(InferenceResponseBody, 400, 404, 503)
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version:version}/infer"):
         router.add_api_route(path, infer, methods=["POST"], responses=responses, openapi_extra=_INFER_BODY)
     return router
 
 
-def _answers(model: Any, *errors: int) -> dict[int | str, dict[str, Any]]:
-    return {200: {"model": model}, **{status: _ERRORS[status] for status in errors}}
-
-
-def _json_body(*names: str) -> dict[str, Any]:
-    """The documentation of a body which the call reads by itself: an object, all of whose members may be left out."""
-    schema = {"type": "object", "properties": {name: {} for name in names}}
-    return {"requestBody": {"required": False, "content": {MIME_JSON: {"schema": schema}}}}
-
-
-async def _body(request: Request, max_json: int) -> bytes:
-    body = await request.body()
-    check_json_size(len(body), max_json)
-    return body
-
-
-def _json(content: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type=MIME_JSON)
-
-
-def _raw_header(request: Request, name: str) -> bytes | None:
-    value = request.headers.get(name)
-    return None if value is None else value.encode("latin-1")
-
-
 def _exiting(server: Server) -> Response | None:
-    return _json({"error": "Server exiting"}, 503) if server.phase is Phase.STOPPING else None
+    return json_answer({"error": "Server exiting"}, 503) if server.phase is Phase.STOPPING else None
 
 
 def _reasons(entries: list[IndexEntry]) -> list[dict[str, str]]:

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 from modserve.server import Server
 
+from .options import HttpOptions
 from .routes import InferRoute
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -36,13 +37,18 @@ class Site:
     """
 
     def __init__(
-        self, server: Server, app: AsgiApp, tasks: asyncio.TaskGroup, loop: asyncio.AbstractEventLoop, max_json: int
+        self,
+        server: Server,
+        app: AsgiApp,
+        tasks: asyncio.TaskGroup,
+        loop: asyncio.AbstractEventLoop,
+        options: HttpOptions,
     ) -> None:
         self.server = server
         self.app = app
         self.tasks = tasks
         self.loop = loop
-        self.max_json = max_json
+        self.options = options
         self.connections: set[OpenConnection] = set()
         self.heads: dict[bytes, InferRoute] = {}
         self.closing = False
