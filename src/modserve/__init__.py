@@ -2,7 +2,15 @@
 
 from .__about__ import __version__
 from .app import InferenceServer, Ports, serve
-from .backends.api import Backend, BackendInstance, BackendModel, ModelSource, Placement
+from .backends.api import (
+    Backend,
+    BackendInstance,
+    BackendModel,
+    EngineRequest,
+    ModelSource,
+    Placement,
+    RequestInstance,
+)
 from .core.dtypes import Datatype
 from .core.errors import Code, ModserveError
 from .core.model_config import DescribedTensor, ModelConfig, ModelDescription
@@ -17,6 +25,7 @@ __all__ = [
     "Code",
     "Datatype",
     "DescribedTensor",
+    "EngineRequest",
     "InferenceResponse",
     "InferenceServer",
     "ModelConfig",
@@ -25,6 +34,7 @@ __all__ = [
     "ModserveError",
     "Placement",
     "Ports",
+    "RequestInstance",
     "Settings",
     "Tensor",
     "__version__",

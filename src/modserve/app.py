@@ -1,11 +1,15 @@
 """The composition root: builds every object, opens and closes the ports, and orders start and shutdown."""
 
 import asyncio
+import functools
 import logging
+import operator
+import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -13,18 +17,24 @@ from .backends.api import Backend
 from .backends.registry import BackendRegistry
 from .core.errors import ModserveError
 from .core.log_settings import LogFormat, LogSettings
+from .core.trace_settings import TraceLevel, TraceSettings
 from .execution.placement import available_cores
+from .frontends.certificates import CertificateError, TlsFiles
 from .frontends.grpc.listener import GrpcListener
-from .frontends.grpc.options import GrpcOptions
+from .frontends.grpc.options import Connections, GrpcOptions
 from .frontends.http.listener import HttpListener
 from .frontends.http.options import HttpOptions
 from .frontends.metrics import MetricsListener
 from .models.loader import Loader, LoaderOptions
 from .observability import prometheus
 from .observability.logging import Logs
+from .observability.trace import Tracer
+from .protocol.restricted import grpc_restrictions, http_restrictions
+from .repository.control import ControlMode, ControlOptions
 from .repository.manager import ModelManager
+from .resources.shared_memory import SharedMemory
 from .server import Server
-from .settings import Settings
+from .settings import Settings, header_pattern
 
 _log = logging.getLogger(__name__)
 
@@ -56,13 +66,18 @@ class InferenceServer(Server):
             auto_complete=not settings.disable_auto_complete_config,
             backend_options=settings.backend_config,
         )
-        manager = ModelManager(Loader(BackendRegistry(backends), options, self._executor), threads)
+        manager = ModelManager(
+            Loader(BackendRegistry(backends), options, self._executor), threads, settings.model_load_retry_count
+        )
         super().__init__(
             manager,
             settings.model_repository,
             name=settings.id,
             strict_readiness=settings.strict_readiness,
             logs=logs,
+            control=control_options(settings),
+            shared_memory=SharedMemory(settings.allow_client_shm),
+            tracer=Tracer(trace_settings(settings)),
         )
 
     async def __aenter__(self) -> Self:
@@ -111,12 +126,78 @@ def log_settings(settings: Settings) -> LogSettings:
     )
 
 
+def trace_settings(settings: Settings) -> TraceSettings:
+    """What is traced from the start on."""
+    levels = [TraceLevel[name] for name in settings.trace_level]
+    level = TraceLevel.OFF if TraceLevel.OFF in levels else functools.reduce(operator.or_, levels, TraceLevel.OFF)
+    return TraceSettings(
+        level, settings.trace_rate, settings.trace_count, settings.trace_log_frequency, settings.trace_file
+    )
+
+
+def control_options(settings: Settings) -> ControlOptions:
+    return ControlOptions(ControlMode(settings.model_control_mode), settings.load_model, settings.repository_poll_secs)
+
+
 def http_options(settings: Settings) -> HttpOptions:
-    return HttpOptions(max_json=settings.http_max_input_size)
+    return HttpOptions(
+        max_json=settings.http_max_input_size,
+        restrictions=http_restrictions(settings.http_restricted_api),
+        tls=_http_tls(settings),
+        reuse_port=settings.reuse_http_port,
+        header_pattern=_header_pattern(settings.http_header_forward_pattern),
+        cors_origins=frozenset(settings.http_cors_allow_origin),
+        server_timing=settings.server_timing,
+    )
 
 
 def grpc_options(settings: Settings) -> GrpcOptions:
-    return GrpcOptions()
+    return GrpcOptions(
+        restrictions=grpc_restrictions(settings.grpc_restricted_protocol),
+        tls=_grpc_tls(settings),
+        reuse_port=settings.reuse_grpc_port,
+        compression=settings.grpc_infer_response_compression_level,
+        connections=Connections(
+            keepalive_time=settings.grpc_keepalive_time,
+            keepalive_timeout=settings.grpc_keepalive_timeout,
+            keepalive_permit_without_calls=settings.grpc_keepalive_permit_without_calls,
+            max_pings_without_data=settings.grpc_http2_max_pings_without_data,
+            min_recv_ping_interval_without_data=settings.grpc_http2_min_recv_ping_interval_without_data,
+            max_ping_strikes=settings.grpc_http2_max_ping_strikes,
+            max_age=settings.grpc_max_connection_age,
+            max_age_grace=settings.grpc_max_connection_age_grace,
+        ),
+        header_pattern=_header_pattern(settings.grpc_header_forward_pattern),
+        server_timing=settings.server_timing,
+    )
+
+
+def _header_pattern(text: str) -> re.Pattern[str] | None:
+    return header_pattern(text) if text else None
+
+
+def _http_tls(settings: Settings) -> TlsFiles | None:
+    """The HTTP front end's files, each of them gRPC's if it is not given."""
+    if not settings.http_use_ssl and not settings.http_use_ssl_mutual:
+        return None
+    return _tls(
+        settings.http_server_cert or settings.grpc_server_cert,
+        settings.http_server_key or settings.grpc_server_key,
+        settings.http_root_cert or settings.grpc_root_cert,
+        settings.http_use_ssl_mutual,
+    )
+
+
+def _grpc_tls(settings: Settings) -> TlsFiles | None:
+    if not settings.grpc_use_ssl and not settings.grpc_use_ssl_mutual:
+        return None
+    return _tls(
+        settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert, settings.grpc_use_ssl_mutual
+    )
+
+
+def _tls(certificate: str, key: str, root: str, mutual: bool) -> TlsFiles:
+    return TlsFiles(Path(certificate), Path(key), Path(root) if root and mutual else None, mutual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +230,8 @@ async def serve(
         front = FrontEnds(server, settings, tasks)
         try:
             on_open(await front.start())
-        except OSError as error:
-            _log.error("can not open a port: %s", error)
+        except (OSError, CertificateError) as error:
+            _log.error("%s" if isinstance(error, CertificateError) else "can not open a port: %s", error)
             await front.stop()
             return 1
         loading = tasks.create_task(_load(server, settings, on_loaded))
@@ -219,7 +300,7 @@ class FrontEnds:
             )
 
     async def start(self) -> Ports:
-        """Open every port. Raises OSError."""
+        """Open every port. Raises OSError, or CertificateError."""
         return Ports(
             http=await self._http.start() if self._http else None,
             grpc=await self._grpc.start() if self._grpc else None,
@@ -250,3 +331,4 @@ class FrontEnds:
             await self._grpc.stop(None)
         if self._metrics:
             await self._metrics.stop()
+        await asyncio.to_thread(self._server.tracer.close)

@@ -82,7 +82,8 @@ def run(settings: Settings, without_effect: Sequence[str] = ()) -> int:
         print(f"\n{console.models_table(server.index())}\n", flush=True)
         models = [servable.config for servable in server.ready_models()]
         if opened[0].http is not None and models:
-            print(f"Try it:\n  {console.example_call(models, opened[0].http)}\n", flush=True)
+            scheme = "https" if settings.http_use_ssl or settings.http_use_ssl_mutual else "http"
+            print(f"Try it:\n  {console.example_call(models, opened[0].http, scheme)}\n", flush=True)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))

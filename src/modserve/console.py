@@ -37,19 +37,20 @@ def models_table(entries: Sequence[IndexEntry]) -> str:
     return "\n".join(out)
 
 
-def example_call(models: Sequence[ModelConfig], port: int) -> str:
+def example_call(models: Sequence[ModelConfig], port: int, scheme: str = "http") -> str:
     """A curl line that works when pasted, for the model with the least to type; empty if there is no model.
 
     Where even that is more than a screen takes, it asks for the model's metadata.
     """
     if not models:
         return ""
+    host = f"localhost:{port}" if scheme == "http" else f"{scheme}://localhost:{port}"
     config = min(models, key=lambda model: (_elements(model), model.name))
     if _elements(config) > _MOST_ELEMENTS:
-        return f"curl localhost:{port}/v2/models/{quote(config.name, safe='')}"
+        return f"curl {host}/v2/models/{quote(config.name, safe='')}"
     body = {"inputs": [_example(config, spec) for spec in config.inputs if not spec.optional]}
     text = json.dumps(body, separators=(",", ":"))
-    return f"curl localhost:{port}/v2/models/{quote(config.name, safe='')}/infer -d {shlex.quote(text)}"
+    return f"curl {host}/v2/models/{quote(config.name, safe='')}/infer -d {shlex.quote(text)}"
 
 
 def _elements(config: ModelConfig) -> int:

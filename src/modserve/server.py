@@ -4,23 +4,39 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 from .__about__ import __version__
+from .core.changes import Changes
 from .core.errors import Code, ModserveError, invalid, unavailable
+from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
 from .core.request import InferenceRequest, ParameterValue
-from .core.response import InferenceResponse
-from .core.servable import Servable
+from .core.response import InferenceResponse, OneAnswer
+from .core.servable import Servable, Submitter
 from .core.tensor import Array, Tensor
 from .observability.logging import Logs
-from .repository import source
+from .observability.trace import Tracer
+from .repository.control import ControlOptions, ModelControl
 from .repository.manager import ModelManager
+from .resources.shared_memory import SharedMemory
 
 _log = logging.getLogger(__name__)
 
-EXTENSIONS = ("classification", "model_configuration", "binary_tensor_data", "parameters", "statistics")
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+)
 """The protocol extensions served so far, as server metadata lists them."""
 
 
@@ -45,14 +61,23 @@ class Server:
         name: str,
         strict_readiness: bool = True,
         logs: Logs | None = None,
+        control: ControlOptions | None = None,
+        tracer: Tracer | None = None,
+        shared_memory: SharedMemory | None = None,
     ) -> None:
         self.name = name
         self.version = __version__
         self.phase = Phase.STARTING
+        self.changes = Changes()
+        """Told whenever readiness, of the server or of a model, may be another."""
         self._manager = manager
-        self._repositories = tuple(repositories)
+        manager.on_change = self.changes.notify
+        self._control = ModelControl(manager, repositories, control or ControlOptions())
         self._strict_readiness = strict_readiness
         self._logs = logs
+        self.tracer = Tracer() if tracer is None else tracer
+        self.shared_memory = SharedMemory() if shared_memory is None else shared_memory
+        """The regions that clients have registered."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.phase.value}, {self._manager!r})"
@@ -88,29 +113,66 @@ class Server:
         Raises `ModserveError`: INVALID_ARG, NOT_FOUND, UNAVAILABLE (also past the timeout) or INTERNAL.
         """
         now_ns = time.monotonic_ns()
-        tensors = {
-            name: value if isinstance(value, Tensor) else Tensor.from_array(value) for name, value in inputs.items()
-        }
-        request = InferenceRequest(
-            model_name,
-            tensors,
-            tuple(outputs),
-            version,
-            request_id,
-            dict(parameters or {}),
-            0 if timeout is None else now_ns + int(timeout * 1e9),
-        )
+        request = _request(model_name, inputs, outputs, version, request_id, parameters, timeout, now_ns)
         return await self.run(self.model(model_name, version), request, now_ns)
 
-    async def run(self, servable: Servable, request: InferenceRequest, now_ns: int) -> InferenceResponse:
-        """Submit a request that arrived at `now_ns` and await its one answer. Cancelling the caller cancels it."""
+    async def infer_stream(
+        self,
+        model_name: str,
+        inputs: Mapping[str, Array | Tensor],
+        *,
+        outputs: Sequence[str] = (),
+        version: int | None = None,
+        request_id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - it bounds the wait in the queue, not this call
+    ) -> AsyncGenerator[InferenceResponse]:
+        """Run one inference and iterate over its responses: any number for decoupled models, one for others.
+
+        All is as in `infer`. Closing the iterator cancels the request. Raises what `infer` raises, also after some
+        responses; the iteration then ends.
+        """
+        now_ns = time.monotonic_ns()
+        request = _request(model_name, inputs, outputs, version, request_id, parameters, timeout, now_ns)
+        async with aclosing(self.answers(self.model(model_name, version), request, now_ns)) as answers:
+            async for answer in answers:
+                if isinstance(answer, ModserveError):
+                    raise answer
+                yield answer
+
+    async def run(
+        self,
+        servable: Submitter,
+        request: InferenceRequest,
+        now_ns: int,
+        accepted: Callable[[Inflight], None] = lambda inflight: None,
+    ) -> InferenceResponse:
+        """Submit a request that arrived at `now_ns` and await its one answer. Cancelling the caller cancels it.
+
+        `accepted` is told of the request in flight, for those who want to look at it afterwards.
+        """
         sink = _FutureSink(asyncio.get_running_loop())
         inflight = servable.submit(request, sink, now_ns)
+        accepted(inflight)
         try:
             return await sink.future
-        except asyncio.CancelledError:
+        finally:
+            inflight.cancel()  # which does nothing to a request that is settled
+
+    async def answers(
+        self, servable: Submitter, request: InferenceRequest, now_ns: int
+    ) -> AsyncGenerator[InferenceResponse | ModserveError]:
+        """Submit a request that arrived at `now_ns` and iterate over its answers; failures come as values.
+
+        Closing the iterator cancels the request. Raises what `submit` raises, before the first answer.
+        """
+        sink = _QueueSink()
+        inflight = servable.submit(request, sink, now_ns)
+        try:
+            while (answer := await sink.answers.get()) is not None:
+                yield answer
+        finally:
             inflight.cancel()
-            raise
 
     # Health
 
@@ -144,11 +206,16 @@ class Server:
         """Every model version with its state and reason."""
         return self._manager.index()
 
-    def repository_index(self, only_ready: bool) -> list[IndexEntry]:
-        """`index` as clients may ask for it. Raises UNAVAILABLE if the server is stopping."""
+    async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
+        """`index` as clients may ask for it, with the models in the repositories that were never loaded.
+
+        Raises UNAVAILABLE if the server is stopping.
+        """
         if self.phase is Phase.STOPPING:
             raise _not_ready()
-        return [entry for entry in self.index() if entry.state is State.READY or not only_ready]
+        if only_ready:
+            return [entry for entry in self.index() if entry.state is State.READY]
+        return await self._control.index()
 
     def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
         """The READY versions of a model, or of all models for None, by name and version.
@@ -179,13 +246,32 @@ class Server:
 
     # Control by clients
 
-    def load_model(self, name: str) -> None:
-        """Raises UNAVAILABLE: what is loaded is settled at the start."""
-        raise _not_ready() if self.phase is Phase.STOPPING else _no_model_control()
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Load a model of the repositories, or load it again; on return it is READY.
 
-    def unload_model(self, name: str) -> None:
-        """Raises UNAVAILABLE, as `load_model` does."""
-        raise _not_ready() if self.phase is Phase.STOPPING else _no_model_control()
+        What has not changed since it was loaded is left alone. What is being served is served until its replacement
+        is READY, and on if that fails; of several versions all are taken or none. `config`, a model configuration as
+        JSON, takes the place of that in the repository. `files`, by ``<version>/<path>``, are all the files of the
+        model, which then needs a `config` and need not be in a repository. Both are for this load only. Cancelling the
+        caller does not end the load.
+
+        Raises `ModserveError`: INVALID_ARG (with the reason of each version that failed), INTERNAL if the model is not
+        there or its configuration can not be read, or UNAVAILABLE if the model control mode is not explicit or the
+        server is stopping.
+        """
+        if self.phase is Phase.STOPPING:
+            raise _not_ready()
+        await self._control.load(name, config, files)
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        """Take a model out of service. What it has accepted is finished after this returns, and then it is unloaded.
+
+        `unload_dependents` unloads the models that only this one needs, too. A model that is not loaded is no error.
+        Raises UNAVAILABLE as `load_model` does.
+        """
+        if self.phase is Phase.STOPPING:
+            raise _not_ready()
+        await self._control.unload(name, unload_dependents)
 
     @property
     def logs(self) -> Logs:
@@ -194,49 +280,92 @@ class Server:
             raise unavailable("the server does not support dynamic logging")
         return self._logs
 
+    def tracer_for(self, model: str) -> Tracer:
+        """The tracer, for a call about a model's settings or, with an empty name, those of all models.
+
+        Raises INVALID_ARG for a model that is not there or not READY.
+        """
+        if model and not self._manager.ready_versions(model):
+            raise invalid(f"Request for unknown model : {model}")
+        return self.tracer
+
     # Life
 
     async def load(self) -> None:
-        """Load every model of the repositories, and be RUNNING. Models that fail are states with reasons.
+        """Load what is to be loaded at the start, and be RUNNING. Models that fail are states with reasons.
 
         Raises INVALID_ARG if a repository can not be read.
         """
-        scan = await asyncio.to_thread(source.scan, self._repositories)
-        for name in scan.duplicates:
-            _log.error("model '%s' appears in two or more repositories, none of them is served", name)
-            self._manager.refuse(name, "model appears in two or more repositories")
-        await self._manager.reconcile(scan.models)
+        await self._control.start()
         if self.phase is Phase.STARTING:
             self.phase = Phase.RUNNING
+            self.changes.notify()
 
     def stop_accepting(self) -> None:
         """Not ready from now on, and nothing new is accepted; what was accepted goes on."""
         self.phase = Phase.STOPPING
+        self.changes.notify()
 
     async def drain(self) -> None:
         """Accept nothing new, finish what was accepted, and unload everything."""
         self.stop_accepting()
-        await self._manager.reconcile({})
+        await self._control.stop()
+
+
+def _request(
+    model_name: str,
+    inputs: Mapping[str, Array | Tensor],
+    outputs: Sequence[str],
+    version: int | None,
+    request_id: str,
+    parameters: Mapping[str, ParameterValue] | None,
+    timeout: float | None,
+    now_ns: int,
+) -> InferenceRequest:
+    tensors = {name: value if isinstance(value, Tensor) else Tensor.from_array(value) for name, value in inputs.items()}
+    deadline_ns = 0 if timeout is None else now_ns + int(timeout * 1e9)
+    return InferenceRequest(
+        model_name, tensors, tuple(outputs), version, request_id, dict(parameters or {}), deadline_ns
+    )
 
 
 def _not_ready() -> ModserveError:
     return unavailable("Server not ready")
 
 
-def _no_model_control() -> ModserveError:
-    return unavailable("explicit model load / unload is not allowed if polling is enabled")
-
-
-class _FutureSink:
+class _FutureSink(OneAnswer):
     """Hands the one answer of a request to whoever awaits it."""
 
+    __slots__ = ("future",)
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
         self.future: asyncio.Future[InferenceResponse] = loop.create_future()
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        if not self.future.done():
-            self.future.set_result(response)
+    def settle(self, outcome: InferenceResponse | ModserveError) -> None:
+        if self.future.done():
+            return
+        if isinstance(outcome, ModserveError):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
 
-    def fail(self, error: ModserveError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
+
+class _QueueSink:
+    """Hands the answers of a request to whoever iterates over them."""
+
+    def __init__(self) -> None:
+        self.answers: asyncio.Queue[InferenceResponse | ModserveError | None] = asyncio.Queue()
+
+    def respond(self, response: InferenceResponse, final: bool) -> None:
+        self.answers.put_nowait(response)
+        if final:
+            self.complete()
+
+    def fail(self, error: ModserveError, final: bool) -> None:
+        self.answers.put_nowait(error)
+        if final:
+            self.complete()
+
+    def complete(self) -> None:
+        self.answers.put_nowait(None)

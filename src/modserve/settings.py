@@ -5,15 +5,31 @@ spells them; each can also be given in the environment as ``MODSERVE_`` and its 
 """
 
 import difflib
+import functools
+import itertools
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+Milliseconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+RestrictedCategory = Literal[
+    "health",
+    "metadata",
+    "inference",
+    "shared-memory",
+    "model-config",
+    "model-repository",
+    "statistics",
+    "trace",
+    "logging",
+]
 
 
 def _paths(value: object) -> object:
@@ -21,6 +37,39 @@ def _paths(value: object) -> object:
     if isinstance(value, str | Path):
         value = [value]
     return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else value
+
+
+def _several(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def header_pattern(text: str) -> re.Pattern[str]:
+    """A pattern that is searched in headers' names: upper and lower case are the same, unless it begins ``(?-i)``.
+
+    Python's regular expressions, where Triton has RE2's. Raises ValueError for what is none of them.
+    """
+    rest = text.removeprefix(_CASE_MATTERS)
+    try:
+        return re.compile(rest, re.IGNORECASE if rest == text else 0)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+
+
+def _checked_pattern(text: str) -> str:
+    header_pattern(text)
+    return text
+
+
+def _origin(text: str) -> str:
+    if not _ORIGIN.fullmatch(text):
+        raise ValueError("not an origin; expected '*', or '<scheme>://<host>' with ':<port>' if it has one")
+    return text.lower()
+
+
+_CASE_MATTERS = "(?-i)"
+_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#,@*]+")
+HeaderPattern = Annotated[str, AfterValidator(_checked_pattern)]
+Origin = Annotated[str, AfterValidator(_origin)]
 
 
 class Settings(BaseModel):
@@ -38,8 +87,15 @@ class Settings(BaseModel):
     """How long a stopping server waits for what is in flight."""
     strict_readiness: bool = True
     """Be ready only when every model is; otherwise as soon as the first load is over."""
-    model_control_mode: Literal["none"] = "none"
-    """Which models are loaded when; none: all at the start, no changes later."""
+    model_control_mode: Literal["none", "explicit", "poll"] = "none"
+    """Which models are loaded when; none: all at the start, no changes later; explicit: `load_model` at the start, then
+    by calls; poll: all at the start, then changes in the repositories are followed."""
+    load_model: tuple[str, ...] = ()
+    """With mode explicit, the models loaded at the start; ``*`` alone stands for all."""
+    repository_poll_secs: Annotated[int, Field(ge=0)] = 15
+    """With mode poll, the time between two looks; 0 for never."""
+    model_load_retry_count: Annotated[int, Field(ge=0)] = 0
+    """How often a load that failed is tried again."""
     model_load_thread_count: Annotated[int, Field(ge=1)] = 4
     """How many model versions load at the same time."""
     disable_auto_complete_config: bool = False
@@ -47,20 +103,76 @@ class Settings(BaseModel):
     backend_config: Mapping[str, Mapping[str, str]] = Field(default_factory=dict)
     """Options by backend name."""
 
+    allow_client_shm: bool = False
+    """Let clients register shared memory, and put tensors there."""
+
     allow_http: bool = True
     http_address: str = "0.0.0.0"
     http_port: Port = 8000
     http_max_input_size: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
     """The longest JSON accepted in a request, in bytes; binary tensor data is not limited."""
 
+    reuse_http_port: bool = False
+    """Share the HTTP port with other servers that do as well; the system spreads connections over them."""
+    http_header_forward_pattern: HeaderPattern = ""
+    """A regular expression, searched in headers' names: those become parameters of inference requests. Empty: none."""
+    http_cors_allow_origin: Annotated[tuple[Origin, ...], BeforeValidator(_several)] = ()
+    """Origins whose pages may call the server from a browser; ``*`` for any."""
+    http_restricted_api: Mapping[RestrictedCategory, tuple[str, str]] = Field(default_factory=dict)
+    """The header's name and value that HTTP calls of a category need."""
+    http_use_ssl: bool = False
+    """Serve HTTPS only. Files that are not given are those of gRPC."""
+    http_use_ssl_mutual: bool = False
+    """As `http_use_ssl`, and clients must present a certificate of the root's."""
+    http_server_cert: str = ""
+    http_server_key: str = ""
+    http_root_cert: str = ""
+
     allow_grpc: bool = True
     grpc_address: str = "0.0.0.0"
     grpc_port: Port = 8001
+    reuse_grpc_port: bool = False
+    """As `reuse_http_port`."""
+    grpc_header_forward_pattern: HeaderPattern = ""
+    """As `http_header_forward_pattern`, for metadata."""
+    grpc_restricted_protocol: Mapping[RestrictedCategory, tuple[str, str]] = Field(default_factory=dict)
+    """As `http_restricted_api`; the header's name goes behind ``triton-grpc-protocol-``."""
+    grpc_use_ssl: bool = False
+    """Serve gRPC over TLS only."""
+    grpc_use_ssl_mutual: bool = False
+    """As `grpc_use_ssl`, and clients must present a certificate of the root's."""
+    grpc_server_cert: str = ""
+    """A PEM file with the server's certificate, and those between it and the root."""
+    grpc_server_key: str = ""
+    """A PEM file with the certificate's private key, not encrypted."""
+    grpc_root_cert: str = ""
+    """A PEM file with the certificates that sign those of clients."""
+    grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] = "none"
+    """How answers are compressed for clients that take it."""
+    grpc_keepalive_time: Milliseconds = 7_200_000
+    """When a silent client is sent a ping; times of gRPC connections are in milliseconds."""
+    grpc_keepalive_timeout: Milliseconds = 20_000
+    """How long that client may take to answer before its connection is closed."""
+    grpc_keepalive_permit_without_calls: bool = False
+    """Send pings on connections without calls, too."""
+    grpc_http2_max_pings_without_data: Count = 2
+    """Pings that may be sent with no data in between; 0: any number."""
+    grpc_http2_min_recv_ping_interval_without_data: Count = 300_000
+    """A client that pings more often than this without data gets a strike."""
+    grpc_http2_max_ping_strikes: Count = 2
+    """Strikes that a client may have before its connection is closed; 0: any number."""
+    grpc_max_connection_age: Count = 0
+    """When a connection is told to end, so that clients connect anew; 0: never."""
+    grpc_max_connection_age_grace: Count = 0
+    """How long its calls may still take; 0: for ever."""
 
     allow_metrics: bool = True
     metrics_address: str = ""
     """The HTTP address if empty."""
     metrics_port: Port = 8002
+
+    server_timing: bool = False
+    """Answers to inference requests tell what they have cost, in a Server-Timing header or trailing metadata."""
 
     log_verbose: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     log_info: bool = True
@@ -68,6 +180,41 @@ class Settings(BaseModel):
     log_error: bool = True
     log_format: Literal["default", "ISO8601"] = "ISO8601"
     """How log lines look; default: as Triton's do by default."""
+
+    trace_level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ()
+    """What is recorded of traced requests; nothing if OFF is among them."""
+    trace_rate: Annotated[int, Field(ge=0, le=2**32 - 1)] = 1000
+    """Every how many requests one is traced."""
+    trace_count: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1
+    """How many requests are traced; -1: any number."""
+    trace_log_frequency: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    """How many traces go into one file, which then has an index behind its name; 0: all into one, without."""
+    trace_file: str = ""
+    """Where traces are written; without it, nothing is traced."""
+
+    @model_validator(mode="after")
+    def _check_control(self) -> Self:
+        """Triton's rules, with its texts."""
+        if self.load_model and self.model_control_mode != "explicit":
+            raise ValueError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+        if "*" in self.load_model and len(self.load_model) > 1:
+            raise ValueError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+        return self
+
+    @model_validator(mode="after")
+    def _check_certificates(self) -> Self:
+        """TLS needs its files, mutual TLS also the clients' roots."""
+        for protocol in ("http", "grpc"):
+            mutual = getattr(self, f"{protocol}_use_ssl_mutual")
+            if not (mutual or getattr(self, f"{protocol}_use_ssl")):
+                continue
+            for file in ("server-cert", "server-key", *(["root-cert"] if mutual else [])):
+                options = dict.fromkeys((f"{protocol}-{file}", f"grpc-{file}"))
+                if not any(getattr(self, option.replace("-", "_")) for option in options):
+                    given = f"--{protocol}-use-ssl" + ("-mutual" if mutual else "")
+                    needed = " or ".join(f"'--{option}'" for option in options)
+                    raise ValueError(f"option '{given}' needs {needed}")
+        return self
 
 
 class OptionError(Exception):
@@ -117,6 +264,78 @@ def _backend_option(text: str) -> tuple[str, str, str]:
     return name, key, value
 
 
+_TRACE_LEVELS = {
+    **dict.fromkeys(("false", "off"), "OFF"),
+    **dict.fromkeys(("true", "on", "min", "max", "timestamps"), "TIMESTAMPS"),
+    "tensors": "TENSORS",
+}
+
+
+def _trace_level(text: str) -> str:
+    level = _TRACE_LEVELS.get(text.lower())
+    if level is None:
+        raise ValueError(f"invalid value for trace level option: {text}; OFF, TIMESTAMPS or TENSORS is needed")
+    return level
+
+
+def _trace_mode(text: str) -> str:
+    mode = text.lower()
+    if mode == "opentelemetry":
+        raise ValueError("trace mode 'opentelemetry' is not supported by this version of modserve, only 'triton' is")
+    if mode != "triton":
+        raise ValueError(
+            f'invalid value for trace mode option: {text}. Available options are "triton" and "opentelemetry"'
+        )
+    return mode
+
+
+_TRACE_SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "level": ("trace_level", _trace_level),
+    "rate": ("trace_rate", _int),
+    "count": ("trace_count", _int),
+    "mode": ("", _trace_mode),
+    "triton,file": ("trace_file", str),
+    "triton,log-frequency": ("trace_log_frequency", _int),
+}
+"""The field for a setting of ``--trace-config``, empty where nothing follows from it, and how it is read."""
+
+
+def _one_trace_level(text: str) -> tuple[str, Any]:
+    return "trace_level", _trace_level(text)
+
+
+def _trace_config(text: str) -> tuple[str, Any]:
+    """``<setting>=<value>`` or ``<mode>,<setting>=<value>`` as field and value."""
+    where, equals, value = text.partition("=")
+    mode, comma, setting = where.rpartition(",")
+    if not (equals and setting and value) or (comma and not mode):
+        raise ValueError(
+            f"--trace-config option format is '<trace mode>,<setting>=<value>' or '<setting>=<value>'. Got {text}"
+        )
+    name = f"{_trace_mode(mode)},{setting}" if comma else setting
+    if name not in _TRACE_SETTINGS:
+        raise ValueError(f"unknown trace setting '{where}'; allowed are {', '.join(_TRACE_SETTINGS)}")
+    field, parse = _TRACE_SETTINGS[name]
+    return field, parse(value)
+
+
+def _restriction(word: str, text: str) -> list[tuple[str, str, str]]:
+    """``<category>,<category>:<header>=<value>`` as categories with header and value."""
+    names, colon, rest = text.partition(":")
+    header, equals, value = rest.partition("=")
+    if not (names and colon and header and equals and value):
+        raise ValueError(f"expected '<{word}>,<{word}>:<header>=<value>', got: {text}")
+    known = get_args(RestrictedCategory)
+    for name in names.split(","):
+        if name not in known:
+            raise ValueError(f"unknown restricted {word} '{name}'; allowed are {', '.join(known)}")
+    return [(name, header, value) for name in names.split(",")]
+
+
+_restricted_api = functools.partial(_restriction, "api")
+_restricted_protocol = functools.partial(_restriction, "protocol")
+
+
 def _option(name: str, parse: Callable[[str], Any], help_text: str, **more: Any) -> Option:
     return Option(name, more.pop("field", name.replace("-", "_")), parse, help_text, **more)
 
@@ -130,25 +349,86 @@ OPTIONS = {
         _option("exit-on-error", _bool, "stop if a model fails to load at the start"),
         _option("exit-timeout-secs", _int, "how long to wait for what is in flight when stopping"),
         _option("strict-readiness", _bool, "be ready only when every model is"),
-        _option("model-control-mode", str, "none: load all models at the start"),
+        _option(
+            "model-control-mode",
+            str,
+            "none: load all models at the start; explicit: load those a client asks for; poll: follow the repositories",
+        ),
+        _option("load-model", str, "a model to load at the start in mode explicit; '*' for all", repeatable=True),
+        _option("repository-poll-secs", _int, "seconds between two looks at the repositories in mode poll"),
+        _option("model-load-retry-count", _int, "how often a load that failed is tried again"),
         _option("model-load-thread-count", _int, "how many model versions load at the same time"),
         _option("disable-auto-complete-config", _bool, "fill in nothing that a config.pbtxt leaves out", flag=True),
         _option("backend-config", _backend_option, "<backend>,<key>=<value>, an option of a backend", repeatable=True),
+        _option("allow-client-shm", _bool, "let clients register shared memory, and put tensors there"),
         _option("allow-http", _bool, "serve HTTP"),
         _option("http-address", str, "the address HTTP listens on"),
         _option("http-port", _int, "the port HTTP listens on; 0 takes a free one"),
         _option("http-max-input-size", _int, "the longest JSON accepted in a request, in bytes"),
+        _option("reuse-http-port", _bool, "share the HTTP port with other servers that do as well"),
+        _option("http-header-forward-pattern", str, "regular expression: headers that become request parameters"),
+        _option("http-cors-allow-origin", str, "an origin whose pages may call; * for any", repeatable=True),
+        _option(
+            "http-restricted-api",
+            _restricted_api,
+            "<api>,<api>:<header>=<value>, HTTP calls that need a header",
+            repeatable=True,
+        ),
+        _option("http-use-ssl", _bool, "serve HTTPS, with the certificates of gRPC if there are no others"),
+        _option("http-use-ssl-mutual", _bool, "serve HTTPS to clients with a certificate"),
+        _option("http-server-cert", str, "PEM file with the server's certificate; that of gRPC if not given"),
+        _option("http-server-key", str, "PEM file with the certificate's key; that of gRPC if not given"),
+        _option("http-root-cert", str, "PEM file with clients' root certificates; that of gRPC if not given"),
         _option("allow-grpc", _bool, "serve gRPC"),
         _option("grpc-address", str, "the address gRPC listens on"),
         _option("grpc-port", _int, "the port gRPC listens on; 0 takes a free one"),
+        _option("reuse-grpc-port", _bool, "share the gRPC port with other servers that do as well"),
+        _option("grpc-header-forward-pattern", str, "regular expression: metadata that become request parameters"),
+        _option(
+            "grpc-restricted-protocol",
+            _restricted_protocol,
+            "<protocol>,<protocol>:<header>=<value>, gRPC calls that need the header triton-grpc-protocol-<header>",
+            repeatable=True,
+        ),
+        _option("grpc-use-ssl", _bool, "serve gRPC over TLS"),
+        _option("grpc-use-ssl-mutual", _bool, "serve gRPC over TLS to clients with a certificate"),
+        _option("grpc-server-cert", str, "PEM file with the server's certificate"),
+        _option("grpc-server-key", str, "PEM file with the certificate's key"),
+        _option("grpc-root-cert", str, "PEM file with clients' root certificates"),
+        _option("grpc-infer-response-compression-level", str, "none, low, medium or high"),
+        _option("grpc-keepalive-time", _int, "milliseconds after which a silent client is sent a ping"),
+        _option("grpc-keepalive-timeout", _int, "milliseconds a client may take to answer it"),
+        _option("grpc-keepalive-permit-without-calls", _bool, "send pings without calls in flight, too"),
+        _option("grpc-http2-max-pings-without-data", _int, "pings sent with no data in between; 0 for any number"),
+        _option(
+            "grpc-http2-min-recv-ping-interval-without-data",
+            _int,
+            "milliseconds between a client's pings without data; more of them are strikes",
+        ),
+        _option("grpc-http2-max-ping-strikes", _int, "strikes a client may have; 0 for any number"),
+        _option("grpc-max-connection-age", _int, "milliseconds until a connection is told to end; 0 for never"),
+        _option("grpc-max-connection-age-grace", _int, "milliseconds its calls may still take; 0 for ever"),
         _option("allow-metrics", _bool, "serve Prometheus metrics"),
         _option("metrics-address", str, "the address metrics are served on; that of HTTP if not given"),
         _option("metrics-port", _int, "the port metrics are served on; 0 takes a free one"),
+        _option("server-timing", _bool, "tell with each answer what it has cost (Server-Timing)"),
         _option("log-verbose", _verbosity, "log debugging messages if above 0"),
         _option("log-info", _bool, "log informational messages"),
         _option("log-warning", _bool, "log warnings"),
         _option("log-error", _bool, "log errors"),
         _option("log-format", str, "how log lines look: ISO8601, or default, which is Triton's"),
+        _option(
+            "trace-config",
+            _trace_config,
+            "level=, rate=, count=, mode=, triton,file= or triton,log-frequency= and a value",
+            field="trace_level",
+            repeatable=True,
+        ),
+        _option("trace-level", _one_trace_level, "OFF, TIMESTAMPS or TENSORS; several add up", repeatable=True),
+        _option("trace-rate", _int, "every how many requests one is traced"),
+        _option("trace-count", _int, "how many requests are traced; -1: any number"),
+        _option("trace-log-frequency", _int, "how many traces a file has; 0: all in one"),
+        _option("trace-file", str, "where traces are written"),
     )
 }
 
@@ -182,49 +462,19 @@ WITHOUT_EFFECT = frozenset(
 
 NOT_SUPPORTED = frozenset(
     {
-        "allow-client-shm",
         "allow-sagemaker",
         "allow-vertex-ai",
         "cache-config",
         "cache-directory",
-        "grpc-header-forward-pattern",
-        "grpc-http2-max-ping-strikes",
-        "grpc-http2-max-pings-without-data",
-        "grpc-http2-min-recv-ping-interval-without-data",
-        "grpc-infer-response-compression-level",
-        "grpc-keepalive-permit-without-calls",
-        "grpc-keepalive-time",
-        "grpc-keepalive-timeout",
-        "grpc-max-connection-age",
-        "grpc-max-connection-age-grace",
-        "grpc-restricted-protocol",
-        "grpc-root-cert",
-        "grpc-server-cert",
-        "grpc-server-key",
-        "grpc-use-ssl",
-        "grpc-use-ssl-mutual",
         "host-policy",
-        "http-header-forward-pattern",
-        "http-restricted-api",
-        "load-model",
         "log-file",
         "metrics-config",
         "model-config-name",
-        "model-load-retry-count",
         "model-namespacing",
         "rate-limit",
         "rate-limit-resource",
         "repoagent-directory",
-        "repository-poll-secs",
         "response-cache-byte-size",
-        "reuse-grpc-port",
-        "reuse-http-port",
-        "trace-config",
-        "trace-count",
-        "trace-file",
-        "trace-level",
-        "trace-log-frequency",
-        "trace-rate",
     }
 )
 """tritonserver's options that would change what the server does; refused, since ignoring them could hurt.
@@ -234,14 +484,9 @@ Only those that switch such a thing off are taken, for off it is.
 
 _SWITCHES = frozenset(
     {
-        "allow-client-shm",
         "allow-sagemaker",
         "allow-vertex-ai",
-        "grpc-use-ssl",
-        "grpc-use-ssl-mutual",
         "model-namespacing",
-        "reuse-grpc-port",
-        "reuse-http-port",
     }
 )
 
@@ -345,14 +590,36 @@ def _assembled(values: dict[str, Any]) -> dict[str, Any]:
         for name, key, value in triples:
             backends.setdefault(name, {})[key] = value
         values["backend_config"] = backends
+    if "trace_level" in values:
+        given = values.pop("trace_level")
+        # Deprecated options give way to --trace-config, as in tritonserver; levels add up.
+        values.update({field: value for field, value in given if field not in ("", "trace_level")})
+        values["trace_level"] = tuple(dict.fromkeys(value for field, value in given if field == "trace_level"))
+    for field, word in (("http_restricted_api", "api"), ("grpc_restricted_protocol", "protocol")):
+        if field in values:
+            values[field] = _restrictions(field, word, values[field])
     return values
+
+
+def _restrictions(field: str, word: str, groups: Sequence[Sequence[tuple[str, str, str]]]) -> dict[str, Any]:
+    found: dict[str, tuple[str, str]] = {}
+    for name, header, value in itertools.chain.from_iterable(groups):
+        if name in found:
+            option = field.replace("_", "-")
+            raise OptionError(
+                f"option '--{option}': restricted {word} '{name}' can not be specified in multiple config groups"
+            )
+        found[name] = header, value
+    return found
 
 
 def _explained(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
         name = str(problem["loc"][0]).replace("_", "-") if problem["loc"] else ""
-        if name == "model-repository":
+        if not problem["loc"]:
+            lines.append(problem["msg"].removeprefix("Value error, "))
+        elif name == "model-repository":
             lines.append("no model repository given; say '--model-repository DIR'")
         else:
             lines.append(f"option '--{name}': {problem['msg']}, got: {problem['input']}")

@@ -540,7 +540,6 @@ def test_bytes_that_are_no_message(server: ServerProcess) -> None:
         ("CudaSharedMemoryStatus", service_pb2.CudaSharedMemoryStatusRequest()),
         ("CudaSharedMemoryRegister", service_pb2.CudaSharedMemoryRegisterRequest()),
         ("CudaSharedMemoryUnregister", service_pb2.CudaSharedMemoryUnregisterRequest()),
-        ("TraceSetting", service_pb2.TraceSettingRequest()),
     ],
 )
 def test_calls_that_are_not_served(server: ServerProcess, method: str, request_: Message) -> None:

@@ -126,3 +126,9 @@ def test_the_line_exactly() -> None:
 def test_a_large_model_is_asked_for_its_metadata() -> None:
     model = with_input(dtypes.FP32, dims=(3, 224, 224), name="image")
     assert example_call([model], 80) == f"curl localhost:80/v2/models/{model.name}"
+
+
+def test_the_call_of_a_server_with_tls() -> None:
+    line = example_call([config()], 8443, "https")
+    assert line.startswith("curl https://localhost:8443/v2/models/")
+    assert line.replace("https://", "") == example_call([config()], 8443)

@@ -24,7 +24,7 @@ def python_blocks(path: str) -> list[str]:
 
 
 async def test_the_backend_of_the_page_on_backends(tmp_path: Path) -> None:
-    (shown,) = python_blocks("docs/backends.md")
+    shown, _ = python_blocks("docs/backends.md")
     names: dict[str, Any] = {}
     exec(shown, names)
     write_model(tmp_path, "double", DOUBLE)
@@ -32,3 +32,26 @@ async def test_the_backend_of_the_page_on_backends(tmp_path: Path) -> None:
     async with InferenceServer(settings, backends={"double": names["DoubleBackend"]()}) as server:
         response = await server.infer("double", {"INPUT": np.array([[1, 2]], np.float32)})
     assert response.outputs["OUTPUT"].array.tolist() == [[2.0, 4.0]]
+
+
+COUNTING = """
+backend: "counting"
+input [ { name: "INPUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "OUTPUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
+
+
+async def test_the_engine_that_answers_by_request_of_the_page_on_backends(tmp_path: Path) -> None:
+    backend, instance = python_blocks("docs/backends.md")
+    names: dict[str, Any] = {}
+    exec(backend, names)
+    exec(instance, names)
+    names["DoubleModel"].instance = lambda model, config, placement: names["CountingInstance"]()
+    write_model(tmp_path, "counting", COUNTING)
+    settings = Settings(model_repository=(tmp_path,))
+    async with InferenceServer(settings, backends={"counting": names["DoubleBackend"]()}) as server:
+        asked = {"INPUT": np.zeros(2, np.float32)}
+        responses = [each async for each in server.infer_stream("counting", asked, parameters={"count": 2})]
+    assert [each.outputs["OUTPUT"].array.tolist() for each in responses] == [[0], [1]]
+    assert [each.parameters for each in responses] == [{"of": "three"}] * 2

@@ -13,6 +13,7 @@ import pytest_asyncio
 from modserve import Code, InferenceServer, ModserveError, Settings, Tensor
 from modserve.core import dtypes
 from modserve.core.lifecycle import State
+from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Array
 from modserve.server import Phase
 from modserve.testing import PuppetBackend, write_model
@@ -52,6 +53,56 @@ async def failure(server: InferenceServer, model: str, inputs: dict[str, Array],
     with pytest.raises(ModserveError) as caught:
         await server.infer(model, inputs, **more)
     return caught.value
+
+
+# Many responses
+
+
+def repeated(*values: int, delay: int = 0) -> dict[str, Array]:
+    return {
+        "IN": np.array(values, np.int32),
+        "DELAY": np.full(len(values), delay, np.uint32),
+        "WAIT": np.zeros(1, np.uint32),
+    }
+
+
+@pytest.mark.parametrize("values", [(), (7,), (7, 8, 9)], ids=str)
+async def test_responses_of_a_decoupled_model(server: InferenceServer, values: tuple[int, ...]) -> None:
+    answers = [
+        (response.id, response.outputs["OUT"].array.tolist(), response.outputs["IDX"].array.tolist())
+        async for response in server.infer_stream("repeat", repeated(*values), request_id="r")
+    ]
+    assert answers == [("r", [value], [index]) for index, value in enumerate(values)]
+
+
+async def test_the_stream_of_a_model_with_one_response(server: InferenceServer) -> None:
+    asked = two_vectors(2)
+    (response,) = [each async for each in server.infer_stream("simple", asked, outputs=["OUTPUT1"])]
+    assert list(response.outputs) == ["OUTPUT1"]
+    assert np.array_equal(response.outputs["OUTPUT1"].array, asked["INPUT0"] - asked["INPUT1"])
+
+
+async def test_a_failure_ends_the_iteration(server: InferenceServer) -> None:
+    asked = {**repeated(1, 2), "DELAY": np.zeros(1, np.uint32)}
+    with pytest.raises(ModserveError, match="IN and DELAY must have as many elements, got 2 and 1"):
+        await anext(server.infer_stream("repeat", asked))
+
+
+async def test_one_answer_from_a_decoupled_model(server: InferenceServer) -> None:
+    assert (await server.infer("repeat", repeated(7))).outputs["OUT"].array.tolist() == [7]
+    for values, code in (((), Code.INTERNAL), ((7, 8), Code.UNSUPPORTED)):
+        assert (await failure(server, "repeat", repeated(*values))).code is code
+
+
+async def test_leaving_the_iteration_cancels_the_request(tmp_path: Path) -> None:
+    shutil.copytree(REPOSITORY / "repeat", tmp_path / "repeat")
+    async with library(tmp_path) as own:
+        servable = own.model("repeat")
+        responses = own.infer_stream("repeat", repeated(1, 2, 3, delay=1))
+        assert (await anext(responses)).outputs["OUT"].array.tolist() == [1]
+        await responses.aclose()
+    assert servable.statistics.failures[FailureReason.CANCELED] == 1
+    assert servable.statistics.success.count == 0
 
 
 # Answers
@@ -295,7 +346,7 @@ async def test_leaving_waits_no_longer_than_it_may(tmp_path: Path, engine: Puppe
 
 async def test_what_is_there_after_the_start(server: InferenceServer) -> None:
     assert (server.phase, server.live, server.ready) == (Phase.RUNNING, True, True)
-    assert server.model_names() == ["digits", "simple"]
+    assert server.model_names() == ["digits", "repeat", "simple"]
     assert [(entry.name, entry.version, entry.state) for entry in server.index()] == [
         ("digits", 1, State.READY),
         ("digits", 2, State.READY),

@@ -43,6 +43,17 @@ TRITONSERVER_OPTIONS = re.findall(
 """,
 )
 """Its long options, but for --help, which is the command's."""
+OWN_OPTIONS = [
+    "http-cors-allow-origin",
+    "http-root-cert",
+    "http-server-cert",
+    "http-server-key",
+    "http-use-ssl",
+    "http-use-ssl-mutual",
+    "server-timing",
+]
+"""Those that tritonserver does not have."""
+CERTIFICATES = ["--grpc-server-cert=cert.pem", "--grpc-server-key=key.pem", "--grpc-root-cert=root.pem"]
 BOOLEANS = [name for name, option in OPTIONS.items() if Settings.model_fields[option.field].annotation is bool]
 
 
@@ -61,7 +72,7 @@ def error(*arguments: str, **environment: str) -> str:
 
 def test_every_option_of_tritonserver_is_known_in_one_way() -> None:
     known = [*OPTIONS, *WITHOUT_EFFECT, *NOT_SUPPORTED]
-    assert sorted(known) == sorted(TRITONSERVER_OPTIONS)
+    assert sorted(known) == sorted([*TRITONSERVER_OPTIONS, *OWN_OPTIONS])
 
 
 def test_every_setting_has_an_option() -> None:
@@ -80,9 +91,9 @@ def test_an_option_that_would_change_what_happens_is_refused() -> None:
 
 
 def test_switching_off_what_is_not_there_is_fine() -> None:
-    line = read("--allow-sagemaker=false", "--allow-vertex-ai", "0", "--grpc-use-ssl=off", "--id=x")
+    line = read("--allow-sagemaker=false", "--allow-vertex-ai", "0", "--model-namespacing=off", "--id=x")
     assert (line.without_effect, line.settings.id) == ((), "x")
-    assert error("--allow-client-shm=maybe") == "option '--allow-client-shm': invalid value for bool option: maybe"
+    assert error("--allow-sagemaker=maybe") == "option '--allow-sagemaker': invalid value for bool option: maybe"
 
 
 # Spellings
@@ -117,6 +128,11 @@ def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
         (["--exit-timeout-secs=0"], "exit_timeout_secs", 0),
         (["--model-load-thread-count=2"], "model_load_thread_count", 2),
         (["--model-control-mode=none"], "model_control_mode", "none"),
+        (["--model-control-mode=poll"], "model_control_mode", "poll"),
+        (["--model-control-mode=explicit", "--load-model=a", "--load-model", "b"], "load_model", ("a", "b")),
+        (["--model-control-mode=explicit", "--load-model=*"], "load_model", ("*",)),
+        (["--repository-poll-secs=0"], "repository_poll_secs", 0),
+        (["--model-load-retry-count=3"], "model_load_retry_count", 3),
         (["--disable-auto-complete-config"], "disable_auto_complete_config", True),
         (["--disable-auto-complete-config=false"], "disable_auto_complete_config", False),
         (["--disable-auto"], "disable_auto_complete_config", True),
@@ -124,6 +140,43 @@ def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
         (["--exit-on-error", "true"], "exit_on_error", True),
         (["--log-format=default"], "log_format", "default"),
         (["--log-format=ISO8601"], "log_format", "ISO8601"),
+        (["--grpc-server-cert=a.pem"], "grpc_server_cert", "a.pem"),
+        (["--http-root-cert=a.pem"], "http_root_cert", "a.pem"),
+        (["--grpc-infer-response-compression-level=high"], "grpc_infer_response_compression_level", "high"),
+        (["--grpc-keepalive-time=1000"], "grpc_keepalive_time", 1000),
+        (["--grpc-http2-max-ping-strikes=0"], "grpc_http2_max_ping_strikes", 0),
+        (["--grpc-max-connection-age=5"], "grpc_max_connection_age", 5),
+        (["--http-restricted-api=health:k=v"], "http_restricted_api", {"health": ("k", "v")}),
+        (
+            ["--http-restricted-api=health,metadata:k=v=w:x", "--http-restricted-api=trace:l=u"],
+            "http_restricted_api",
+            {"health": ("k", "v=w:x"), "metadata": ("k", "v=w:x"), "trace": ("l", "u")},
+        ),
+        (
+            ["--grpc-restricted-protocol=model-repository:k=v"],
+            "grpc_restricted_protocol",
+            {"model-repository": ("k", "v")},
+        ),
+        (["--http-header-forward-pattern=(?-i)x-"], "http_header_forward_pattern", "(?-i)x-"),
+        (["--grpc-header-forward-pattern", "^x-.*"], "grpc_header_forward_pattern", "^x-.*"),
+        (["--http-cors-allow-origin=*"], "http_cors_allow_origin", ("*",)),
+        (
+            ["--http-cors-allow-origin=https://Page.example:8443", "--http-cors-allow-origin", "null"],
+            "http_cors_allow_origin",
+            ("https://page.example:8443", "null"),
+        ),
+        (["--trace-config=triton,file=a,b=c.json"], "trace_file", "a,b=c.json"),
+        (["--trace-config=TRITON,log-frequency=5"], "trace_log_frequency", 5),
+        (["--trace-config", "rate=1"], "trace_rate", 1),
+        (["--trace-config=count=-1", "--trace-config=count=5"], "trace_count", 5),
+        (["--trace-config=mode=Triton"], "trace_level", ()),
+        (["--trace-config=level=timestamps", "--trace-level=TENSORS"], "trace_level", ("TIMESTAMPS", "TENSORS")),
+        (["--trace-level=min", "--trace-level=max", "--trace-level=OFF"], "trace_level", ("TIMESTAMPS", "OFF")),
+        (["--trace-config=rate=1", "--trace-rate=2"], "trace_rate", 1),
+        (["--trace-config=triton,file=a", "--trace-file=b"], "trace_file", "a"),
+        (["--trace-file=b"], "trace_file", "b"),
+        (["--trace-count=7"], "trace_count", 7),
+        (["--trace-log-frequency=7"], "trace_log_frequency", 7),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -137,7 +190,7 @@ def test_a_spelling(arguments: list[str], field: str, value: object) -> None:
 )
 def test_a_boolean(text: str, value: bool) -> None:
     for name in BOOLEANS:
-        assert getattr(read(f"--{name}={text}").settings, OPTIONS[name].field) is value
+        assert getattr(read(f"--{name}={text}", *CERTIFICATES).settings, OPTIONS[name].field) is value
 
 
 @pytest.mark.parametrize(
@@ -181,6 +234,7 @@ def test_options_of_backends() -> None:
         ("MODSERVE_ALLOW_GRPC", "off", "allow_grpc", False),
         ("MODSERVE_DISABLE_AUTO_COMPLETE_CONFIG", "true", "disable_auto_complete_config", True),
         ("MODSERVE_LOG_VERBOSE", "2", "log_verbose", 2),
+        ("MODSERVE_TRACE_CONFIG", "level=TIMESTAMPS", "trace_level", ("TIMESTAMPS",)),
         ("MODSERVE_BACKEND_CONFIG", "a,x=1", "backend_config", {"a": {"x": "1"}}),
     ],
 )
@@ -232,13 +286,115 @@ def test_other_variables_are_nobody_s_business() -> None:
         (["--backend-config=a"], "option '--backend-config': expected '<backend name>,<key>=<value>', got: a"),
         (["--backend-config=x=1"], "option '--backend-config': expected '<backend name>,<key>=<value>', got: x=1"),
         (["--backend-config=a,=1"], "option '--backend-config': expected '<backend name>,<key>=<value>', got: a,=1"),
+        *(
+            (
+                [f"--{option}={text}"],
+                f"option '--{option}': expected '<{word}>,<{word}>:<header>=<value>', got: {text}",
+            )
+            for option, word in (("http-restricted-api", "api"), ("grpc-restricted-protocol", "protocol"))
+            for text in ("", "health", "health:", "health:k", "health:k=", "health:=v", ":k=v", "health,k=v")
+        ),
+        (
+            ["--http-restricted-api=model-reposit,health:k1=v1"],
+            "option '--http-restricted-api': unknown restricted api 'model-reposit'; allowed are health, metadata, "
+            "inference, shared-memory, model-config, model-repository, statistics, trace, logging",
+        ),
+        (
+            ["--grpc-restricted-protocol=health,:k1=v1"],
+            "option '--grpc-restricted-protocol': unknown restricted protocol ''; allowed are health, metadata, "
+            "inference, shared-memory, model-config, model-repository, statistics, trace, logging",
+        ),
+        (
+            ["--http-restricted-api=model-repository,health:k1=v1", "--http-restricted-api=metadata,health:k2=v2"],
+            "option '--http-restricted-api': restricted api 'health' can not be specified in multiple config groups",
+        ),
+        (
+            ["--grpc-restricted-protocol=trace,trace:k1=v1"],
+            "option '--grpc-restricted-protocol': restricted protocol 'trace' can not be specified in multiple config "
+            "groups",
+        ),
+        (["--grpc-use-ssl=1"], "option '--grpc-use-ssl' needs '--grpc-server-cert'"),
+        (["--grpc-use-ssl=1", CERTIFICATES[0]], "option '--grpc-use-ssl' needs '--grpc-server-key'"),
+        (
+            ["--grpc-use-ssl-mutual=1", *CERTIFICATES[:2]],
+            "option '--grpc-use-ssl-mutual' needs '--grpc-root-cert'",
+        ),
+        (
+            ["--http-use-ssl=1", "--http-server-cert=a"],
+            "option '--http-use-ssl' needs '--http-server-key' or '--grpc-server-key'",
+        ),
+        (
+            ["--grpc-infer-response-compression-level=most"],
+            "option '--grpc-infer-response-compression-level': Input should be 'none', 'low', 'medium' or 'high', "
+            "got: most",
+        ),
+        (
+            ["--grpc-keepalive-time=0"],
+            "option '--grpc-keepalive-time': Input should be greater than or equal to 1, got: 0",
+        ),
+        *(
+            (
+                [f"--trace-config={text}"],
+                "option '--trace-config': --trace-config option format is '<trace mode>,<setting>=<value>' or "
+                f"'<setting>=<value>'. Got {text}",
+            )
+            for text in ("", "rate", "rate=", "=1", ",rate=1", "triton,=1", "triton,file=")
+        ),
+        (
+            ["--trace-config=mode=opentelemetry"],
+            "option '--trace-config': trace mode 'opentelemetry' is not supported by this version of modserve, only "
+            "'triton' is",
+        ),
+        (
+            ["--trace-config=opentelemetry,url=localhost:4318/v1/traces"],
+            "option '--trace-config': trace mode 'opentelemetry' is not supported by this version of modserve, only "
+            "'triton' is",
+        ),
+        (
+            ["--trace-config=mode=x"],
+            "option '--trace-config': invalid value for trace mode option: x. Available options are \"triton\" and "
+            '"opentelemetry"',
+        ),
+        (
+            ["--trace-config=file=x"],
+            "option '--trace-config': unknown trace setting 'file'; allowed are level, rate, count, mode, triton,file, "
+            "triton,log-frequency",
+        ),
+        (
+            ["--trace-level=much"],
+            "option '--trace-level': invalid value for trace level option: much; OFF, TIMESTAMPS or TENSORS is needed",
+        ),
+        (["--trace-config=rate=x"], "option '--trace-config': invalid value for integer option: x"),
+        (["--trace-config=rate=-1"], "option '--trace-rate': Input should be greater than or equal to 0, got: -1"),
         (["--http-port=65536"], "option '--http-port': Input should be less than or equal to 65535, got: 65536"),
         (["--grpc-port=-1"], "option '--grpc-port': Input should be greater than or equal to 0, got: -1"),
         (
             ["--http-max-input-size=0"],
             "option '--http-max-input-size': Input should be greater than or equal to 1, got: 0",
         ),
-        (["--model-control-mode=poll"], "option '--model-control-mode': Input should be 'none', got: poll"),
+        (
+            ["--model-control-mode=x"],
+            "option '--model-control-mode': Input should be 'none', 'explicit' or 'poll', got: x",
+        ),
+        (["--load-model=a"], "Use of '--load-model' requires setting '--model-control-mode=explicit' as well."),
+        (
+            ["--model-control-mode=explicit", "--load-model=*", "--load-model=a"],
+            "Wildcard model name '*' must be the ONLY startup model if specified at all.",
+        ),
+        (
+            ["--repository-poll-secs=-1"],
+            "option '--repository-poll-secs': Input should be greater than or equal to 0, got: -1",
+        ),
+        (
+            ["--http-header-forward-pattern=x("],
+            "option '--http-header-forward-pattern': Value error, not a regular expression: missing ), unterminated "
+            "subpattern at position 1, got: x(",
+        ),
+        (
+            ["--http-cors-allow-origin=page.example"],
+            "option '--http-cors-allow-origin': Value error, not an origin; expected '*', or '<scheme>://<host>' with "
+            "':<port>' if it has one, got: page.example",
+        ),
         (
             ["--http-port=-1", "--grpc-port=-2"],
             "option '--http-port': Input should be greater than or equal to 0, got: -1\n"

@@ -9,12 +9,15 @@ Any exception an engine raises fails the requests at hand (or the load) with its
 fault it was raise `modserve.ModserveError`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Protocol, TypeAlias, runtime_checkable
 
+from modserve.core.errors import ModserveError
 from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
+from modserve.core.request import ParameterValue
 from modserve.core.tensor import Array
 
 
@@ -62,6 +65,69 @@ class BackendInstance(Protocol):
         ...
 
 
+class EngineRequest(Protocol):
+    """One request, for engines that answer each by itself.
+
+    It may be kept after the execution has returned, and be used from any thread, by one at a time. Each must get a
+    final answer: one that is let go of without it is failed.
+    """
+
+    id: str
+    inputs: Mapping[str, Array]
+    """As `BackendInstance.execute` gets them, of this request alone."""
+    outputs: tuple[str, ...]
+    """The wanted ones; more may be given."""
+    parameters: Mapping[str, ParameterValue]
+
+    @property
+    def cancelled(self) -> bool:
+        """Nobody waits for an answer any more. It must be ended all the same, by `complete` or any final answer."""
+        ...
+
+    def respond(
+        self,
+        outputs: Mapping[str, Array],
+        *,
+        parameters: Mapping[str, ParameterValue] = MappingProxyType({}),
+        final: bool = False,
+    ) -> None:
+        """Give a response. For models that are not decoupled it is the final one; decoupled ones may leave outputs out.
+
+        `parameters` are those of the response. Raises RuntimeError after the final answer.
+        """
+        ...
+
+    def fail(self, error: ModserveError, *, final: bool = True) -> None:
+        """Answer with a failure, after which decoupled models may go on if it is not `final`. Raises as `respond`."""
+        ...
+
+    def complete(self) -> None:
+        """No more answers. Does nothing after the final one."""
+        ...
+
+
+@runtime_checkable
+class RequestInstance(Protocol):
+    """An executor that gets the requests of a batch one by one, and answers each by itself.
+
+    For engines that need more of a request than its tensors, and for decoupled models with any number of responses.
+    """
+
+    def execute_requests(self, requests: Sequence[EngineRequest]) -> None:
+        """Begin to answer requests, blocking as long as it keeps the instance busy.
+
+        What it raises is the answer to those that have no final one by then.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. No execution is under way; requests may still be open at the end of the process."""
+        ...
+
+
+Executor: TypeAlias = BackendInstance | RequestInstance
+
+
 class BackendModel(Protocol):
     """One opened model version. Called on a loading thread, never on the event loop's."""
 
@@ -69,7 +135,7 @@ class BackendModel(Protocol):
         """What the model file says of its tensors; None when it says nothing."""
         ...
 
-    def instance(self, config: ModelConfig, placement: Placement) -> BackendInstance:
+    def instance(self, config: ModelConfig, placement: Placement) -> Executor:
         """A new executor; `config` is complete now."""
         ...
 

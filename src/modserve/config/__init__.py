@@ -10,10 +10,11 @@ from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
 
 from . import complete, convert, defaults, tensors, unsupported, validate
+from .override import read_override
 from .pbtxt import Draft, parse, read
 from .problems import Problems
 
-__all__ = ["Complete", "Draft", "check", "finish", "parse", "read"]
+__all__ = ["Complete", "Draft", "check", "finish", "parse", "read", "read_override"]
 
 
 @dataclass(frozen=True)

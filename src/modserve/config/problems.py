@@ -36,6 +36,8 @@ class Source:
     path: Path
     text: str = ""
     positions: Mapping[FieldPath, Position] = field(default_factory=dict)
+    label: str = ""
+    """What reports call it; the path if empty."""
 
     def locate(self, path: FieldPath) -> Position | None:
         """Where a field stands; for one that is not there, the nearest block around it; None for the file."""
@@ -46,9 +48,9 @@ class Source:
         return None
 
     def headline(self, problem: Problem) -> str:
-        where = (
-            str(self.path) if problem.position is None else f"{self.path}:{problem.position[0]}:{problem.position[1]}"
-        )
+        where = self.label or str(self.path)
+        if problem.position is not None:
+            where = f"{where}:{problem.position.line}:{problem.position.column}"
         return f"{where}: {problem.text}"
 
     def render(self, problem: Problem) -> str:

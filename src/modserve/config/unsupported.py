@@ -31,7 +31,6 @@ SETTINGS = (
     Setting("platform", True, "there are no ensembles yet", lambda value: value == platforms.ENSEMBLE),
     Setting("ensemble_scheduling", True, "there are no ensembles yet"),
     Setting("sequence_batching", True, "the requests of a sequence would not be kept together"),
-    Setting("model_transaction_policy.decoupled", True, "a request gets exactly one response"),
     Setting("input.allow_ragged_batch", True, "only inputs of equal shape share a batch"),
     Setting("input.is_shape_tensor", True, "it is for TensorRT"),
     Setting("output.is_shape_tensor", True, "it is for TensorRT"),

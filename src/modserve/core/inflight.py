@@ -63,10 +63,17 @@ class Inflight:
             self.settled = final
             self.sink.respond(response, final)
 
-    def fail(self, error: ModserveError) -> None:
+    def fail(self, error: ModserveError, final: bool = True) -> None:
+        """Hand a failure to the client; the request may go on if it is not final."""
+        if not self.settled:
+            self.settled = final
+            self.sink.fail(error, final)
+
+    def complete(self) -> None:
+        """No answer comes after those that were given."""
         if not self.settled:
             self.settled = True
-            self.sink.fail(error)
+            self.sink.complete()
 
     def cancel(self) -> None:
         """The client no longer wants an answer. Safe to call at any time, on the event loop's thread."""

@@ -17,8 +17,8 @@ class State(enum.Enum):
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.UNKNOWN: frozenset({State.LOADING, State.UNAVAILABLE}),
     State.LOADING: frozenset({State.READY, State.UNAVAILABLE}),
-    State.READY: frozenset({State.UNLOADING}),
-    State.UNLOADING: frozenset({State.UNAVAILABLE}),
+    State.READY: frozenset({State.UNLOADING, State.READY}),  # READY again: loaded anew beside the one that served
+    State.UNLOADING: frozenset({State.UNAVAILABLE, State.LOADING}),
     State.UNAVAILABLE: frozenset({State.LOADING}),
 }
 
@@ -43,13 +43,19 @@ class VersionState:
 
     @property
     def holds_up_readiness(self) -> bool:
-        """Triton's strict readiness: every listed version must be READY, but for those unloaded on purpose."""
-        return self.state is not State.READY and self.reason != UNLOADED
+        """Triton's strict readiness: every listed version must be READY, but for those unloaded on purpose.
+
+        Unlike in Triton, also while that is under way: it may take as long as the longest request.
+        """
+        return self.state not in (State.READY, State.UNLOADING) and self.reason != UNLOADED
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A line of the repository index; `version` is None where the model has none to speak of."""
+    """A line of the repository index; `version` is None where the model has none to speak of.
+
+    A model that was never loaded has one line, without a version and in state UNKNOWN.
+    """
 
     name: str
     version: int | None

@@ -16,6 +16,7 @@ from .request import InferenceRequest
 from .response import ResponseSink
 from .tensor import Buffer, Shape, Tensor, TruncatedError, element_ends, format_shape
 
+_MOST = 2**63 - 1
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
@@ -130,12 +131,22 @@ class Signature:
                 f"for model '{self.config.name}', got {format_shape(tensor.shape)}"
             )
         if len(item) == len(spec.dims) and all(want in (-1, got) for want, got in zip(spec.dims, item, strict=True)):
+            if 0 in item:
+                self._check_empty(spec, tensor)
             return
         raise invalid(
             f"{request.label}unexpected shape for input '{spec.name}' for model '{self.config.name}'. "
             f"Expected {format_shape(self.config.full_dims(spec))}, got {format_shape(tensor.shape)}. "
             + (_BATCH_NOTE if self.config.batching else "")
         )
+
+    def _check_empty(self, spec: TensorSpec, tensor: Tensor) -> None:
+        """Without an element a tensor has the right size whatever its other dimensions, but no array is as large."""
+        if math.prod(size or 1 for size in tensor.shape) * (spec.datatype.size or 8) > _MOST:
+            raise invalid(
+                f"invalid shape for input '{spec.name}': shape {format_shape(tensor.shape)} causes total element "
+                f"count to exceed maximum size of {_MOST}"
+            )
 
     def _check_bytes(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor, raw: Buffer) -> None:
         count = math.prod(tensor.shape)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .errors import ModserveError
+from .errors import ModserveError, internal, unsupported
 from .request import ParameterValue
 from .tensor import Tensor
 
@@ -23,10 +23,57 @@ class InferenceResponse:
 class ResponseSink(Protocol):
     """Takes the answers of one request, always on the event loop's thread.
 
-    Either `fail` is called once, or `respond` for each answer, the last time with `final` set; nothing follows that.
-    Neither may block or raise.
+    `respond` and `fail` are called in the order of the answers, the last time with `final` set; or `complete` says that
+    no more will come. Nothing follows either. Models that are not decoupled give exactly one answer, the final one.
+    None of these may block or raise.
     """
 
     def respond(self, response: InferenceResponse, final: bool) -> None: ...
 
-    def fail(self, error: ModserveError) -> None: ...
+    def fail(self, error: ModserveError, final: bool) -> None: ...
+
+    def complete(self) -> None: ...
+
+
+class OneAnswer:
+    """A sink for calls that have one answer: takes exactly one from the model, whether it is decoupled or not.
+
+    Subclasses say what happens with it in `settle`, which is called once. A failure that is told after the answer has
+    come counts.
+    """
+
+    __slots__ = ("_held", "_settled")
+
+    def __init__(self) -> None:
+        self._held: InferenceResponse | None = None
+        self._settled = False
+
+    def respond(self, response: InferenceResponse, final: bool) -> None:
+        if final and self._held is None:
+            self._settle(response)
+        elif self._held is None:
+            self._held = response
+        else:
+            self._settle(_more_than_one(response.model_name))
+
+    def fail(self, error: ModserveError, final: bool) -> None:
+        self._settle(error)
+
+    def complete(self) -> None:
+        self._settle(self._held or internal("the model gave no response"))
+
+    def _settle(self, outcome: InferenceResponse | ModserveError) -> None:
+        if not self._settled:
+            self._settled = True
+            self._held = None
+            self.settle(outcome)
+
+    def settle(self, outcome: InferenceResponse | ModserveError) -> None:
+        raise NotImplementedError
+
+
+def _more_than_one(model_name: str) -> ModserveError:
+    return unsupported(
+        f"this call doesn't support models with decoupled transaction policy that respond more than once, as model "
+        f"'{model_name}' did; use ModelStreamInfer over gRPC, infer_stream or generate_stream over HTTP"
+    )

@@ -1,16 +1,25 @@
 """What the server and the repository see of models. Both are implemented in `models/`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from .errors import ModserveError
 from .inflight import Inflight
 from .model_config import ModelConfig
 from .request import InferenceRequest
 from .response import ResponseSink
 from .statistics import ModelStatistics
 from .version import ModelId
+
+
+class Submitter(Protocol):
+    """Takes requests for a model version: a `Servable`, or what stands before one."""
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        """As `Servable.submit`."""
+        ...
 
 
 class Servable(Protocol):
@@ -40,6 +49,14 @@ class Servable(Protocol):
         ...
 
 
+class Lease(Protocol):
+    """A claim on a temporary directory, which is deleted when nobody holds it any more."""
+
+    def hold(self) -> None: ...
+
+    async def release(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
     """A model in a model repository, and the versions that are there, in ascending order."""
@@ -47,15 +64,42 @@ class ModelDirectory:
     name: str
     path: Path
     versions: tuple[int, ...]
+    config: str | None = None
+    """A configuration as JSON, to be used in place of that in the directory."""
+    marks: Mapping[int | None, object] = field(default_factory=dict, compare=False)
+    """What the files were like when they were looked at: by version, and for None all outside the version directories.
+
+    Marks are compared for equality and nothing else.
+    """
+    lease: Lease | None = field(default=None, compare=False)
+    """Of a temporary directory, None for a model in a repository."""
+
+    def mark(self, version: int) -> object:
+        """Equal for two directories from which a version would be loaded alike."""
+        return self.path, self.config, self.marks.get(None), self.marks.get(version)
+
+
+class UnreadableModelError(ModserveError):
+    """A model's configuration can not be read: there is nothing to be tried."""
 
 
 class ModelLoader(Protocol):
     """Makes servables out of model directories."""
 
     async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
-        """Which of the versions its version policy selects. Raises `ModserveError` for an unusable configuration."""
+        """Which of the versions its version policy selects.
+
+        Raises `UnreadableModelError`, or another `ModserveError` for an unusable configuration.
+        """
         ...
 
     async def load(self, model: ModelDirectory, version: int) -> Servable:
-        """Load one version; ready to take requests on return. Raises `ModserveError`, leaving nothing behind."""
+        """Load one version; ready to take requests on return.
+
+        Raises `ModserveError`, leaving nothing behind; nor does a cancelled call, though what it began may end later.
+        """
+        ...
+
+    def forget(self, name: str) -> None:
+        """No version of a model is loaded any more: what was put aside for it is free."""
         ...

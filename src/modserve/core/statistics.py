@@ -62,6 +62,24 @@ class BatchStatistics:
         self.compute_output = Duration()
 
 
+class ResponseStatistics:
+    """What the responses with one index took, over all requests of a decoupled model.
+
+    The time of a response goes from the one before it (the first: from the execution's start) until it is handed over.
+    `empty_response` counts the ends of requests that came without a response, `cancel` responses nobody waited for.
+    """
+
+    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
+
+    def __init__(self) -> None:
+        self.compute_infer = Duration()
+        self.compute_output = Duration()
+        self.success = Duration()
+        self.fail = Duration()
+        self.empty_response = Duration()
+        self.cancel = Duration()
+
+
 class ModelStatistics:
     """The counters of one model version, from its load on."""
 
@@ -82,6 +100,8 @@ class ModelStatistics:
         self.cache_miss = Duration()
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = {}
+        self.responses: dict[int, ResponseStatistics] = {}
+        """By the response's index in its request; of decoupled models only."""
         self.request_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
@@ -104,6 +124,16 @@ class ModelStatistics:
         _add(batch.compute_infer, timing.compute_output_start_ns - timing.compute_input_end_ns)
         _add(batch.compute_output, timing.compute_end_ns - timing.compute_output_start_ns)
         self.batch_size_histogram.observe(batch_size)
+
+    def record_response(self, index: int, kind: str, start_ns: int, output_start_ns: int, end_ns: int) -> None:
+        """One response of a decoupled model; `kind` is a field of `ResponseStatistics`: success, fail, …"""
+        response = self.responses.get(index)
+        if response is None:
+            response = self.responses[index] = ResponseStatistics()
+        if kind in ("success", "fail"):
+            _add(response.compute_infer, output_start_ns - start_ns)
+            _add(response.compute_output, end_ns - output_start_ns)
+        _add(getattr(response, kind), end_ns - start_ns)
 
     def record_successes(self, members: Sequence[Inflight], timing: ExecutionTiming, now_ns: int) -> None:
         """The answered requests of one execution: each counts the whole batch's compute time, as in Triton."""

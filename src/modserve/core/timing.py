@@ -5,11 +5,15 @@ All stamps are nanoseconds of the monotonic clock.
 
 
 class ExecutionTiming:
-    """The four stamps of one execution, shared by all requests of its batch (Triton's COMPUTE_* trace points)."""
+    """The four stamps of one execution, shared by all requests of its batch (Triton's COMPUTE_* trace points).
 
-    __slots__ = ("compute_end_ns", "compute_input_end_ns", "compute_output_start_ns", "compute_start_ns")
+    `batch_size` is the sum of the requests' batch sizes, each counting 1 for models without a batch dimension.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("batch_size", "compute_end_ns", "compute_input_end_ns", "compute_output_start_ns", "compute_start_ns")
+
+    def __init__(self, batch_size: int = 0) -> None:
+        self.batch_size = batch_size
         self.compute_start_ns = 0
         self.compute_input_end_ns = 0
         self.compute_output_start_ns = 0

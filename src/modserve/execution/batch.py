@@ -10,6 +10,7 @@ from modserve.core.dtypes import Datatype
 from modserve.core.errors import internal
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.request import ParameterValue
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Array, Buffer, Shape, Tensor, format_shape
 
@@ -73,6 +74,26 @@ def split(
     return responses
 
 
+def single(
+    outputs: Mapping[str, Array],
+    member: Inflight,
+    config: ModelConfig,
+    version: int,
+    parameters: Mapping[str, ParameterValue],
+) -> InferenceResponse:
+    """One of the responses to one request. Raises INTERNAL as `split` does.
+
+    Decoupled models may give any of the wanted outputs in a response, with any number of rows.
+    """
+    names = member.output_names
+    rows: int | None = member.batch_size
+    if config.decoupled:
+        names = tuple(name for name in names if name in outputs)
+        rows = None
+    tensors = {name: _column(name, outputs, rows, config).whole for name in names}
+    return InferenceResponse(config.name, version, tensors, member.request.id, parameters)
+
+
 class _Column(NamedTuple):
     """One output of an execution, checked, from which requests take their rows.
 
@@ -86,7 +107,8 @@ class _Column(NamedTuple):
     whole: Tensor
 
 
-def _column(name: str, outputs: Mapping[str, Array], rows: int, config: ModelConfig) -> _Column:
+def _column(name: str, outputs: Mapping[str, Array], rows: int | None, config: ModelConfig) -> _Column:
+    """`rows` None: any number of them."""
     spec = config.outputs_by_name[name]
     array = outputs.get(name)
     if array is None:
@@ -94,10 +116,10 @@ def _column(name: str, outputs: Mapping[str, Array], rows: int, config: ModelCon
     batch: Shape = ()
     item = array.shape
     if config.batching:
-        if not item or item[0] != rows:
+        if not item or (rows is not None and item[0] != rows):
             raise internal(
                 f"output '{name}' of model '{config.name}' has shape {format_shape(item)}, "
-                f"expected {rows} in the first dimension, as in the inputs"
+                f"expected {'a row or more' if rows is None else rows} in the first dimension, as in the inputs"
             )
         batch, item = item[:1], item[1:]
     if spec.reshape is not None:

@@ -4,10 +4,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from modserve.backends.api import BackendInstance
+from modserve.backends.api import Executor, RequestInstance
 from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
@@ -16,6 +16,7 @@ from modserve.core.version import ModelId
 
 from .instance import Instance, Job
 from .quick import QuickRule
+from .running import Answer, Running
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class InstancePool:
         self,
         model: ModelId,
         config: ModelConfig,
-        engines: list[tuple[str, BackendInstance]],
+        engines: Sequence[tuple[str, Executor]],
         statistics: ModelStatistics,
         on_settled: Callable[[int], None],
         loop: asyncio.AbstractEventLoop,
@@ -42,8 +43,10 @@ class InstancePool:
         self._statistics = statistics
         self._on_settled = on_settled
         self._loop = loop
-        self._quick = quick
-        self._instances = [Instance(model, name, config, engine, self._done) for name, engine in engines]
+        by_request = any(isinstance(engine, RequestInstance) for _, engine in engines)
+        self._quick = None if by_request else quick
+        self._decoupled = config.decoupled
+        self._instances = [Instance(model, name, config, engine, self._done, self._tell) for name, engine in engines]
         self._free = deque(self._instances)
 
     def __repr__(self) -> str:
@@ -74,6 +77,13 @@ class InstancePool:
             for instance in reversed(self._instances):
                 stack.callback(instance.close)
 
+    def _tell(self, running: Running, answer: Answer) -> None:
+        """On any thread: one hop to the event loop for each answer of an engine that answers request by request."""
+        try:
+            self._loop.call_soon_threadsafe(self._on_answer, running, answer)
+        except RuntimeError:
+            _log.debug("model '%s': a request was answered after the server's end", self._model.name)
+
     def _done(self, instance: Instance, job: Job) -> None:
         """On the instance's thread: one hop to the event loop a batch."""
         try:
@@ -92,6 +102,9 @@ class InstancePool:
         timing = job.timing
         if self._quick is not None:
             self._quick.observe(timing.compute_end_ns - timing.compute_start_ns)
+        if job.running:
+            self._settle_running(job)
+            return
         now_ns = time.monotonic_ns()
         if job.error is not None:
             self._fail(job.members, job.error, now_ns)
@@ -99,10 +112,62 @@ class InstancePool:
             self._answer(job, now_ns)
         self._on_settled(len(job.members))
 
+    def _settle_running(self, job: Job) -> None:
+        """The execution is over; requests that have had their final answer are, too."""
+        if job.error is None:
+            self._statistics.record_execution(job.timing.batch_size, job.timing, int(time.time() * 1e3))
+        else:
+            self._log_failure(job.error)
+        for running in job.running:
+            running.executed = True
+            if running.ended:
+                self._end(running)
+            elif job.error is not None:
+                now_ns = time.monotonic_ns()
+                self._on_answer(running, Answer(job.error, True, job.timing.compute_start_ns, now_ns, now_ns))
+
+    def _on_answer(self, running: Running, answer: Answer) -> None:
+        if running.ended:
+            return  # what an engine says after its execution has failed
+        inflight, what = running.inflight, answer.what
+        kind = "success"
+        if inflight.cancelled:
+            kind = "cancel"
+        elif isinstance(what, ModserveError):
+            kind = "fail"
+            if answer.final:
+                running.error = what
+            inflight.fail(what, answer.final)
+        elif what is None:
+            kind = "empty_response"
+            inflight.complete()
+        else:
+            inflight.respond(what, answer.final)
+        if self._decoupled:
+            self._statistics.record_response(
+                running.answers, kind, answer.start_ns, answer.output_start_ns, answer.end_ns
+            )
+        running.answers += 1
+        if answer.final:
+            running.ended = True
+            if running.executed:
+                self._end(running)
+
+    def _end(self, running: Running) -> None:
+        """Count a request that is over in every respect."""
+        inflight, now_ns = running.inflight, time.monotonic_ns()
+        assert inflight.timing is not None, "set when its batch started: this is a bug"
+        if inflight.cancelled:
+            self._statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
+        elif running.error is not None:
+            self._statistics.record_failure(inflight, FailureReason.BACKEND, now_ns)
+        else:
+            self._statistics.record_successes([inflight], inflight.timing, now_ns)
+        self._on_settled(1)
+
     def _answer(self, job: Job, now_ns: int) -> None:
         statistics, members = self._statistics, job.members
-        size = sum([inflight.batch_size or 1 for inflight in members])
-        statistics.record_execution(size, job.timing, int(time.time() * 1e3))
+        statistics.record_execution(job.timing.batch_size, job.timing, int(time.time() * 1e3))
         answered = members
         if any(inflight.settled for inflight in members):
             answered = [inflight for inflight in members if not inflight.settled]
@@ -114,9 +179,12 @@ class InstancePool:
             inflight.respond(response)
 
     def _fail(self, members: list[Inflight], error: ModserveError, now_ns: int) -> None:
-        if error.code is Code.INTERNAL:
-            _log.error("model '%s': execution failed: %s", self._model.name, error.message, exc_info=error.__cause__)
+        self._log_failure(error)
         for inflight in members:
             reason = FailureReason.CANCELED if inflight.settled else FailureReason.BACKEND
             self._statistics.record_failure(inflight, reason, now_ns)
             inflight.fail(error)
+
+    def _log_failure(self, error: ModserveError) -> None:
+        if error.code is Code.INTERNAL:
+            _log.error("model '%s': execution failed: %s", self._model.name, error.message, exc_info=error.__cause__)

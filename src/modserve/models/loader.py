@@ -3,17 +3,17 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent import futures
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from modserve import config as model_config
-from modserve.backends.api import Backend, BackendInstance, BackendModel, ModelSource, Placement
+from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement
 from modserve.backends.registry import BackendRegistry
-from modserve.core.errors import from_exception, internal, invalid
+from modserve.core.errors import ModserveError, from_exception, internal, invalid
 from modserve.core.model_config import InstanceKind, ModelConfig
-from modserve.core.servable import ModelDirectory
+from modserve.core.servable import ModelDirectory, UnreadableModelError
 from modserve.core.version import ModelId
 from modserve.execution.placement import placements, thread_share
 
@@ -41,7 +41,7 @@ class _Loaded:
     config: ModelConfig
     message: bytes
     engine: BackendModel
-    instances: Sequence[tuple[str, BackendInstance]]
+    instances: Sequence[tuple[str, Executor]]
     any_thread: bool
     labels: Mapping[str, tuple[str, ...]]
 
@@ -49,7 +49,7 @@ class _Loaded:
 class Loader:
     """Implements `core.servable.ModelLoader`. Blocking work runs on `executor`."""
 
-    def __init__(self, registry: BackendRegistry, options: LoaderOptions, executor: Executor) -> None:
+    def __init__(self, registry: BackendRegistry, options: LoaderOptions, executor: futures.Executor) -> None:
         self._registry = registry
         self._options = options
         self._executor = executor
@@ -65,7 +65,12 @@ class Loader:
     async def load(self, model: ModelDirectory, version: int) -> Model:
         loop = asyncio.get_running_loop()
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        loaded = await loop.run_in_executor(self._executor, self._load, model, version, share)
+        loading = self._executor.submit(self._load, model, version, share)
+        try:
+            loaded = await asyncio.wrap_future(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(_discard)  # a load that has begun ends, and nobody takes what comes of it
+            raise
         return Model(
             ModelId(model.name, version),
             loaded.config,
@@ -76,6 +81,9 @@ class Loader:
             any_thread=loaded.any_thread,
             labels=loaded.labels,
         )
+
+    def forget(self, name: str) -> None:
+        self._cpu_instances.pop(name, None)
 
     def _inspect(self, model: ModelDirectory) -> tuple[list[int], int]:
         _, backend, config = self._read(model)
@@ -102,7 +110,7 @@ class Loader:
             engine = backend.open(source)
         except Exception as error:
             raise from_exception(error, doing) from error
-        instances: list[tuple[str, BackendInstance]] = []
+        instances: list[tuple[str, Executor]] = []
         try:
             complete = model_config.finish(
                 draft,
@@ -128,7 +136,14 @@ class Loader:
 
     def _read(self, model: ModelDirectory) -> tuple[model_config.Draft, Backend, ModelConfig]:
         """The configuration as far as it is known without the engine's help, and the engine."""
-        draft = model_config.read(model.path / CONFIG_FILE, model.name)
+        path = model.path / CONFIG_FILE
+        try:
+            if model.config is None:
+                draft = model_config.read(path, model.name)
+            else:
+                draft = model_config.read_override(model.config, path, model.name)
+        except ModserveError as error:
+            raise UnreadableModelError(error.code, error.message) from error
         model_config.check(draft, auto_complete=self._options.auto_complete)
         backend = self._registry.get(draft.backend)
         return draft, backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
@@ -140,6 +155,20 @@ class Loader:
         kind = InstanceKind.GPU if gpus else InstanceKind.CPU
         count = gpus or backend.default_cpu_instances
         return [(f"{config.name}_{index}", Placement(kind, index if gpus else 0)) for index in range(count)]
+
+
+def _discard(loading: "futures.Future[_Loaded]") -> None:
+    """Close what a load has made that nobody waits for any more. Runs on the thread of the load."""
+    if loading.cancelled() or loading.exception() is not None:
+        return
+    loaded = loading.result()
+    try:
+        with ExitStack() as stack:
+            stack.callback(loaded.engine.close)
+            for _, instance in loaded.instances:
+                stack.callback(instance.close)
+    except Exception:
+        _log.exception("closing a model whose load was cancelled failed")
 
 
 def _read_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ...]]:

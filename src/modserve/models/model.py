@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from modserve.backends.api import BackendInstance, BackendModel
+from modserve.backends.api import BackendModel, Executor
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
@@ -30,7 +30,7 @@ class Model:
         config: ModelConfig,
         config_message: bytes,
         engine: BackendModel,
-        instances: Sequence[tuple[str, BackendInstance]],
+        instances: Sequence[tuple[str, Executor]],
         loop: asyncio.AbstractEventLoop,
         *,
         any_thread: bool,

@@ -7,16 +7,18 @@ import numpy as np
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
-from modserve.core.errors import ModserveError, invalid, unsupported
+from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest, ParameterValue, label
 from modserve.core.response import InferenceResponse
+from modserve.core.shared_memory import Lease, Place
 from modserve.core.tensor import Buffer, Tensor, encode_elements
-from modserve.core.version import parse_requested
+from modserve.core.version import ModelId, parse_requested
 from modserve.pb import inference as pb
 
-from . import parameters
+from . import parameters, shared_memory
 
-_ALLOWED_RESERVED = frozenset({"triton_enable_empty_final_response"})
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+_ALLOWED_RESERVED = frozenset({_EMPTY_FINAL})
 _FINAL = "triton_final_response"
 _CONTENTS_FIELDS = {
     "bool_contents": "BOOL",
@@ -31,19 +33,38 @@ _CONTENTS_FIELDS = {
 """The fields of InferTensorContents, and the datatype by which Triton's messages name each."""
 
 
-def decode_request(message: pb.ModelInferRequest, now_ns: int, limit_ns: int = 0) -> InferenceRequest:
-    """An inference request. Raises INVALID_ARG with Triton's texts.
+def decode_request(
+    message: pb.ModelInferRequest, now_ns: int, limit_ns: int = 0, lease: Lease | None = None
+) -> InferenceRequest:
+    """An inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 
-    `limit_ns` is the RPC's own deadline on the monotonic clock, 0 without one.
+    `limit_ns` is the RPC's own deadline on the monotonic clock, 0 without one. `lease` is for inputs in shared memory,
+    which raise UNSUPPORTED without it; it is the caller's to release.
     """
     version = parse_requested(message.model_version)
     given = _parameters(message.parameters) if message.parameters else {}
-    inputs = _inputs(message)
+    inputs = _inputs(message, lease)
     outputs: tuple[str, ...] = ()
     if message.outputs:
-        outputs = tuple(dict.fromkeys(_output_name(output) for output in message.outputs))
+        outputs = tuple(dict.fromkeys(output.name for output in message.outputs))
     deadline_ns = parameters.deadline_ns(given, now_ns, limit_ns)
     return InferenceRequest(message.model_name, inputs, outputs, version, message.id, given, deadline_ns)
+
+
+def output_places(message: pb.ModelInferRequest, lease: Lease) -> dict[str, Place]:
+    """Which outputs go where in shared memory; the regions are reserved. Raises INVALID_ARG and NOT_FOUND."""
+    places: dict[str, Place] = {}
+    for output in message.outputs:
+        if not output.parameters:
+            continue
+        place = shared_memory.message_place(output.name, output.parameters)
+        if place is None:
+            continue
+        if "classification" in output.parameters:
+            raise invalid("output can't set both 'shared_memory_region' and 'classification'")
+        lease.reserve(place)
+        places.setdefault(output.name, place)
+    return places
 
 
 def class_counts(message: pb.ModelInferRequest) -> dict[str, int]:
@@ -60,6 +81,11 @@ def class_counts(message: pb.ModelInferRequest) -> dict[str, int]:
         if parameter.int64_param:
             counts.setdefault(output.name, parameter.int64_param)
     return counts
+
+
+def wants_empty_final(message: pb.ModelInferRequest) -> bool:
+    """Whether a stream shall tell of the end of this request's responses, if that comes without one."""
+    return _EMPTY_FINAL in message.parameters and message.parameters[_EMPTY_FINAL].bool_param
 
 
 def encode_response(response: InferenceResponse) -> pb.ModelInferResponse:
@@ -82,10 +108,18 @@ def encode_stream_response(response: InferenceResponse, final: bool) -> pb.Model
     return message
 
 
-def encode_stream_error(error: ModserveError, request_id: str, model_name: str = "") -> pb.ModelStreamInferResponse:
+def encode_stream_end(model: ModelId, request_id: str) -> pb.ModelStreamInferResponse:
+    """The end of a request whose last response has been sent: no outputs, only the mark."""
+    end = InferenceResponse(model.name, model.version, {}, request_id)
+    return encode_stream_response(end, final=True)
+
+
+def encode_stream_error(
+    error: ModserveError, request_id: str, model_name: str = "", final: bool = True
+) -> pb.ModelStreamInferResponse:
     """A request's failure on a stream that goes on.
 
-    `model_name` is given if the model had accepted the request: this is its last answer then, and is marked so.
+    `model_name` is given if the model had accepted the request: the answer then tells whether it is the last.
     """
     # An empty text would pass for success.
     message = pb.ModelStreamInferResponse(error_message=error.message or error.code.value)
@@ -93,21 +127,26 @@ def encode_stream_error(error: ModserveError, request_id: str, model_name: str =
     message.infer_response.SetInParent()
     if model_name:
         message.infer_response.model_name = model_name
-        message.infer_response.parameters[_FINAL].bool_param = True
+        message.infer_response.parameters[_FINAL].bool_param = final
     return message
 
 
-def _inputs(message: pb.ModelInferRequest) -> Mapping[str, Tensor]:
+def _inputs(message: pb.ModelInferRequest, lease: Lease | None) -> Mapping[str, Tensor]:
     raws = message.raw_input_contents
     model = message.model_name
     inputs: dict[str, Tensor] = {}
-    for index, tensor in enumerate(message.inputs):
+    elsewhere = 0
+    for position, tensor in enumerate(message.inputs):
         name = tensor.name
         if name in inputs:
             raise invalid(f"{label(message.id)}input '{name}' already exists in request")
-        if tensor.parameters and "shared_memory_region" in tensor.parameters:
-            raise unsupported(f"input '{name}': shared memory is not supported by this version of modserve")
         datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
+        if tensor.parameters:
+            place = shared_memory.message_place(name, tensor.parameters)
+            if place is not None:
+                inputs[name] = _shared_input(tensor, datatype, place, model, lease)
+                elsewhere += 1
+                continue
         raw: Buffer
         if raws:
             if tensor.HasField("contents"):
@@ -115,18 +154,33 @@ def _inputs(message: pb.ModelInferRequest) -> Mapping[str, Tensor]:
                     "contents field must not be specified when using raw_input_contents for "
                     f"'{name}' for model '{model}'"
                 )
+            index = position - elsewhere  # there are none for inputs in shared memory
             if index >= len(raws):
                 raise invalid(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
             raw = raws[index]
         else:
             raw = _contents(tensor, datatype, model)
         inputs[name] = Tensor(datatype, tuple(tensor.shape), raw, None)
-    if len(raws) > len(message.inputs):
+    expected = len(message.inputs) - elsewhere
+    if len(raws) > expected:
         raise invalid(
-            f"expected {len(message.inputs)} raw input buffers for model '{model}', got {len(raws)}: "
+            f"expected {expected} raw input buffers for model '{model}', got {len(raws)}: "
             "one is needed for each input, in their order"
         )
     return inputs
+
+
+def _shared_input(
+    tensor: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, place: Place, model: str, lease: Lease | None
+) -> Tensor:
+    if tensor.HasField("contents"):
+        raise invalid(
+            "unexpected 'content' provided when using shared memory for input tensor "
+            f"'{tensor.name}' for model '{model}'"
+        )
+    if lease is None:
+        raise shared_memory.refused("input", tensor.name)
+    return shared_memory.input_tensor(datatype, tuple(tensor.shape), place, lease)
 
 
 def _contents(tensor: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, model: str) -> Buffer:
@@ -160,13 +214,6 @@ def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
     return narrow.tobytes()
 
 
-def _output_name(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
-    for extension in ("shared_memory_region",):
-        if extension in output.parameters:
-            raise unsupported(f"output '{output.name}': '{extension}' is not supported by this version of modserve")
-    return output.name
-
-
 def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
     found: dict[str, ParameterValue] = {}
     for name, parameter in given.items():
@@ -177,8 +224,11 @@ def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, ParameterVa
             raise invalid(f"invalid value type for '{name}' parameter, expected {_spelled(expected)}.")
         value: ParameterValue = getattr(parameter, choice)
         if name in _TYPED_PARAMETERS and type(value) is int and value < 0:
-            raise invalid(f"invalid value for '{name}', expected value >= 0.")
-        found[name] = value
+            if name == "priority":
+                raise invalid(f"invalid value for '{name}', expected value >= 0.")
+            value += 2**64  # Triton's own are unsigned, and clients number sequences by signed hashes
+        if name != _EMPTY_FINAL:  # the stream's business, not the model's
+            found[name] = value
     return found
 
 
@@ -189,7 +239,7 @@ _TYPED_PARAMETERS = {
     "sequence_end": ("bool_param",),
     "priority": ("int64_param", "uint64_param"),
     "timeout": ("int64_param",),
-    "triton_enable_empty_final_response": ("bool_param",),
+    _EMPTY_FINAL: ("bool_param",),
 }
 
 
@@ -201,9 +251,15 @@ def _spelled(choices: tuple[str, ...]) -> str:
     return f"{', '.join(choices[:-1])}, or {choices[-1]}"
 
 
+def _integer_field(value: int) -> str:
+    if -(2**63) <= value < 2**63:
+        return "int64_param"
+    return "uint64_param" if 0 < value < 2**64 else "double_param"
+
+
 _SETTERS: dict[type, Callable[[pb.InferParameter, Any], None]] = {
     bool: lambda parameter, value: setattr(parameter, "bool_param", value),
-    int: lambda parameter, value: setattr(parameter, "int64_param", value),
+    int: lambda parameter, value: setattr(parameter, _integer_field(value), value),
     float: lambda parameter, value: setattr(parameter, "double_param", value),
     str: lambda parameter, value: setattr(parameter, "string_param", value),
 }

@@ -11,17 +11,19 @@ import orjson
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
-from modserve.core.errors import ModserveError, invalid, unsupported
+from modserve.core.errors import ModserveError, invalid
 from modserve.core.model_config import ModelConfig
 from modserve.core.request import InferenceRequest, ParameterValue, label
 from modserve.core.response import InferenceResponse
+from modserve.core.shared_memory import Lend, Place
 from modserve.core.tensor import Buffer, Shape, Tensor, encode_elements
 
-from . import json_data, parameters
+from . import json_data, parameters, shared_memory
 from .json_data import JsonTypeError, unable
 
 HEADER_LENGTH = "inference-header-content-length"
 _MAX_DIMENSION = 2**63 - 1
+_MAX_UNSIGNED = 2**64 - 1
 _MOST_DIGITS = 1000
 """Python refuses to read much longer numbers."""
 
@@ -30,11 +32,15 @@ JsonObject = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Which outputs the client wants as binary data: those in `binary`, or all; of which how many best classes."""
+    """Which outputs the client wants as binary data: those in `binary`, or all; of which how many best classes.
+
+    `places` are the outputs that go into shared memory.
+    """
 
     all_binary: bool = False
     binary: frozenset[str] = frozenset()
     classes: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
 
 
 _JSON_REPLY = Reply()
@@ -49,6 +55,8 @@ class Body:
     header_length: int | None
     encoding: str | None = None
     """How the parts are compressed; `header_length` is the JSON's before that."""
+    server_timing: str = ""
+    """What the answer has cost, if that shall be told."""
 
 
 def header_length(value: bytes | str | None, body_length: int) -> int | None:
@@ -70,25 +78,36 @@ def header_length(value: bytes | str | None, body_length: int) -> int | None:
 
 
 def decode_request(
-    model_name: str, version: int | None, body: bytes, json_length: int | None, now_ns: int
+    model_name: str,
+    version: int | None,
+    body: bytes,
+    json_length: int | None,
+    now_ns: int,
+    lend: Lend | None = None,
+    max_json_tensor: int = _MAX_DIMENSION,
 ) -> tuple[InferenceRequest, Reply]:
-    """An inference request, and how its answer is to look. Raises INVALID_ARG.
+    """An inference request, and how its answer is to look. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
 
-    `json_length` is what `header_length` gave; `now_ns` counts a ``timeout`` parameter from now.
+    `json_length` is what `header_length` gave; `now_ns` counts a ``timeout`` parameter from now. `lend` is called for
+    requests with tensors in shared memory, which raise UNSUPPORTED without it; the lease is the caller's to release,
+    whatever is raised. `max_json_tensor` is the most bytes that
+    a tensor given as JSON may have.
     """
     if json_length is None:
-        header = _read_header(body)
+        header = _read_header(body, max_json_tensor)
         inputs = _bind(header, None, model_name)
     else:
         text = body[:json_length]
         found = _headers.get(text)
-        header = _read_header(text) if found is None else found
+        header = _read_header(text, max_json_tensor) if found is None else found
         inputs = _bind(header, memoryview(body)[json_length:], model_name)
         if found is None:
             _remember(text, header)
     given = header.parameters
     deadline_ns = parameters.deadline_ns(given, now_ns) if given else 0
     request = InferenceRequest(model_name, inputs, header.outputs, version, header.id, given, deadline_ns)
+    if header.shared:
+        _share(header, inputs, lend)
     return request, header.reply
 
 
@@ -140,8 +159,12 @@ class _Header:
     id: str
     parameters: Mapping[str, ParameterValue]
     inputs: tuple[_Input, ...]
+    places: tuple[tuple[_Input, Place], ...]
+    """The inputs that are in shared memory."""
     outputs: tuple[str, ...]
     reply: Reply
+    shared: bool
+    """Whether any tensor is in shared memory."""
 
 
 _headers: dict[bytes, _Header] = {}
@@ -160,14 +183,15 @@ def _remember(text: bytes, header: _Header) -> None:
     _headers[text] = header
 
 
-def _read_header(text: Buffer) -> _Header:
+def _read_header(text: Buffer, max_json_tensor: int) -> _Header:
     document = parse(text)
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise unable("id", JsonTypeError("string", "string"))
     given, binary_output = _parameters(document)
     outputs, reply = _outputs(document, binary_output)
-    return _Header(request_id, given, _inputs(document, request_id), outputs, reply)
+    inputs, places = _inputs(document, request_id, max_json_tensor)
+    return _Header(request_id, given, inputs, places, outputs, reply, bool(places or reply.places))
 
 
 def _bind(header: _Header, binary: memoryview | None, model_name: str) -> dict[str, Tensor]:
@@ -179,6 +203,9 @@ def _bind(header: _Header, binary: memoryview | None, model_name: str) -> dict[s
             inputs[each.name] = each.tensor
             continue
         if binary is None:
+            if not each.size:  # nothing can be missing
+                inputs[each.name] = Tensor(each.datatype, each.shape, b"", None)
+                continue
             raise invalid(
                 "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' "
                 "when passing inputs in binary data format"
@@ -194,6 +221,19 @@ def _bind(header: _Header, binary: memoryview | None, model_name: str) -> dict[s
     if binary is not None and position != len(binary):
         raise invalid(f"unexpected additional input data for model '{model_name}'")
     return inputs
+
+
+def _share(header: _Header, inputs: dict[str, Tensor], lend: Lend | None) -> None:
+    """Add the inputs that are in shared memory, and reserve the places of the outputs."""
+    if lend is None:
+        for each, _ in header.places:
+            raise shared_memory.refused("input", each.name)
+        raise shared_memory.refused("output", next(iter(header.reply.places)))
+    lease = lend()
+    for each, place in header.places:
+        inputs[each.name] = shared_memory.input_tensor(each.datatype, each.shape, place, lease)
+    for place in header.reply.places.values():
+        lease.reserve(place)
 
 
 def parse(text: Buffer) -> JsonObject:
@@ -219,7 +259,7 @@ def encode_response(response: InferenceResponse, reply: Reply) -> Body:
     document["model_name"] = response.model_name
     document["model_version"] = str(response.model_version)
     if response.parameters:
-        document["parameters"] = dict(response.parameters)
+        document["parameters"] = {key: carried(value) for key, value in response.parameters.items()}
     document["outputs"] = outputs
     parts: list[Buffer] = [b""]
     length: int | None = None
@@ -231,11 +271,20 @@ def encode_response(response: InferenceResponse, reply: Reply) -> Body:
             if len(raw):  # as in Triton, an answer without a byte of binary data is plain JSON
                 parts.append(raw)
                 length = 0
-        else:
+        elif name not in reply.places:
             output["data"] = orjson.Fragment(json_data.from_tensor(name, tensor))
         outputs.append(output)
     parts[0] = text = orjson.dumps(document)
     return Body(parts, None if length is None else len(text))
+
+
+def carried(value: ParameterValue) -> object:
+    """A response's parameter as the JSON library takes it: NaN and infinities are bare, as in tensors."""
+    if type(value) is int and not -_MAX_DIMENSION - 1 <= value <= _MAX_UNSIGNED:
+        value = float(value)
+    if type(value) is float and not math.isfinite(value):
+        return orjson.Fragment(json.dumps(value))
+    return value
 
 
 def encode_error(error: ModserveError) -> bytes:
@@ -263,7 +312,7 @@ def _parse_leniently(text: bytes) -> object:
     except UnicodeDecodeError as error:
         raise invalid(f"failed to parse the request JSON buffer: invalid UTF-8 at {error.start}") from None
     except RecursionError:
-        raise invalid("JSON nesting depth exceeds maximum allowed limit (100)") from None
+        raise json_data.too_deep() from None
     except ValueError as error:  # a number of thousands of digits
         raise invalid(f"failed to parse the request JSON buffer: {error}") from None
 
@@ -287,12 +336,28 @@ def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
         check = _TYPED_PARAMETERS.get(key)
         if check is not None:
             types, error = check
-            if type(element) not in types or (type(element) is int and element < 0):
+            if type(element) not in types or (type(element) is int and not 0 <= element <= _MAX_UNSIGNED):
                 raise unable(key, error)
-        elif type(element) not in (bool, int, float, str):
-            raise invalid(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+        else:
+            element = custom_parameter(key, element)
         found[key] = element
     return found, binary_output
+
+
+def custom_parameter(key: str, element: object) -> ParameterValue:
+    """A parameter that only the model knows. Raises INVALID_ARG for a value that is none."""
+    if not isinstance(element, bool | int | float | str):
+        raise invalid(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
+    if type(element) is int and not -_MAX_DIMENSION - 1 <= element <= _MAX_DIMENSION:
+        return _as_double(key, element)  # as Triton has it of what fits no 64 bits with a sign
+    return element
+
+
+def _as_double(key: str, number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise unable(key, JsonTypeError("number", "double")) from None
 
 
 _UNSIGNED = JsonTypeError("unsigned-integer", "unsigned-integer")
@@ -315,6 +380,7 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
     names: dict[str, None] = {}
     binary: list[str] = []
     classes: dict[str, int] = {}
+    places: dict[str, Place] = {}
     for element in value:
         name = _string(element, "name")
         names[name] = None  # asked for twice it still comes once, as in Triton
@@ -326,6 +392,12 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
         wanted = options.get("binary_data", False)
         if type(wanted) is not bool:
             raise unable("binary_data", JsonTypeError("boolean", "boolean"))
+        if shared_memory.REGION in options:
+            for other in ("classification", "binary_data") if wanted else ("classification",):
+                if other in options:
+                    raise invalid(f"Output can't set both 'shared_memory_region' and '{other}'")
+            places.setdefault(name, shared_memory.json_place(options))
+            continue
         if wanted:
             binary.append(name)
         count = options.get("classification", 0)
@@ -333,35 +405,39 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
             raise unable("classification", _UNSIGNED, doing="set")
         if count:
             classes.setdefault(name, count)
-        for extension in ("shared_memory_region",):
-            if extension in options:
-                raise unsupported(f"output '{name}': '{extension}' is not supported by this version of modserve")
-    if not binary and not classes:
+    if not binary and not classes and not places:
         return tuple(names), _JSON_REPLY
-    return tuple(names), Reply(binary=frozenset(binary), classes=classes)
+    return tuple(names), Reply(binary=frozenset(binary), classes=classes, places=places)
 
 
-def _inputs(document: JsonObject, request_id: str) -> tuple[_Input, ...]:
+def _inputs(
+    document: JsonObject, request_id: str, max_json_tensor: int
+) -> tuple[tuple[_Input, ...], tuple[tuple[_Input, Place], ...]]:
+    """The inputs, and those of them apart that are in shared memory."""
     value = document.get("inputs")
     if type(value) is not list:
         if "inputs" not in document:
             raise unable("inputs", _missing("inputs"))
         raise unable("inputs", JsonTypeError("array", "array"))
     inputs: dict[str, _Input] = {}
+    places: dict[str, tuple[_Input, Place]] = {}
     for element in value:
         name = _string(element, "name")
-        if name in inputs:
+        if name in inputs or name in places:
             raise invalid(f"{label(request_id)}input '{name}' already exists in request")
         datatype = dtypes.BY_NAME.get(_string(element, "datatype"), dtypes.INVALID)
         shape = _shape(element)
-        size = _binary_size(name, element)
+        size = _binary_size(element)
         tensor: Tensor | None = None
+        if isinstance(size, Place):
+            places[name] = _Input(name, datatype, shape, 0, None), size
+            continue
         if size is None:
             if datatype is dtypes.INVALID:
                 raise invalid(f"invalid datatype for input {name}")
-            tensor = json_data.to_tensor(name, datatype, shape, element["data"])
+            tensor = json_data.to_tensor(name, datatype, shape, element["data"], max_json_tensor)
         inputs[name] = _Input(name, datatype, shape, size or 0, tensor)
-    return tuple(inputs.values())
+    return tuple(inputs.values()), tuple(places.values())
 
 
 def _string(element: object, key: str) -> str:
@@ -387,8 +463,11 @@ def _shape(element: JsonObject) -> Shape:
     return tuple(value)
 
 
-def _binary_size(name: str, element: JsonObject) -> int | None:
-    """The bytes of binary data that belong to an input; None for JSON data. Exactly one source must be given."""
+def _binary_size(element: JsonObject) -> int | Place | None:
+    """The bytes of binary data that belong to an input, or its place in shared memory; None for JSON data.
+
+    Exactly one source must be given.
+    """
     options = element.get("parameters")
     if options is None:
         if "data" in element:
@@ -408,7 +487,7 @@ def _binary_size(name: str, element: JsonObject) -> int | None:
     if sources[0] == "data":
         return None
     if sources[0] == "shared_memory_region":
-        raise unsupported(f"input '{name}': shared memory is not supported by this version of modserve")
+        return shared_memory.json_place(options)
     size = options["binary_data_size"]
     if type(size) is not int or size < 0:
         raise unable("binary_data_size", _UNSIGNED)

@@ -6,17 +6,23 @@ types, which Triton refuses as JSON, are numbers like the others here.
 
 import json
 import math
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.tensor import Array, Shape, Tensor, encode_elements
+from modserve.core.tensor import Array, Shape, Tensor, encode_elements, format_shape
 
+MAX_DEPTH = 100
+"""Arrays within arrays: an element of `data` may be in 99, as Triton counts."""
+
+_MOST = 2**63 - 1
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str}}
 """The Python types that JSON elements of each `Datatype.json_kind` are parsed to."""
 
@@ -28,22 +34,34 @@ class JsonTypeError(ValueError):
         super().__init__(f"attempt to access JSON non-{is_not} as {wanted}")
 
 
-def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object) -> Tensor:
-    """The tensor that `data` holds. Raises INVALID_ARG for elements of the wrong type, number or range."""
+def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_bytes: int = _MOST) -> Tensor:
+    """The tensor that `data` holds.
+
+    Raises INVALID_ARG for elements of the wrong type, number or range, and for more than `max_bytes` bytes of them.
+    """
     if not isinstance(data, list):
         raise unable("data", JsonTypeError("array", "array"))
-    flat = _flatten(data)
-    expected = math.prod(shape)
-    if set(map(type, flat)) - _ELEMENT_TYPES[datatype.json_kind]:
-        raise unable("data", _wrong_element(datatype))
+    expected = _element_count(name, shape)
+    _check_size(name, expected, datatype, max_bytes)
+    flat, depth = _flatten(data)
+    numbers: Array | None = None
+    if datatype.json_kind == "float" and (values := _doubles(flat)) is not None:
+        with np.errstate(over="ignore"):
+            numbers = values.astype(datatype.numpy)
+    else:
+        flat = _checked(flat, depth, datatype)
     if len(flat) != expected:
         text = "Shape does not match true shape of 'data' field"
         if len(flat) < expected:
             text = "Failed to parse 'data' field: shape does not match true shape"
         raise unable("data", ValueError(f"{text}: input '{name}' has {len(flat)} elements, its shape {expected}"))
     if datatype is dtypes.BYTES:
-        return Tensor.from_raw(datatype, shape, encode_elements(_encoded(name, flat)))
-    numbers = _numbers(name, datatype, flat)
+        raw = encode_elements(_encoded(name, flat))
+        if len(raw) > max_bytes:
+            raise _too_large(name, len(raw), max_bytes)
+        return Tensor.from_raw(datatype, shape, raw)
+    if numbers is None:
+        numbers = _numbers(name, datatype, flat)
     try:
         return Tensor(datatype, shape, None, numbers.reshape(shape))
     except ValueError:  # a shape beyond numpy's limits, with dimensions in hundreds or near 2^63: no model has it
@@ -79,19 +97,89 @@ def from_tensor(name: str, tensor: Tensor) -> bytes:
     return orjson.dumps(np.ascontiguousarray(flat), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _flatten(data: list[object]) -> list[object]:
-    while any(type(element) is list for element in data):
-        if all(type(element) is list for element in data):
-            data = list(chain.from_iterable(data))  # type: ignore[arg-type]  # just checked
-        else:
-            return list(_leaves(data))
-    return data
+def too_deep() -> ModserveError:
+    return invalid(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
 
 
-def _leaves(data: Iterable[object]) -> Iterator[object]:
+def _element_count(name: str, shape: Shape) -> int:
+    count = math.prod(shape)
+    if count > _MOST:
+        raise invalid(
+            f"invalid shape for input '{name}': shape {format_shape(shape)} causes total element count to exceed "
+            f"maximum size of {_MOST}"
+        )
+    return count
+
+
+def _check_size(name: str, count: int, datatype: Datatype, max_bytes: int) -> None:
+    size = count * datatype.size
+    if size > _MOST:
+        raise invalid(
+            f"byte size overflow for input '{name}': element count ({count}) * data type size ({datatype.size}) "
+            f"exceeds maximum allowed size ({_MOST})"
+        )
+    if size > max_bytes:
+        raise _too_large(name, size, max_bytes)
+
+
+def _too_large(name: str, size: int, max_bytes: int) -> ModserveError:
+    return invalid(
+        f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum allowed value of {max_bytes} "
+        "bytes. Use --http-max-input-size to increase the limit."
+    )
+
+
+def element_count(data: object) -> int:
+    """How many elements there are in `data`, nested in any way. Raises INVALID_ARG for data nested too deeply."""
+    if not isinstance(data, list):
+        return 1
+    flat, depth = _flatten(data)
+    return sum(1 for _ in _leaves(flat, depth)) if list in map(type, flat) else len(flat)
+
+
+def _flatten(data: list[object]) -> tuple[list[object], int]:
+    """The first list whose first element is none, and in how many its elements are; what it holds is not looked at."""
+    depth = 1
+    while data and type(data[0]) is list:
+        if set(map(type, data)) != {list}:
+            break
+        data = list(chain.from_iterable(data))  # type: ignore[arg-type]  # just checked
+        depth += 1
+        if data and depth >= MAX_DEPTH:
+            raise too_deep()
+    return data, depth
+
+
+def _doubles(flat: list[object]) -> NDArray[np.float64] | None:
+    """Numbers as an array; None if there are others among them. The quickest way that numpy and the standard library
+    have, since looks at each element's type take as long as all the rest.
+    """
+    try:
+        values = np.frombuffer(struct.pack(f"{len(flat)}d", *flat), np.float64)
+    except (struct.error, OverflowError):
+        return None
+    # A boolean would pass for a number, but for only two of them.
+    suspects = np.flatnonzero((values == 0) | (values == 1)).tolist()
+    return None if any(type(flat[index]) is bool for index in suspects) else values
+
+
+def _checked(flat: list[object], depth: int, datatype: Datatype) -> list[object]:
+    """The elements, of lists within `flat` as well. Raises INVALID_ARG for those of the wrong type."""
+    types = set(map(type, flat))
+    if list in types:
+        flat = list(_leaves(flat, depth))
+        types = set(map(type, flat))
+    if types - _ELEMENT_TYPES[datatype.json_kind]:
+        raise unable("data", _wrong_element(datatype))
+    return flat
+
+
+def _leaves(data: Iterable[object], depth: int) -> Iterator[object]:
     stack = [iter(data)]
     while stack:
         for element in stack[-1]:
+            if depth + len(stack) > MAX_DEPTH:
+                raise too_deep()
             if isinstance(element, list):
                 stack.append(iter(element))
                 break

@@ -1,9 +1,12 @@
 """The model repository extension: the index, and what requests to load or unload a model say."""
 
+import base64
+import binascii
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from modserve.core.errors import invalid, unsupported
-from modserve.core.lifecycle import IndexEntry
+from modserve.core.lifecycle import IndexEntry, State
 from modserve.pb import inference as pb
 
 from . import control_body
@@ -25,7 +28,7 @@ def index_json(entries: Iterable[IndexEntry]) -> list[JsonObject]:
             for name, value in (
                 ("name", entry.name),
                 ("version", "" if entry.version is None else str(entry.version)),
-                ("state", entry.state.value),
+                ("state", _state(entry)),
                 ("reason", entry.reason),
             )
             if value
@@ -40,12 +43,17 @@ def index_message(entries: Iterable[IndexEntry]) -> pb.RepositoryIndexResponse:
             pb.RepositoryIndexResponse.ModelIndex(
                 name=entry.name,
                 version="" if entry.version is None else str(entry.version),
-                state=entry.state.value,
+                state=_state(entry),
                 reason=entry.reason,
             )
             for entry in entries
         ]
     )
+
+
+def _state(entry: IndexEntry) -> str:
+    """A model that was never loaded has no state."""
+    return "" if entry.version is None and entry.state is State.UNKNOWN else entry.state.value
 
 
 def only_ready(body: bytes) -> bool:
@@ -65,32 +73,72 @@ def check_repository_name(name: str) -> None:
 # Load and unload
 
 
-def check_load_json(body: bytes) -> None:
-    """Raises INVALID_ARG for parameters of a load request which are not to be understood."""
+@dataclass(frozen=True, slots=True)
+class LoadParameters:
+    """What a load is to use in place of what is in the repository: a configuration, files by their path in the model."""
+
+    config: str | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def load_json(body: bytes) -> LoadParameters:
+    """The parameters of a load request's body, which may be empty. Raises INVALID_ARG."""
+    config = None
+    files: dict[str, bytes] = {}
     for name, value in _json_parameters(body).items():
-        control_body.typed(value, str)
-        if name != _CONFIG and not name.startswith(_FILE):
-            raise invalid(f"unrecognized load parameter '{name}'.")
+        text = control_body.typed(value, str)
+        if name == _CONFIG:
+            config = text
+        else:
+            path = _file_path(name)
+            files[path] = _base64(name, text)
+    return LoadParameters(config, files)
 
 
-def check_unload_json(body: bytes) -> None:
-    parameters = _json_parameters(body)
-    if _DEPENDENTS in parameters:
-        control_body.typed(parameters[_DEPENDENTS], bool)
+def unload_dependents_json(body: bytes) -> bool:
+    """Whether an unload request's body, which may be empty, asks for dependents as well. Raises INVALID_ARG."""
+    return control_body.typed(_json_parameters(body).get(_DEPENDENTS, False), bool)
 
 
-def check_load_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> None:
+def load_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> LoadParameters:
+    """As `load_json`."""
+    config = None
+    files: dict[str, bytes] = {}
     for name, value in parameters.items():
-        if name != _CONFIG and not name.startswith(_FILE):
-            raise invalid(f"unrecognized load parameter '{name}'.")
-        expected = "string_param" if name == _CONFIG else "bytes_param"
+        path = "" if name == _CONFIG else _file_path(name)
+        expected = "bytes_param" if path else "string_param"
         if value.WhichOneof("parameter_choice") != expected:
             raise invalid(f"invalid value type for load parameter '{name}', expected {expected}.")
+        if path:
+            files[path] = value.bytes_param
+        else:
+            config = value.string_param
+    return LoadParameters(config, files)
 
 
-def check_unload_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> None:
-    if _DEPENDENTS in parameters and parameters[_DEPENDENTS].WhichOneof("parameter_choice") != "bool_param":
+def unload_dependents_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> bool:
+    """As `unload_dependents_json`."""
+    if _DEPENDENTS not in parameters:
+        return False
+    value = parameters[_DEPENDENTS]
+    if value.WhichOneof("parameter_choice") != "bool_param":
         raise invalid(f"invalid value type for '{_DEPENDENTS}' parameter, expected bool_param.")
+    return value.bool_param
+
+
+def _file_path(name: str) -> str:
+    """The path that a parameter ``file:<path>`` names."""
+    path = name.removeprefix(_FILE)
+    if not path or path == name:
+        raise invalid(f"unrecognized load parameter '{name}'.")
+    return path
+
+
+def _base64(name: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise invalid(f"invalid value for load parameter '{name}', expected base64: {error}") from error
 
 
 def _json_parameters(body: bytes) -> JsonObject:

@@ -18,6 +18,7 @@ _DURATIONS = (
     "cache_hit",
     "cache_miss",
 )
+_RESPONSE_DURATIONS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
 _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
 
 
@@ -37,6 +38,12 @@ def _model(servable: Servable) -> pb.ModelStatistics:
         pb.InferBatchStatistics(batch_size=size, **{name: _duration(getattr(batch, name)) for name in _BATCH_DURATIONS})
         for size, batch in sorted(statistics.batches.items())
     ]
+    responses = {
+        str(index): pb.InferResponseStatistics(
+            **{name: _duration(getattr(response, name)) for name in _RESPONSE_DURATIONS}
+        )
+        for index, response in sorted(statistics.responses.items())
+    }
     return pb.ModelStatistics(
         name=servable.id.name,
         version=str(servable.id.version),
@@ -45,6 +52,7 @@ def _model(servable: Servable) -> pb.ModelStatistics:
         execution_count=statistics.execution_count,
         inference_stats=pb.InferStatistics(**durations),
         batch_stats=batches,
+        response_stats=responses,
     )
 
 

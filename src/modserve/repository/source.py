@@ -1,6 +1,7 @@
 """Model repositories on disk."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,25 +23,71 @@ def scan(repositories: Sequence[Path]) -> Scan:
 
     Raises INVALID_ARG for a repository that is no readable directory.
     """
-    models: dict[str, ModelDirectory] = {}
-    duplicates: set[str] = set()
+    found = locate(repositories)
+    return Scan(
+        {name: read_model(paths[0]) for name, paths in found.items() if len(paths) == 1},
+        tuple(sorted(name for name, paths in found.items() if len(paths) > 1)),
+    )
+
+
+def locate(repositories: Sequence[Path]) -> dict[str, list[Path]]:
+    """Where the models are, by name. Blocking; raises as `scan` does."""
+    found: dict[str, list[Path]] = {}
     for repository in dict.fromkeys(path.absolute() for path in repositories):
         try:
             entries = sorted(repository.iterdir())
         except OSError as error:
             raise invalid(f"can not read model repository '{repository}': {error.strerror}") from error
         for entry in entries:
-            if entry.name.startswith(".") or not entry.is_dir():
-                continue
-            if entry.name in models:
-                duplicates.add(entry.name)
-            models[entry.name] = read_model(entry)
-    for name in duplicates:
-        del models[name]
-    return Scan(models, tuple(sorted(duplicates)))
+            if not entry.name.startswith(".") and entry.is_dir():
+                found.setdefault(entry.name, []).append(entry)
+    return found
 
 
 def read_model(path: Path) -> ModelDirectory:
     """One model directory: its versions are the directories named by a positive integer without leading zeros."""
-    numbers = [parse_directory(entry.name) for entry in path.iterdir() if entry.is_dir()]
-    return ModelDirectory(path.name, path, tuple(sorted(number for number in numbers if number is not None)))
+    marks: dict[int | None, list[_Mark]] = {None: []}
+    for mark in _marks(path):
+        top, *below = mark.path.split(os.sep)
+        version = parse_directory(top) if below or mark.size is None else None
+        marks.setdefault(version, []).append(mark)
+    versions = tuple(sorted(version for version in marks if version is not None))
+    return ModelDirectory(
+        path.name, path, versions, marks={version: tuple(sorted(found)) for version, found in marks.items()}
+    )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Mark:
+    """What a file is like; of a directory only that it is there."""
+
+    path: str
+    """Below the model's directory."""
+    modified_ns: int = 0
+    size: int | None = None
+    """None for a directory."""
+
+
+def _marks(root: Path) -> Iterator[_Mark]:
+    """Everything in a directory. What can not be read, or vanishes meanwhile, is left out."""
+    pending = [(root, "", frozenset[tuple[int, int]]())]
+    while pending:
+        directory, below, above = pending.pop()
+        try:
+            entries = list(os.scandir(directory))
+        except OSError:
+            continue
+        for entry in entries:
+            path = f"{below}{entry.name}"
+            try:
+                status = entry.stat()
+                is_directory = entry.is_dir()
+            except OSError:
+                continue
+            if not is_directory:
+                yield _Mark(path, status.st_mtime_ns, status.st_size)
+                continue
+            yield _Mark(path)
+            identity = (status.st_dev, status.st_ino)
+            if identity not in above:  # else a link to a directory around it
+                pending.append((Path(entry.path), f"{path}{os.sep}", above | {identity}))

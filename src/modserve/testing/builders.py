@@ -22,17 +22,24 @@ class RecordingSink:
     def __init__(self) -> None:
         self.responses: list[InferenceResponse] = []
         self.errors: list[ModserveError] = []
+        self.ended = 0
+        """How often it was told that nothing more comes."""
 
     @property
     def settled(self) -> int:
-        """How often it was told something: 1 when all is well."""
+        """How often it was told something: 1 when all is well with a model that is not decoupled."""
         return len(self.responses) + len(self.errors)
 
     def respond(self, response: InferenceResponse, final: bool) -> None:
         self.responses.append(response)
+        self.ended += final
 
-    def fail(self, error: ModserveError) -> None:
+    def fail(self, error: ModserveError, final: bool) -> None:
         self.errors.append(error)
+        self.ended += final
+
+    def complete(self) -> None:
+        self.ended += 1
 
 
 def tensor(datatype: Datatype, shape: Shape, value: Any = 1) -> Tensor:

@@ -3,10 +3,11 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from modserve.backends.api import ModelSource, Placement
+from modserve.backends.api import EngineRequest, Executor, ModelSource, Placement
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.tensor import Array
@@ -55,15 +56,19 @@ class PuppetRunner:
 
 @dataclass
 class Execution:
-    """One call of a puppet instance, which blocks its thread until the test ends it."""
+    """One call of a puppet instance, which blocks its thread until the test ends it.
+
+    `requests` are those the instance got if its backend works by request; `inputs` and `outputs` are empty then.
+    """
 
     inputs: Mapping[str, Array]
     outputs: tuple[str, ...]
     placement: Placement
+    requests: Sequence[EngineRequest] = ()
     _ended: threading.Event = field(default_factory=threading.Event)
     _result: Mapping[str, Array] | BaseException | None = None
 
-    def finish(self, outputs: Mapping[str, Array]) -> None:
+    def finish(self, outputs: Mapping[str, Array] = MappingProxyType({})) -> None:
         self._result = outputs
         self._ended.set()
 
@@ -83,15 +88,23 @@ class Execution:
 class PuppetBackend:
     """An engine whose executions the test takes with `next_execution` and ends by hand.
 
-    `description` is what its models tell of themselves; `fail_to_open` is raised by every load.
+    `description` is what its models tell of themselves; `fail_to_open` is raised by every load. With `by_request` its
+    instances get single requests, which the test answers before or after it ends the execution.
     """
 
     default_model_filename = ""
     default_cpu_instances = 1
     any_thread = False
 
-    def __init__(self, description: ModelDescription | None = None, fail_to_open: Exception | None = None) -> None:
+    def __init__(
+        self,
+        description: ModelDescription | None = None,
+        fail_to_open: Exception | None = None,
+        *,
+        by_request: bool = False,
+    ) -> None:
         self.description = description
+        self.by_request = by_request
         self.fail_to_open = fail_to_open
         self.sources: list[ModelSource] = []
         self.open_models = 0
@@ -124,21 +137,29 @@ class _PuppetModel:
     def describe(self) -> ModelDescription | None:
         return self._backend.description
 
-    def instance(self, config: ModelConfig, placement: Placement) -> "_PuppetInstance":
+    def instance(self, config: ModelConfig, placement: Placement) -> Executor:
         self._backend.open_instances += 1
-        return _PuppetInstance(self._backend, placement)
+        kind = _RequestPuppetInstance if self._backend.by_request else _PuppetInstance
+        return kind(self._backend, placement)
 
     def close(self) -> None:
         self._backend.open_models -= 1
 
 
-class _PuppetInstance:
+class _Puppet:
     def __init__(self, backend: PuppetBackend, placement: Placement) -> None:
         self._backend = backend
         self._placement = placement
 
+    def close(self) -> None:
+        self._backend.open_instances -= 1
+
+
+class _PuppetInstance(_Puppet):
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         return self._backend.begin(Execution(inputs, outputs, self._placement))
 
-    def close(self) -> None:
-        self._backend.open_instances -= 1
+
+class _RequestPuppetInstance(_Puppet):
+    def execute_requests(self, requests: Sequence[EngineRequest]) -> None:
+        self._backend.begin(Execution({}, (), self._placement, requests))

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from modserve.backends.api import BackendModel, ModelSource, Placement
-from modserve.backends.onnxruntime import OnnxRuntimeBackend
+from modserve.backends.onnxruntime import OnnxRuntimeBackend, OnnxRuntimeModel
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
@@ -67,7 +67,7 @@ def configured(*datatypes: Datatype, **more: Any) -> ModelConfig:
     )
 
 
-def opened(path: Path, given: ModelConfig | None = None, **more: Any) -> BackendModel:
+def opened(path: Path, given: ModelConfig | None = None, **more: Any) -> OnnxRuntimeModel:
     source = ModelSource(given or configured(dtypes.FP32), 1, path, path.parent, **more)
     return OnnxRuntimeBackend().open(source)
 

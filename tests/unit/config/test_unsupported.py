@@ -10,10 +10,6 @@ FAILING = {
     "platform": ('platform: "ensemble"', "platform"),
     "ensemble_scheduling": ("ensemble_scheduling { }", "ensemble_scheduling"),
     "sequence_batching": ("sequence_batching { direct { } }", "sequence_batching"),
-    "model_transaction_policy.decoupled": (
-        "model_transaction_policy { decoupled: true }",
-        "model_transaction_policy.decoupled",
-    ),
     "input.allow_ragged_batch": ("input { allow_ragged_batch: true }", "input[0].allow_ragged_batch"),
     "input.is_shape_tensor": ("input { is_shape_tensor: true }", "input[0].is_shape_tensor"),
     "output.is_shape_tensor": ("output { is_shape_tensor: true }", "output[0].is_shape_tensor"),
@@ -106,7 +102,7 @@ def test_warns(path: str, case: tuple[str, str]) -> None:
     "text",
     [
         "response_cache { enable: false }",
-        "model_transaction_policy { decoupled: false }",
+        "model_transaction_policy { decoupled: true }",
         "optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: true } }",
         "optimization { graph { level: 1 } }",
         "max_batch_size: 1 dynamic_batching { default_queue_policy { timeout_action: REJECT max_queue_size: 8 "

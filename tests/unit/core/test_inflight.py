@@ -14,13 +14,16 @@ RESPONSE = InferenceResponse("model", 1, {})
 ACTS: dict[str, Callable[[Inflight], None]] = {
     "respond": lambda entry: entry.respond(RESPONSE),
     "fail": lambda entry: entry.fail(internal("broken")),
+    "complete": lambda entry: entry.complete(),
     "cancel": lambda entry: entry.cancel(),
 }
 
 
 def told(sink: RecordingSink) -> str:
     """What the client was told, once and no more."""
-    assert sink.settled == 1
+    assert sink.ended == 1
+    if not sink.settled:
+        return "complete"
     if sink.responses:
         return "respond"
     return "cancel" if sink.errors[0].code is Code.CANCELLED else "fail"
@@ -45,7 +48,16 @@ def test_answers_before_the_final_one_do_not_settle(end: str) -> None:
     assert not entry.settled
     ACTS[end](entry)
     assert entry.settled
-    assert sink.settled == 3
+    assert sink.ended == 1
+    assert sink.settled == (2 if end == "complete" else 3)
+
+
+def test_a_failure_that_is_not_final_lets_the_request_go_on() -> None:
+    sink = RecordingSink()
+    entry = inflight(sink=sink)
+    entry.fail(internal("once"), final=False)
+    entry.respond(RESPONSE)
+    assert (len(sink.errors), len(sink.responses), sink.ended) == (1, 1, 1)
 
 
 def test_cancelling_tells_the_queue_first_and_once() -> None:

@@ -12,7 +12,9 @@ ALLOWED = {
     (State.LOADING, State.READY),
     (State.LOADING, State.UNAVAILABLE),
     (State.READY, State.UNLOADING),
+    (State.READY, State.READY),
     (State.UNLOADING, State.UNAVAILABLE),
+    (State.UNLOADING, State.LOADING),
     (State.UNAVAILABLE, State.LOADING),
 }
 PAIRS = list(itertools.product(State, State))
@@ -49,5 +51,5 @@ def test_the_load_time_is_kept_and_the_reason_is_not() -> None:
 @pytest.mark.parametrize("state", State, ids=lambda state: state.name)
 @pytest.mark.parametrize("reason", ["", UNLOADED, "Internal: broken", "not unloaded"])
 def test_all_but_ready_and_unloaded_versions_hold_up_readiness(state: State, reason: str) -> None:
-    expected = state is not State.READY and reason != "unloaded"
+    expected = state not in (State.READY, State.UNLOADING) and reason != "unloaded"
     assert VersionState(state, reason).holds_up_readiness is expected

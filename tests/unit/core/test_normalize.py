@@ -251,6 +251,19 @@ def test_the_request_id_is_named_where_triton_names_it(case: str) -> None:
     assert refusal(model, inputs, id="my-id") == message.replace(NO_ID, "[request id: my-id] ")
 
 
+@pytest.mark.parametrize("datatype", [dtypes.INT8, dtypes.FP64, dtypes.BYTES], ids=lambda datatype: str(datatype.name))
+def test_an_empty_tensor_must_fit_an_array(datatype: dtypes.Datatype) -> None:
+    model = config("m", inputs=(TensorSpec("IN", datatype, (-1, -1)),), max_batch_size=2)
+    most = (2**63 - 1) // (datatype.size or 8)
+    inflight = accept(model, {"IN": raw(datatype, (1, 0, most), b"")})
+    assert inflight.inputs["IN"].array.shape == (1, 0, most)
+    for shape, text in (((1, 0, most + 1), f"[1,0,{most + 1}]"), ((2, most, 0), f"[2,{most},0]")):
+        assert refusal(model, {"IN": raw(datatype, shape, b"")}) == (
+            f"invalid shape for input 'IN': shape {text} causes total element count to exceed maximum size of "
+            "9223372036854775807"
+        )
+
+
 def test_unknown_output() -> None:
     inputs = {"A": ints(1, 16), "B": ints(1, 16)}
     message = refusal(SIMPLE, inputs, outputs=("OUT", "NOSUCH"), id="my-id")

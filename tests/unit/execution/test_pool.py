@@ -5,89 +5,18 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from pool_bench import CONFIG, Bench, answer, copied, member, refused, sink
 
-from modserve.backends.api import BackendInstance, ModelSource, Placement
-from modserve.core import dtypes
+from modserve.backends.api import BackendInstance
 from modserve.core.errors import Code, invalid
-from modserve.core.inflight import Inflight
-from modserve.core.model_config import InstanceKind
 from modserve.core.statistics import FailureReason, ModelStatistics
 from modserve.core.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
-from modserve.testing import Execution, PuppetBackend, RecordingSink, config, request, tensor
-
-CONFIG = config()
-PLACE = Placement(InstanceKind.CPU)
-SOURCE = ModelSource(CONFIG, 1, Path(), Path())
-
-
-def member(value: int, batch_size: int = 1) -> Inflight:
-    asked = request({"INPUT0": tensor(dtypes.INT32, (batch_size, 4), value)}, id=f"r{value}")
-    now_ns = time.monotonic_ns()
-    entry = Inflight(asked, RecordingSink(), asked.inputs, ("OUTPUT0",), batch_size, None, now_ns)
-    entry.queue_start_ns = now_ns
-    return entry
-
-
-def sink(entry: Inflight) -> RecordingSink:
-    assert isinstance(entry.sink, RecordingSink)
-    return entry.sink
-
-
-def answer(entry: Inflight) -> Any:
-    """The one answer a request got."""
-    assert sink(entry).errors == []
-    [response] = sink(entry).responses
-    return response.outputs["OUTPUT0"].array.tolist()
-
-
-def refused(entry: Inflight) -> tuple[Code, str]:
-    assert sink(entry).responses == []
-    [error] = sink(entry).errors
-    return error.code, error.message
-
-
-def copied(execution: Execution) -> dict[str, Array]:
-    return {"OUTPUT0": execution.inputs["INPUT0"]}
-
-
-class Bench:
-    def __init__(self, instances: int) -> None:
-        self.backend = PuppetBackend()
-        model = self.backend.open(SOURCE)
-        engines: list[tuple[str, BackendInstance]] = [
-            (f"model_{index}", model.instance(CONFIG, PLACE)) for index in range(instances)
-        ]
-        self.statistics = ModelStatistics()
-        self.settled: list[int] = []
-        self._changed = asyncio.Event()
-        self.pool = InstancePool(
-            ModelId("model", 3), CONFIG, engines, self.statistics, self._on_settled, asyncio.get_running_loop()
-        )
-
-    def _on_settled(self, count: int) -> None:
-        self.settled.append(count)
-        self._changed.set()
-
-    def run(self, *members: Inflight) -> Execution:
-        """Start a batch, and return its execution once an instance has begun it."""
-        slot = self.pool.reserve()
-        assert slot is not None
-        self.statistics.pending += len(members)
-        self.pool.run(slot, list(members))
-        return self.backend.next_execution()
-
-    async def until_settled(self, batches: int) -> None:
-        async with asyncio.timeout(10):
-            while len(self.settled) < batches:
-                await self._changed.wait()
-                self._changed.clear()
+from modserve.testing import Execution
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.http.connection import Connection
 from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import AsgiApp, Site
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
@@ -41,6 +42,15 @@ ECHO = config(
     outputs=(TensorSpec("OUT", dtypes.BYTES, (-1,)),),
     max_batch_size=0,
 )
+
+MANY = config(
+    "many",
+    inputs=(TensorSpec("IN", dtypes.INT32, (1,)),),
+    outputs=(TensorSpec("OUT", dtypes.INT32, (1,)),),
+    max_batch_size=0,
+    decoupled=True,
+)
+"""Give it to a loader, and its servable answers when told to: `respond` as often as you like."""
 
 
 def sum_and_difference(inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -129,6 +139,9 @@ class PuppetLoader:
         compute = echo if model.name == "echo" else sum_and_difference
         self.loaded[model_id] = PuppetServable(model_id, self.models[model.name], compute)
         return self.loaded[model_id]
+
+    def forget(self, name: str) -> None:
+        pass
 
 
 def server_over(repository: Path, loader: PuppetLoader, logs: Logs | None = None) -> Server:
@@ -295,15 +308,22 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def stage(repository: Path, app: AsgiApp = plain_app, *, automatic: bool = True) -> AsyncIterator[Stage]:
-    """A site whose tasks have ended when the block has."""
+async def stage(
+    repository: Path,
+    app: AsgiApp | None = plain_app,
+    *,
+    automatic: bool = True,
+    options: HttpOptions = HttpOptions(MAX_JSON),  # noqa: B008  # frozen
+) -> AsyncIterator[Stage]:
+    """A site whose tasks have ended when the block has; without an `app`, that of the REST surface."""
     loader = PuppetLoader()
     server = server_over(repository, loader)
     await server.load()
     for servable in loader.loaded.values():
         servable.automatic = automatic
     async with asyncio.TaskGroup() as tasks:
-        site = Site(server, app, tasks, asyncio.get_running_loop(), HttpOptions(MAX_JSON))
+        found: AsgiApp = create_app(server, options) if app is None else app
+        site = Site(server, found, tasks, asyncio.get_running_loop(), options)
         yield Stage(server, site, loader)
         for connection in list(site.connections):
             connection.abort()

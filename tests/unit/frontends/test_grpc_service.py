@@ -31,6 +31,13 @@ SERVED = {
     "RepositoryModelLoad",
     "RepositoryModelUnload",
     "LogSettings",
+    "TraceSetting",
+    "SystemSharedMemoryStatus",
+    "SystemSharedMemoryRegister",
+    "SystemSharedMemoryUnregister",
+    "CudaSharedMemoryStatus",
+    "CudaSharedMemoryRegister",
+    "CudaSharedMemoryUnregister",
     "ModelInfer",
 }
 STREAMS = {"ModelStreamInfer"}

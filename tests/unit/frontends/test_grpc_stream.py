@@ -8,9 +8,12 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from puppet_server import PuppetLoader, PuppetServable, numbers, server_over
+from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, numbers, server_over
 
 from modserve.core.errors import ModserveError, cancelled, internal, unavailable
+from modserve.core.inflight import Inflight
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.grpc import stream
 from modserve.frontends.grpc.service import handlers
@@ -118,7 +121,7 @@ def refused(id: str, text: str = NO_MODEL) -> pb.ModelStreamInferResponse:
 
 @pytest.fixture
 def loader() -> PuppetLoader:
-    return PuppetLoader()
+    return PuppetLoader({"simple": SIMPLE, "many": MANY})
 
 
 @pytest.fixture
@@ -220,6 +223,103 @@ async def test_the_classes_of_an_output(open_stream: Open, simple: PuppetServabl
     await turns()
     (answer,) = exchange.answers
     assert answer.infer_response.raw_output_contents[0].endswith(b"12:1")
+
+
+# Decoupled models
+
+
+@pytest.fixture
+def many(server: Server, loader: PuppetLoader) -> PuppetServable:
+    """A decoupled model, which answers when told to."""
+    servable = loader.loaded[ModelId("many", 1)]
+    servable.automatic = False
+    return servable
+
+
+def asked_many(id: str, **parameters: bool) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name="many", id=id)
+    message.inputs.add(name="IN", datatype="INT32", shape=[1])
+    message.raw_input_contents.append(numbers(1).tobytes())
+    for key, value in parameters.items():
+        message.parameters[key].bool_param = value
+    return message
+
+
+def response(entry: Inflight, value: int) -> InferenceResponse:
+    return InferenceResponse("many", 1, {"OUT": Tensor.from_array(numbers(value))}, entry.request.id)
+
+
+def seen(exchange: Exchange) -> list[tuple[str, object, bool | None]]:
+    """Of each answer: the id, the value or the error's text, and whether it was said to be final."""
+    found: list[tuple[str, object, bool | None]] = []
+    for answer in exchange.answers:
+        given = answer.infer_response
+        what = answer.error_message or [int.from_bytes(raw, "little") for raw in given.raw_output_contents]
+        final = given.parameters["triton_final_response"].bool_param if given.parameters else None
+        found.append((given.id, what, final))
+    return found
+
+
+async def test_many_responses_leave_as_they_come(
+    open_stream: Open, simple: PuppetServable, many: PuppetServable
+) -> None:
+    exchange = open_stream()
+    exchange.send(asked("first"), asked_many("a"), asked_many("b"), asked("last"))
+    exchange.half_close()
+    await turns()
+    a, b = many.submitted
+    b.respond(response(b, 1), final=False)
+    a.respond(response(a, 2), final=False)
+    b.respond(response(b, 3))
+    a.fail(internal("one went wrong"), final=False)
+    await turns()
+    simple.answer(simple.submitted[1])
+    a.respond(response(a, 4), final=False)
+    await turns()
+    before = [("b", [1], False), ("a", [2], False), ("b", [3], True), ("a", "one went wrong", False), ("a", [4], False)]
+    assert seen(exchange) == before
+    simple.answer(simple.submitted[0])
+    await turns()
+    assert exchange.ids[5:] == ["first", "last"]
+    assert not exchange.task.done()
+    a.complete()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert len(exchange.answers) == 7
+
+
+@pytest.mark.parametrize(
+    ("wanted", "answers"),
+    [(False, [("a", [1], False)]), (True, [("a", [1], False), ("a", [], True)])],
+    ids=["not wanted", "wanted"],
+)
+async def test_the_empty_final_response(
+    open_stream: Open, many: PuppetServable, wanted: bool, answers: list[Any]
+) -> None:
+    exchange = open_stream()
+    exchange.send(asked_many("a", triton_enable_empty_final_response=wanted))
+    exchange.half_close()
+    await turns()
+    (entry,) = many.submitted
+    assert entry.request.parameters == {}
+    entry.respond(response(entry, 1), final=False)
+    entry.complete()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert seen(exchange) == answers
+    last = exchange.answers[-1].infer_response
+    assert (last.model_name, last.model_version) == ("many", "1")
+
+
+async def test_a_stream_that_ends_cancels_decoupled_requests(open_stream: Open, many: PuppetServable) -> None:
+    exchange = open_stream()
+    exchange.send(asked_many("a"))
+    await turns()
+    (entry,) = many.submitted
+    entry.respond(response(entry, 1), final=False)
+    await turns()
+    exchange.task.cancel()
+    with suppress(asyncio.CancelledError):
+        await exchange.task
+    assert entry.cancelled
 
 
 # The end of a stream

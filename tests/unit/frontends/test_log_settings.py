@@ -93,7 +93,7 @@ async def test_a_log_that_is_not_the_server_s(tmp_path: Path) -> None:
 
 def test_the_extension_is_listed(server: Server) -> None:
     assert "logging" in server.extensions
-    assert "model_repository" not in server.extensions
+    assert {"model_repository", "model_repository(unload_dependents)"} <= set(server.extensions)
 
 
 # The repository index
@@ -164,7 +164,7 @@ async def test_a_body_that_is_too_long(client: httpx.AsyncClient, path: str) -> 
 
 @pytest.mark.parametrize(
     ("path", "allowed"),
-    [("/v2/repository/index", "POST"), ("/v2/repository/models/simple/load", "POST")],
+    [("/v2/repository/index", "POST, OPTIONS"), ("/v2/repository/models/simple/load", "POST, OPTIONS")],
 )
 async def test_the_wrong_method(client: httpx.AsyncClient, path: str, allowed: str) -> None:
     answer = await client.get(path)

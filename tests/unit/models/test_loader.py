@@ -1,17 +1,21 @@
 """From a model directory to a model that takes requests, or to an error that leaves nothing open."""
 
+import asyncio
+import dataclasses
+import json
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from modserve.backends.api import BackendInstance, BackendModel, ModelSource, Placement
+from modserve.backends.api import BackendModel, Executor, ModelSource, Placement
 from modserve.backends.registry import BackendRegistry
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, invalid, unavailable
 from modserve.core.model_config import DescribedTensor, InstanceKind, ModelConfig, ModelDescription
-from modserve.core.servable import ModelDirectory
+from modserve.core.servable import ModelDirectory, UnreadableModelError
 from modserve.core.version import ModelId
 from modserve.models.loader import Loader, LoaderOptions
 from modserve.models.model import Model
@@ -269,7 +273,7 @@ class _ScarceModel:
         self.describe = model.describe
         self.close = model.close
 
-    def instance(self, config: ModelConfig, placement: Placement) -> BackendInstance:
+    def instance(self, config: ModelConfig, placement: Placement) -> Executor:
         if self._backend.open_instances:
             raise MemoryError("out of memory")
         return self._model.instance(config, placement)
@@ -309,6 +313,67 @@ async def test_instances_on_gpus_take_no_share_of_the_cores(
     [source] = bench.backend.sources
     assert (source.cpu_threads, source.cpu_instances) == (8 // cpu_instances, cpu_instances)
     assert bench.backend.open_instances == len(kinds)
+
+
+async def test_a_forgotten_model_gives_its_share_back(bench: Bench) -> None:
+    bench.new_loader(cores=8)
+    other = bench.write(name="other")
+    await bench.loader.wanted_versions(other)
+    model = bench.write()
+    await bench.load(model)
+    bench.loader.forget("other")
+    bench.loader.forget("nosuch")
+    await bench.load(model)
+    assert [source.cpu_threads for source in bench.backend.sources] == [4, 8]
+
+
+async def test_a_cancelled_load_leaves_nothing_open(bench: Bench, executor: ThreadPoolExecutor) -> None:
+    opened, go = threading.Event(), threading.Event()
+    open_model = bench.backend.open
+
+    def open_slowly(source: ModelSource) -> BackendModel:
+        made = open_model(source)
+        opened.set()
+        go.wait(10)
+        return made
+
+    bench.backend.open = open_slowly  # type: ignore[method-assign,assignment]
+    loading = asyncio.create_task(bench.load(bench.write()))
+    await asyncio.to_thread(opened.wait, 10)
+    loading.cancel()
+    await asyncio.wait((loading,))
+    assert (loading.cancelled(), bench.backend.open_models) == (True, 1)
+    go.set()
+    await asyncio.wrap_future(executor.submit(int))  # whatever came before on the one thread is over
+    assert (bench.backend.open_models, bench.backend.open_instances) == (0, 0)
+
+
+# Configurations that come with the request
+
+
+async def test_a_configuration_in_place_of_the_file(bench: Bench) -> None:
+    config = {
+        "backend": "puppet",
+        "maxBatchSize": 2,
+        "input": [{"name": "INPUT0", "dataType": "TYPE_INT32", "dims": [4]}],
+        "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": ["4"]}],
+    }
+    directory = dataclasses.replace(bench.write("no configuration at all"), config=json.dumps(config))
+    assert (await bench.load(directory)).config.max_batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, r"^1 problem in the configuration of model 'model'\n.*config.pbtxt:1:1: unknown field 'nosuch'"),
+        ('{"nosuch": 1}', r"^Invalid config override: .* no field named \"nosuch\""),
+    ],
+    ids=["file", "override"],
+)
+async def test_a_configuration_that_can_not_be_read(bench: Bench, config: str | None, message: str) -> None:
+    directory = dataclasses.replace(bench.write("nosuch: 1"), config=config)
+    with pytest.raises(UnreadableModelError, match=message):
+        await bench.loader.wanted_versions(directory)
 
 
 # Labels

@@ -231,16 +231,10 @@ def test_class_counts_that_are_none(choice: dict[str, Any], text: str) -> None:
     assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, text)
 
 
-@pytest.mark.parametrize("extension", ["shared_memory_region"])
-def test_output_extensions_are_not_served_yet(extension: str) -> None:
-    output = pb.ModelInferRequest.InferRequestedOutputTensor(name="A")
-    output.parameters[extension].int64_param = 1
-    assert f"'{extension}' is not supported" in error(message(outputs=[output]), Code.UNSUPPORTED)
-
-
-def test_shared_memory_inputs_are_not_served_yet() -> None:
+def test_without_regions_there_is_no_shared_memory() -> None:
     asked = message(tensor())
     asked.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    asked.inputs[0].parameters["shared_memory_byte_size"].int64_param = 8
     assert "shared memory is not supported" in error(asked, Code.UNSUPPORTED)
 
 
@@ -254,17 +248,25 @@ def test_shared_memory_inputs_are_not_served_yet() -> None:
         ("priority", {"int64_param": 2}, 2),
         ("priority", {"uint64_param": 2}, 2),
         ("timeout", {"int64_param": 3}, 3),
+        ("sequence_id", {"int64_param": -1}, 2**64 - 1),
+        ("timeout", {"int64_param": -1}, 2**64 - 1),
         ("own", {"string_param": "x"}, "x"),
         ("own", {"int64_param": -1}, -1),
         ("own", {"bool_param": False}, False),
         ("own", {"double_param": 0.5}, 0.5),
         ("own", {"uint64_param": 2**64 - 1}, 2**64 - 1),
-        ("triton_enable_empty_final_response", {"bool_param": True}, True),
     ],
     ids=lambda value: str(value),
 )
 def test_a_parameter(name: str, choice: dict[str, Any], value: object) -> None:
     assert decode(with_parameter(name, **choice)).parameters == {name: value}
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_wish_for_an_empty_final_response_is_no_parameter_of_the_model(wanted: bool) -> None:
+    message = with_parameter("triton_enable_empty_final_response", bool_param=wanted)
+    assert decode(message).parameters == {}
+    assert grpc_messages.wants_empty_final(message) is wanted
 
 
 @pytest.mark.parametrize(
@@ -323,7 +325,8 @@ def test_an_answer() -> None:
         "T": Tensor.from_array(np.array([[b"ab"]], object), dtypes.BYTES),
         "OUT": Tensor.from_array(np.array([[1, 2]], np.int32)),
     }
-    response = InferenceResponse("m", 2, outputs, "7", {"b": True, "i": -1, "s": "x", "d": 0.5})
+    given = {"b": True, "i": -1, "u": 2**63, "l": 2**64, "s": "x", "d": 0.5}
+    response = InferenceResponse("m", 2, outputs, "7", given)
     assert grpc_messages.encode_response(response) == pb.ModelInferResponse(
         model_name="m",
         model_version="2",
@@ -331,6 +334,8 @@ def test_an_answer() -> None:
         parameters={
             "b": pb.InferParameter(bool_param=True),
             "i": pb.InferParameter(int64_param=-1),
+            "u": pb.InferParameter(uint64_param=2**63),
+            "l": pb.InferParameter(double_param=2.0**64),
             "s": pb.InferParameter(string_param="x"),
             "d": pb.InferParameter(double_param=0.5),
         },

@@ -338,6 +338,24 @@ MISTAKES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(2**63 - 1, 2**63 - 1), (-(2**63), -(2**63)), (2**63, float(2**63)), (2**64 - 1, float(2**64))],
+    ids=str,
+)
+def test_integers_of_custom_parameters_have_64_bits_or_become_doubles(value: int, expected: float) -> None:
+    request, _ = decode(with_parameters({"k": value, "nan": math.nan}))
+    found = request.parameters["k"]
+    assert (type(found), found) == (type(expected), expected)
+
+
+@pytest.mark.parametrize("key", ["sequence_id", "priority", "timeout"])
+def test_numbers_of_the_protocol_have_64_bits(key: str) -> None:
+    request, _ = decode(with_parameters({key: 2**64 - 1, "nan": math.nan}))
+    assert request.parameters[key] == 2**64 - 1
+    assert f"Unable to parse '{key}'" in error(with_parameters({key: 2**64, "nan": math.nan}))
+
+
 @pytest.mark.parametrize(("text", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_a_mistake_gets_its_text(text: str, message: str) -> None:
     assert error(text) == message
@@ -411,11 +429,11 @@ def test_numbers_of_thousands_of_digits_are_refused() -> None:
     ("text", "feature"),
     [
         (with_input(data=None, parameters={"shared_memory_region": "r"}), "shared memory"),
-        ('{"inputs":[],"outputs":[{"name":"A","parameters":{"shared_memory_region":"r"}}]}', "'shared_memory_region'"),
+        ('{"inputs":[],"outputs":[{"name":"A","parameters":{"shared_memory_region":"r"}}]}', "output 'A': shared"),
     ],
     ids=["shared memory input", "shared memory output"],
 )
-def test_what_is_not_served_yet_says_so(text: str, feature: str) -> None:
+def test_without_regions_there_is_no_shared_memory(text: str, feature: str) -> None:
     with pytest.raises(ModserveError, match=feature) as caught:
         decode(text)
     assert caught.value.code is Code.UNSUPPORTED
@@ -508,6 +526,33 @@ TEXT = Tensor.from_array(np.array([[b"ab", b""]], object), dtypes.BYTES)
 def encode(outputs: dict[str, Tensor], reply: Reply, **more: Any) -> tuple[bytes, int | None]:
     body = http_infer.encode_response(InferenceResponse("m", 2, outputs, **more), reply)
     return b"".join(body.parts), body.header_length
+
+
+def test_no_bytes_of_binary_data_need_no_header_length() -> None:
+    empty = '{"name":"IN","shape":[1,0],"datatype":"INT32","parameters":{"binary_data_size":0}}'
+    request, _ = decode('{"inputs":[' + empty + "]}")
+    assert request.inputs["IN"].array.shape == (1, 0)
+
+
+def test_parameters_of_an_answer() -> None:
+    given = {
+        "b": True,
+        "i": -(2**63),
+        "u": 2**64 - 1,
+        "s": "\u00e4",
+        "d": 0.5,
+        "n": math.nan,
+        "f": -math.inf,
+        "l": 2**64,
+    }
+    text, _ = encode({}, Reply(), parameters=given)
+    assert (
+        text
+        == (
+            '{"model_name":"m","model_version":"2","parameters":{"b":true,"i":-9223372036854775808,'
+            '"u":18446744073709551615,"s":"\u00e4","d":0.5,"n":NaN,"f":-Infinity,"l":1.8446744073709552e+19},"outputs":[]}'
+        ).encode()
+    )
 
 
 def test_an_answer_in_json() -> None:

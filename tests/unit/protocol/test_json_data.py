@@ -44,11 +44,82 @@ def test_data_may_be_nested_in_any_way(data: list[Any]) -> None:
     assert tensor.array.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-def test_nesting_may_be_deeper_than_python_s_recursion() -> None:
-    data: list[Any] = [1]
-    for _ in range(5_000):
-        data = [data, 1]
-    assert json_data.to_tensor("IN", dtypes.INT8, (5_001,), data).array.sum() == 5_001
+def nested(arrays: int, *beside: int, innermost: tuple[int, ...] = (1,)) -> list[Any]:
+    data: list[Any] = list(innermost)
+    for _ in range(arrays - 1):
+        data = [data, *beside]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [(nested(99), 1), (nested(99, 1), 99), (nested(100, innermost=()), 0)],
+    ids=["arrays", "arrays and numbers", "nothing inside"],
+)
+def test_the_deepest_nesting(data: list[Any], count: int) -> None:
+    assert json_data.to_tensor("IN", dtypes.INT8, (count,), data).array.sum() == count
+
+
+@pytest.mark.parametrize(
+    "data",
+    [nested(100), nested(100, 1), nested(101, innermost=()), nested(5_000), nested(5_000, 1)],
+    ids=["arrays", "arrays and numbers", "nothing inside", "thousands", "thousands and numbers"],
+)
+def test_deeper_nesting(data: list[Any]) -> None:
+    with pytest.raises(ModserveError) as caught:
+        json_data.to_tensor("IN", dtypes.INT8, (1,), data)
+    assert (caught.value.code, caught.value.message) == (
+        Code.INVALID_ARG,
+        "JSON nesting depth exceeds maximum allowed limit (100)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "max_bytes", "text"),
+    [
+        (
+            dtypes.INT8,
+            (2**40, 2**40),
+            [1],
+            2**63,
+            "invalid shape for input 'IN': shape [1099511627776,1099511627776] causes total element count to exceed "
+            "maximum size of 9223372036854775807",
+        ),
+        (
+            dtypes.FP64,
+            (2**61,),
+            [1],
+            2**63,
+            "byte size overflow for input 'IN': element count (2305843009213693952) * data type size (8) exceeds "
+            "maximum allowed size (9223372036854775807)",
+        ),
+        (
+            dtypes.FP64,
+            (3,),
+            [1, 2, 3],
+            23,
+            "JSON input 'IN' has a byte_size (24 bytes) that exceeds the maximum allowed value of 23 bytes. Use "
+            "--http-max-input-size to increase the limit.",
+        ),
+        (
+            dtypes.BYTES,
+            (2,),
+            ["a", ""],
+            8,
+            "JSON input 'IN' has a byte_size (9 bytes) that exceeds the maximum allowed value of 8 bytes. Use "
+            "--http-max-input-size to increase the limit.",
+        ),
+    ],
+    ids=["elements", "bytes", "limit", "limit of BYTES"],
+)
+def test_tensors_that_are_too_large(
+    datatype: dtypes.Datatype, shape: tuple[int, ...], data: list[Any], max_bytes: int, text: str
+) -> None:
+    with pytest.raises(ModserveError) as caught:
+        json_data.to_tensor("IN", datatype, shape, data, max_bytes)
+    assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, text)
+    if max_bytes < 2**63:
+        assert json_data.to_tensor("IN", datatype, shape, data, max_bytes + 1).shape == shape
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)

@@ -13,6 +13,7 @@ ENTRIES = [
     IndexEntry("a", 1, State.READY, "", 5),
     IndexEntry("a", 12, State.UNAVAILABLE, "unloaded"),
     IndexEntry("b", None, State.UNAVAILABLE, "Internal: no good"),
+    IndexEntry("c", None, State.UNKNOWN, ""),
 ]
 
 
@@ -21,6 +22,7 @@ def test_the_index_as_json_leaves_out_what_is_empty() -> None:
         {"name": "a", "version": "1", "state": "READY"},
         {"name": "a", "version": "12", "state": "UNAVAILABLE", "reason": "unloaded"},
         {"name": "b", "state": "UNAVAILABLE", "reason": "Internal: no good"},
+        {"name": "c"},
     ]
 
 
@@ -30,6 +32,7 @@ def test_the_index_as_a_message() -> None:
         index(name="a", version="1", state="READY"),
         index(name="a", version="12", state="UNAVAILABLE", reason="unloaded"),
         index(name="b", state="UNAVAILABLE", reason="Internal: no good"),
+        index(name="c"),
     ]
 
 
@@ -62,16 +65,23 @@ SYNTAX = "failed to parse the request JSON buffer: "
         (repository.only_ready, b"[]", NO_OBJECT),
         (repository.only_ready, b"{", SYNTAX),
         (repository.only_ready, b"\xff", SYNTAX),
-        (repository.check_load_json, b"{", SYNTAX),
-        (repository.check_load_json, b'"x"', NO_OBJECT),
-        (repository.check_load_json, b'{"parameters":[]}', NO_OBJECT),
-        (repository.check_load_json, b'{"parameters":{"config":{}}}', NO_STRING),
-        (repository.check_load_json, b'{"parameters":{"file:1/x":1}}', NO_STRING),
-        (repository.check_load_json, b'{"parameters":{"foo":"x"}}', UNKNOWN),
-        (repository.check_unload_json, b"{", SYNTAX),
-        (repository.check_unload_json, b'{"parameters":1}', NO_OBJECT),
+        (repository.load_json, b"{", SYNTAX),
+        (repository.load_json, b'"x"', NO_OBJECT),
+        (repository.load_json, b'{"parameters":[]}', NO_OBJECT),
+        (repository.load_json, b'{"parameters":{"config":{}}}', NO_STRING),
+        (repository.load_json, b'{"parameters":{"file:1/x":1}}', NO_STRING),
+        (repository.load_json, b'{"parameters":{"foo":"x"}}', UNKNOWN),
+        (repository.load_json, b'{"parameters":{"file:":"x"}}', "unrecognized load parameter 'file:'."),
         (
-            repository.check_unload_json,
+            repository.load_json,
+            b'{"parameters":{"file:1/x":"A"}}',
+            "invalid value for load parameter 'file:1/x', expected base64: Invalid base64-encoded string: number of "
+            "data characters (1) cannot be 1 more than a multiple of 4",
+        ),
+        (repository.unload_dependents_json, b"{", SYNTAX),
+        (repository.unload_dependents_json, b'{"parameters":1}', NO_OBJECT),
+        (
+            repository.unload_dependents_json,
             b'{"parameters":{"unload_dependents":1}}',
             "attempt to access JSON non-boolean as boolean",
         ),
@@ -85,44 +95,70 @@ def test_a_wrong_body(check: Any, body: bytes, text: str) -> None:
     assert text == SYNTAX or raised.value.message == text
 
 
+NOTHING = repository.LoadParameters()
+BOTH = repository.LoadParameters("{}", {"1/x": b"\0"})
+
+
 @pytest.mark.parametrize(
-    "body", [b"", b"{}", b'{"parameters":{}}', b'{"parameters":{"config":"{}","file:1/x":"AA=="}}']
+    ("body", "parameters"),
+    [
+        (b"", NOTHING),
+        (b"{}", NOTHING),
+        (b'{"parameters":{}}', NOTHING),
+        (b'{"parameters":{"config":"{}","file:1/x":"AA=="}}', BOTH),
+        (b'{"parameters":{"file:1/x":""}}', repository.LoadParameters(None, {"1/x": b""})),
+        (b'{"parameters":{"config":""}}', repository.LoadParameters("")),
+    ],
 )
-def test_a_good_load_body(body: bytes) -> None:
-    repository.check_load_json(body)
+def test_a_good_load_body(body: bytes, parameters: repository.LoadParameters) -> None:
+    assert repository.load_json(body) == parameters
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"parameters":{"unload_dependents":true}}', b'{"parameters":{"x":1}}'])
-def test_a_good_unload_body(body: bytes) -> None:
-    repository.check_unload_json(body)
+@pytest.mark.parametrize(
+    ("body", "dependents"),
+    [
+        (b"", False),
+        (b"{}", False),
+        (b'{"parameters":{"unload_dependents":true}}', True),
+        (b'{"parameters":{"unload_dependents":false}}', False),
+        (b'{"parameters":{"x":1}}', False),
+    ],
+)
+def test_a_good_unload_body(body: bytes, dependents: bool) -> None:
+    assert repository.unload_dependents_json(body) is dependents
 
 
 Parameter = pb.ModelRepositoryParameter
 
 
 def test_good_parameters_of_messages() -> None:
-    repository.check_load_message({"config": Parameter(string_param="{}"), "file:1/x": Parameter(bytes_param=b"")})
-    repository.check_unload_message({"unload_dependents": Parameter(bool_param=False), "x": Parameter()})
+    given = {"config": Parameter(string_param="{}"), "file:1/x": Parameter(bytes_param=b"\0")}
+    assert repository.load_message(given) == BOTH
+    assert repository.load_message({}) == NOTHING
+    unload = repository.unload_dependents_message
+    assert unload({"unload_dependents": Parameter(bool_param=True)}) is True
+    assert unload({"unload_dependents": Parameter(bool_param=False), "x": Parameter()}) is False
+    assert unload({}) is False
 
 
 @pytest.mark.parametrize(
     ("check", "name", "value", "text"),
     [
         (
-            repository.check_load_message,
+            repository.load_message,
             "config",
             Parameter(bytes_param=b"{}"),
             "invalid value type for load parameter 'config', expected string_param.",
         ),
         (
-            repository.check_load_message,
+            repository.load_message,
             "file:1/x",
             Parameter(string_param="x"),
             "invalid value type for load parameter 'file:1/x', expected bytes_param.",
         ),
-        (repository.check_load_message, "foo", Parameter(string_param="x"), UNKNOWN),
+        (repository.load_message, "foo", Parameter(string_param="x"), UNKNOWN),
         (
-            repository.check_unload_message,
+            repository.unload_dependents_message,
             "unload_dependents",
             Parameter(int64_param=1),
             "invalid value type for 'unload_dependents' parameter, expected bool_param.",

@@ -1,91 +1,35 @@
 """The reconciler, stepped by hand: a loader whose loads end when the test says so."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_loader import FakeLease, FakeLoader, turns
 
 from modserve.core.errors import Code, ModserveError, internal, invalid
-from modserve.core.inflight import Inflight
 from modserve.core.lifecycle import IndexEntry, State
-from modserve.core.request import InferenceRequest
-from modserve.core.response import ResponseSink
-from modserve.core.servable import ModelDirectory
-from modserve.core.statistics import ModelStatistics
+from modserve.core.servable import ModelDirectory, UnreadableModelError
 from modserve.core.version import ModelId
 from modserve.repository.manager import ModelManager
-from modserve.testing import config
 
 READY, LOADING, UNLOADING, UNAVAILABLE = State.READY, State.LOADING, State.UNLOADING, State.UNAVAILABLE
 
 
-class FakeServable:
-    """A loaded version which is drained and closed when the test says so."""
-
-    def __init__(self, model_id: ModelId) -> None:
-        self.id = model_id
-        self.config = config(model_id.name)
-        self.config_message = b""
-        self.statistics = ModelStatistics()
-        self.labels: Mapping[str, tuple[str, ...]] = {}
-        self.drained = asyncio.Event()
-        self.log: list[str] = []
-        self.fail_to_close = False
-
-    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        raise AssertionError("no test submits to it")
-
-    async def drain(self) -> None:
-        self.log.append("drain")
-        await self.drained.wait()
-
-    async def close(self) -> None:
-        self.log.append("close")
-        if self.fail_to_close:
-            raise OSError("stuck")
-
-
-class FakeLoader:
-    """Loads end when the test says so, or at once if `patient` is off."""
-
-    def __init__(self) -> None:
-        self.patient = False
-        self.unusable: dict[str, Exception] = {}
-        self.failures: dict[ModelId, Exception] = {}
-        self.loads: dict[ModelId, asyncio.Future[FakeServable]] = {}
-        self.order: list[ModelId] = []
-        self.servables: dict[ModelId, FakeServable] = {}
-
-    async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
-        if model.name in self.unusable:
-            raise self.unusable[model.name]
-        return model.versions
-
-    async def load(self, model: ModelDirectory, version: int) -> FakeServable:
-        model_id = ModelId(model.name, version)
-        self.order.append(model_id)
-        if model_id in self.failures:
-            raise self.failures[model_id]
-        servable = self.servables[model_id] = FakeServable(model_id)
-        if not self.patient:
-            servable.drained.set()
-            return servable
-        self.loads[model_id] = asyncio.get_running_loop().create_future()
-        return await self.loads[model_id]
-
-    def finish(self, name: str, version: int) -> None:
-        model_id = ModelId(name, version)
-        self.loads[model_id].set_result(self.servables[model_id])
-
-
 class Bench:
-    def __init__(self, parallel_loads: int = 4) -> None:
+    def __init__(self, parallel_loads: int = 4, retries: int = 0) -> None:
         self.loader = FakeLoader()
-        self.manager = ModelManager(self.loader, parallel_loads)
+        self.manager = ModelManager(self.loader, parallel_loads, retries)
 
     async def reconcile(self, **wanted: tuple[int, ...]) -> None:
         await self.manager.reconcile(directories(wanted))
+
+    async def update(self, name: str, *versions: int, mark: object = None, together: bool = True) -> str:
+        """Want these versions of a model, made from files like `mark`; what who asked for it is told, or nothing."""
+        directory = dataclasses.replace(ModelDirectory(name, Path(name), versions), marks={None: mark})
+        failures = await self.manager.update({name: directory}, together=together)
+        return failures[name].message if failures else ""
 
     def states(self) -> dict[tuple[str, int | None], State]:
         return {(entry.name, entry.version): entry.state for entry in self.manager.index()}
@@ -101,15 +45,6 @@ class Bench:
 
 def directories(wanted: dict[str, tuple[int, ...]]) -> dict[str, ModelDirectory]:
     return {name: ModelDirectory(name, Path(name), versions) for name, versions in wanted.items()}
-
-
-async def turns(condition: Callable[[], bool]) -> None:
-    """Let the event loop run until the condition holds."""
-    for _ in range(100):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("that never came about")
 
 
 @pytest.fixture
@@ -350,3 +285,221 @@ async def test_state(bench: Bench) -> None:
 def test_an_unknown_model_has_no_ready_versions(bench: Bench) -> None:
     assert bench.manager.ready_versions("x") == []
     assert bench.manager.index() == []
+
+
+# Loading again
+
+
+async def test_what_has_not_changed_is_left_alone(bench: Bench) -> None:
+    assert [await bench.update("a", 1, 2, mark="x") for _ in range(2)] == ["", ""]
+    assert bench.loader.order == [("a", 1), ("a", 2)]
+
+
+async def test_only_the_version_that_has_changed_is_loaded_again(bench: Bench) -> None:
+    directory = ModelDirectory("a", Path("a"), (1, 2), marks={1: "x", 2: "x"})
+    await bench.manager.update({"a": directory})
+    await bench.manager.update({"a": dataclasses.replace(directory, marks={1: "x", 2: "y"})})
+    assert bench.loader.order == [("a", 1), ("a", 2), ("a", 2)]
+
+
+async def test_the_old_serves_until_the_new_is_ready_and_finishes(bench: Bench) -> None:
+    await bench.update("a", 1)
+    old = bench.loader.servables[ModelId("a", 1)]
+    old.drained.clear()
+    bench.loader.patient = True
+    task = asyncio.create_task(bench.update("a", 1, mark="new"))
+    await turns(lambda: len(bench.loader.loads) == 1)
+    assert bench.manager.get("a", None) is old
+    assert bench.states() == {("a", 1): READY}
+    assert old.log == []
+    bench.loader.finish("a", 1)
+    assert await task == ""
+    new = bench.loader.servables[ModelId("a", 1)]
+    assert bench.manager.get("a", None) is new
+    assert bench.manager.get("a", 1) is not old
+    await turns(lambda: old.log == ["drain"])
+    old.drained.set()
+    await turns(lambda: old.log == ["drain", "close"])
+    assert bench.states() == {("a", 1): READY}
+    assert new.log == []
+
+
+async def test_the_old_serves_on_if_the_new_fails(bench: Bench) -> None:
+    await bench.update("a", 1)
+    old = bench.manager.get("a", 1)
+    bench.loader.failures[ModelId("a", 1)] = internal("broken")
+    text = "load failed for model 'a': version 1 is at UNAVAILABLE state: Internal: broken;\n"
+    assert await bench.update("a", 1, mark="new") == text
+    assert bench.manager.get("a", None) is old
+    assert bench.states() == {("a", 1): READY}
+    assert bench.reasons() == {
+        ("a", 1): "version 1 is served as it was, for it failed to load: Internal: broken",
+    }
+    assert bench.manager.unready() == []
+    bench.loader.failures.clear()
+    assert await bench.update("a", 1, mark="new") == ""
+    assert bench.reasons() == {}
+    assert bench.manager.get("a", None) is not old
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_no_version_is_taken_when_one_fails_beside_one_that_is_served(bench: Bench, together: bool) -> None:
+    await bench.update("a", 1)
+    bench.loader.failures[ModelId("a", 3)] = invalid("bad")
+    text = "load failed for model 'a': version 3 is at UNAVAILABLE state: Invalid argument: bad;\n"
+    assert await bench.update("a", 2, 3, together=together) == text
+    assert bench.states() == {("a", 1): READY, ("a", 2): UNAVAILABLE, ("a", 3): UNAVAILABLE}
+    assert bench.manager.get("a", None).id == ("a", 1)
+    await turns(lambda: bench.loader.servables[ModelId("a", 2)].log == ["drain", "close"])
+
+
+async def test_every_version_that_fails_is_told(bench: Bench) -> None:
+    bench.loader.failures = {ModelId("a", 2): invalid("bad"), ModelId("a", 1): internal("broken")}
+    assert await bench.update("a", 1, 2, 3) == (
+        "load failed for model 'a': version 1 is at UNAVAILABLE state: Internal: broken;\n"
+        "version 2 is at UNAVAILABLE state: Invalid argument: bad;\n"
+    )
+    assert bench.states()["a", 3] is UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            UnreadableModelError(Code.INVALID_ARG, "no such field"),
+            "failed to load 'a', failed to poll from model repository: no such field",
+        ),
+        (invalid("no version"), "load failed for model 'a': no version\n"),
+    ],
+    ids=["unreadable", "unusable"],
+)
+async def test_a_configuration_that_can_not_be_used(bench: Bench, error: ModserveError, text: str) -> None:
+    bench.loader.unusable["a"] = error
+    assert await bench.update("a", 1) == text
+    assert bench.manager.index() == [], "who asked for it has been told"
+    del bench.loader.unusable["a"]
+    await bench.update("a", 1)
+    bench.loader.unusable["a"] = error
+    assert await bench.update("a", 1, mark="new") == text
+    assert bench.states() == {("a", 1): READY}
+    assert bench.reasons() == {("a", 1): error.reason}
+    assert bench.manager.unready() == []
+
+
+async def test_failures_of_versions_that_are_gone_are_forgotten(bench: Bench) -> None:
+    bench.loader.failures[ModelId("a", 2)] = invalid("bad")
+    await bench.update("a", 1, 2, together=False)
+    await bench.update("a", 1)
+    assert bench.states() == {("a", 1): READY}
+
+
+@pytest.mark.parametrize(("retries", "fine"), [(0, False), (1, False), (2, True)])
+async def test_retries(retries: int, fine: bool) -> None:
+    bench = Bench(retries=retries)
+    bench.loader.failing = 2
+    assert (await bench.update("a", 1) == "") is fine
+    assert len(bench.loader.order) == min(retries + 1, 3)
+
+
+# Unloading
+
+
+async def test_unloading_returns_while_requests_run(bench: Bench) -> None:
+    await bench.update("a", 1)
+    servable = bench.loader.servables[ModelId("a", 1)]
+    servable.drained.clear()
+    await bench.manager.unload("a", dependents=False)
+    assert bench.states() == {("a", 1): UNLOADING}
+    assert bench.manager.unready() == []
+    assert bench.refusal("a", None)[0] is Code.NOT_FOUND
+    assert bench.loader.forgotten == ["a"]
+    servable.drained.set()
+    await turns(lambda: bench.states() == {("a", 1): UNAVAILABLE})
+    assert bench.reasons() == {("a", 1): "unloaded"}
+    assert bench.manager.unready() == []
+
+
+async def test_loading_what_is_still_being_unloaded(bench: Bench) -> None:
+    await bench.update("a", 1)
+    old = bench.loader.servables[ModelId("a", 1)]
+    old.drained.clear()
+    await bench.manager.unload("a", dependents=True)
+    assert await bench.update("a", 1) == ""
+    assert bench.manager.get("a", 1) is not old
+    old.drained.set()
+    await turns(lambda: old.log == ["drain", "close"])
+    assert bench.states() == {("a", 1): READY}
+
+
+async def test_unloading_an_unknown_model_is_nothing(bench: Bench) -> None:
+    await bench.manager.unload("x", dependents=False)
+    assert bench.manager.index() == []
+
+
+async def test_one_thing_is_done_at_a_time_with_a_model(bench: Bench) -> None:
+    bench.loader.patient = True
+    loading = asyncio.create_task(bench.update("a", 1))
+    await turns(lambda: len(bench.loader.loads) == 1)
+    unloading = asyncio.create_task(bench.manager.unload("a", dependents=False))
+    again = asyncio.create_task(bench.update("a", 1))
+    other = asyncio.create_task(bench.update("b", 1))
+    await turns(lambda: ModelId("b", 1) in bench.loader.loads)
+    assert bench.loader.order == [("a", 1), ("b", 1)]
+    bench.loader.servables[ModelId("a", 1)].drained.set()
+    bench.loader.finish("a", 1)
+    await turns(lambda: len(bench.loader.order) == 3)
+    assert (loading.done(), unloading.done(), again.done()) == (True, True, False)
+    for name in ("a", "b"):
+        bench.loader.finish(name, 1)
+    assert [await task for task in (loading, again, other)] == ["", "", ""]
+    assert bench.states() == {("a", 1): READY, ("b", 1): READY}
+
+
+async def test_a_cancelled_load_leaves_nothing_half_done(bench: Bench) -> None:
+    bench.loader.patient = True
+    loading = asyncio.create_task(bench.update("a", 1, 2))
+    await turns(lambda: len(bench.loader.loads) == 2)
+    bench.loader.finish("a", 2)
+    await turns(lambda: bench.loader.loads[ModelId("a", 2)].done())
+    loading.cancel()
+    await asyncio.wait((loading,))
+    assert loading.cancelled()
+    assert bench.states() == {("a", 1): UNAVAILABLE, ("a", 2): UNAVAILABLE}
+    assert set(bench.reasons().values()) == {"the load was cancelled"}
+    bench.loader.patient = False
+    assert await bench.update("a", 1, 2) == ""
+    assert bench.states() == {("a", 1): READY, ("a", 2): READY}
+
+
+# Temporary directories
+
+
+async def test_a_temporary_directory_lives_as_long_as_what_was_loaded_from_it(bench: Bench) -> None:
+    lease = FakeLease()
+    directory = ModelDirectory("a", Path("t"), (1, 2), lease=lease)
+    await bench.manager.update({"a": directory})
+    assert lease.held == 2
+    old = bench.loader.servables[ModelId("a", 1)]
+    old.drained.clear()
+    await bench.update("a", 1)
+    assert bench.manager.get("a", None).id == ("a", 1)
+    await turns(lambda: lease.held == 1)
+    old.drained.set()
+    await turns(lambda: lease.held == 0)
+
+
+async def test_a_temporary_directory_of_a_failed_load_is_not_held(bench: Bench) -> None:
+    bench.loader.failures[ModelId("a", 1)] = invalid("bad")
+    lease = FakeLease()
+    await bench.manager.update({"a": ModelDirectory("a", Path("t"), (1, 2), lease=lease)}, together=True)
+    assert lease.held == 0
+
+
+async def test_changes_are_told(bench: Bench) -> None:
+    seen: list[dict[tuple[str, int | None], State]] = []
+    bench.manager.on_change = lambda: seen.append(bench.states())
+    await bench.update("a", 1)
+    await bench.manager.unload("a", dependents=False)
+    await turns(lambda: bench.states() == {("a", 1): UNAVAILABLE})
+    states = [each["a", 1] for each in seen]
+    assert list(dict.fromkeys(states)) == [LOADING, READY, UNLOADING, UNAVAILABLE]

@@ -320,8 +320,8 @@ class _CancellingSink(RecordingSink):
         super().__init__()
         self.others: list[Inflight] = []
 
-    def fail(self, error: ModserveError) -> None:
-        super().fail(error)
+    def fail(self, error: ModserveError, final: bool) -> None:
+        super().fail(error, final)
         for other in self.others:
             other.cancel()
 

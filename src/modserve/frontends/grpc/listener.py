@@ -5,21 +5,15 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
+from modserve.frontends.certificates import Certificates, Identity, TlsFiles
 from modserve.pb import inference as pb
 from modserve.server import Server
 
+from . import health
+from .arguments import channel_arguments
 from .options import GrpcOptions
 from .service import handlers
 from .stream import InferStreams
-
-_OPTIONS = (
-    # Unlimited messages, as Triton's.
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # Two servers on one port would share it silently.
-    ("grpc.so_reuseport", 0),
-)
-_HEALTH = "grpc.health.v1.Health"
 
 
 class GrpcListener:
@@ -27,16 +21,20 @@ class GrpcListener:
 
     def __init__(self, server: Server, address: str, port: int, options: GrpcOptions) -> None:
         self._address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        self._grpc = grpc.aio.server(options=_OPTIONS)
-        self._streams = InferStreams(server)
-        self._grpc.add_generic_rpc_handlers(handlers(server, self._streams))
-        names = (pb.SERVICE, _HEALTH, reflection.SERVICE_NAME)
+        self._tls = options.tls
+        self._grpc = grpc.aio.server(options=channel_arguments(options))
+        self._streams = InferStreams(server, options.header_pattern)
+        self._grpc.add_generic_rpc_handlers(handlers(server, self._streams, options))
+        names = (pb.SERVICE, health.SERVICE, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._grpc, _reflection_pool())
 
     async def start(self) -> int:
-        """Open the port and return its number. Raises OSError."""
+        """Open the port and return its number. Raises OSError, or CertificateError."""
         try:
-            port = self._grpc.add_insecure_port(self._address)
+            if self._tls is None:
+                port = self._grpc.add_insecure_port(self._address)
+            else:
+                port = self._grpc.add_secure_port(self._address, _credentials(self._tls))
         except RuntimeError as error:
             raise OSError(f"can not listen on {self._address}: {error}") from error
         await self._grpc.start()
@@ -49,6 +47,27 @@ class GrpcListener:
         """
         self._streams.stop()
         await self._grpc.stop(grace)
+
+
+def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """gRPC asks for the certificates at each handshake, on a thread of its own. Raises CertificateError."""
+    certificates = Certificates(files)
+    given = certificates.current()
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        found = certificates.current()
+        if found is given:
+            return None
+        given = found
+        return _configuration(found)
+
+    # What is in use stays in use for None, which the stubs do not know.
+    return grpc.dynamic_ssl_server_credentials(_configuration(given), newer, files.mutual)  # type: ignore[arg-type]
+
+
+def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], identity.root)
 
 
 def _reflection_pool() -> DescriptorPool:

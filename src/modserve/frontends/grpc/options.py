@@ -1,8 +1,43 @@
 """What the server's settings say about the gRPC front end."""
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from modserve.frontends.certificates import TlsFiles
+from modserve.protocol.restricted import Restriction
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """How connections are watched and ended; times in milliseconds. The defaults are gRPC's, and Triton's."""
+
+    keepalive_time: int = 7_200_000
+    keepalive_timeout: int = 20_000
+    keepalive_permit_without_calls: bool = False
+    max_pings_without_data: int = 2
+    min_recv_ping_interval_without_data: int = 300_000
+    max_ping_strikes: int = 2
+    max_age: int = 0
+    """0: connections do not age."""
+    max_age_grace: int = 0
+    """0: without end."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcOptions:
     """All but the address and the port."""
+
+    restrictions: Mapping[str, Restriction] = field(default_factory=dict)
+    """By category of calls."""
+    tls: TlsFiles | None = None
+    """None: plain."""
+    reuse_port: bool = False
+    """Other servers may listen on the same port."""
+    compression: str = "none"
+    """A name of `arguments.COMPRESSION_LEVELS`."""
+    connections: Connections = Connections()
+    header_pattern: re.Pattern[str] | None = None
+    """Metadata with matching names become parameters of inference requests."""
+    server_timing: bool = False
+    """Answers to ``ModelInfer`` tell what they have cost, in trailing metadata."""

@@ -2,38 +2,65 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2
 
-from modserve.core.errors import Code, ModserveError, internal, invalid, unsupported
+from modserve.core.errors import Code, ModserveError, internal, invalid, unavailable, unsupported
+from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
+from modserve.core.shared_memory import CudaRegion, SystemRegion
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
-from modserve.protocol import classification, grpc_messages, logging_settings, metadata, repository, statistics
+from modserve.protocol import (
+    classification,
+    grpc_messages,
+    header_forwarding,
+    logging_settings,
+    metadata,
+    regions,
+    repository,
+    server_timing,
+    shared_memory,
+    statistics,
+    trace_settings,
+)
+from modserve.protocol.restricted import RPC_CATEGORY, Restriction
 from modserve.protocol.status import STATUS
 from modserve.server import Server
 
+from . import health, tracing
+from .options import GrpcOptions
 from .stream import InferStreams
 
 _log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Call: TypeAlias = Callable[[Any, Context], Awaitable[Message]]
-StreamCall: TypeAlias = Callable[[AsyncIterator[bytes], Context], Awaitable[None]]
+StreamCall: TypeAlias = Callable[[Any, Context], Awaitable[None]]
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 GRPC_STATUS = {code: _STATUS_CODES[spelling.grpc] for code, spelling in STATUS.items()}
 
 
+_DEFAULTS = GrpcOptions()
+_DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class DeadlinePassedError(ModserveError):
+    """The client's own deadline passed while its request waited, which gRPC has a status for."""
+
+
 class InferenceService:
     """The calls that are served, each named like its RPC: message in, message out; raises `ModserveError`."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, options: GrpcOptions) -> None:
         self._server = server
+        self._header_pattern = options.header_pattern
+        self._server_timing = options.server_timing
 
     async def ServerLive(self, message: pb.ServerLiveRequest, context: Context) -> Message:
         return pb.ServerLiveResponse(live=self._server.live)
@@ -62,18 +89,18 @@ class InferenceService:
 
     async def RepositoryIndex(self, message: pb.RepositoryIndexRequest, context: Context) -> Message:
         repository.check_repository_name(message.repository_name)
-        return repository.index_message(self._server.repository_index(message.ready))
+        return repository.index_message(await self._server.repository_index(message.ready))
 
     async def RepositoryModelLoad(self, message: pb.RepositoryModelLoadRequest, context: Context) -> Message:
         repository.check_repository_name(message.repository_name)
-        repository.check_load_message(message.parameters)
-        self._server.load_model(message.model_name)
+        parameters = repository.load_message(message.parameters)
+        await self._server.load_model(message.model_name, parameters.config, parameters.files)
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, message: pb.RepositoryModelUnloadRequest, context: Context) -> Message:
         repository.check_repository_name(message.repository_name)
-        repository.check_unload_message(message.parameters)
-        self._server.unload_model(message.model_name)
+        dependents = repository.unload_dependents_message(message.parameters)
+        await self._server.unload_model(message.model_name, dependents)
         return pb.RepositoryModelUnloadResponse()
 
     async def LogSettings(self, message: pb.LogSettingsRequest, context: Context) -> Message:
@@ -81,64 +108,133 @@ class InferenceService:
         logs.change(logging_settings.changed_by_message(logs.settings, message))
         return logging_settings.message(logs.settings)
 
+    async def SystemSharedMemoryStatus(self, message: pb.SystemSharedMemoryStatusRequest, context: Context) -> Message:
+        return regions.system_status_message(self._server.shared_memory.status(SystemRegion, message.name))
+
+    async def SystemSharedMemoryRegister(
+        self, message: pb.SystemSharedMemoryRegisterRequest, context: Context
+    ) -> Message:
+        region = SystemRegion(message.name, message.key, message.offset, message.byte_size)
+        self._server.shared_memory.register_system(region)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(
+        self, message: pb.SystemSharedMemoryUnregisterRequest, context: Context
+    ) -> Message:
+        self._server.shared_memory.unregister(SystemRegion, message.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def CudaSharedMemoryStatus(self, message: pb.CudaSharedMemoryStatusRequest, context: Context) -> Message:
+        return regions.cuda_status_message(self._server.shared_memory.status(CudaRegion, message.name))
+
+    async def CudaSharedMemoryRegister(self, message: pb.CudaSharedMemoryRegisterRequest, context: Context) -> Message:
+        region = CudaRegion(message.name, message.device_id, message.byte_size)
+        self._server.shared_memory.register_cuda(region, message.raw_handle)
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    async def CudaSharedMemoryUnregister(
+        self, message: pb.CudaSharedMemoryUnregisterRequest, context: Context
+    ) -> Message:
+        self._server.shared_memory.unregister(CudaRegion, message.name)
+        return pb.CudaSharedMemoryUnregisterResponse()
+
+    async def TraceSetting(self, message: pb.TraceSettingRequest, context: Context) -> Message:
+        tracer = self._server.tracer_for(message.model_name)
+        tracer.change(trace_settings.change_by_message(message.settings), message.model_name)
+        return trace_settings.message(tracer.settings(message.model_name))
+
     async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> Message:
         now_ns = time.monotonic_ns()
         servable = self._server.model(message.model_name, parse_requested(message.model_version))
         remaining: float | None = context.time_remaining()
         limit_ns = 0 if remaining is None else now_ns + int(remaining * 1e9)
-        request: InferenceRequest = grpc_messages.decode_request(message, now_ns, limit_ns)
-        counts = grpc_messages.class_counts(message)
-        response = await self._server.run(servable, request, now_ns)
+        trace = tracing.unary(self._server, servable, context, now_ns) if self._server.tracer.on else None
+        lease = self._server.shared_memory.lease()
+        try:
+            request: InferenceRequest = grpc_messages.decode_request(message, now_ns, limit_ns, lease)
+            if self._header_pattern is not None:
+                forwarded = header_forwarding.from_metadata(self._header_pattern, context.invocation_metadata())
+                request = header_forwarding.with_headers(request, forwarded)
+            places = grpc_messages.output_places(message, lease)
+            counts = grpc_messages.class_counts(message)
+            accepted: list[Inflight] = []
+            response = await self._server.run(trace or servable, request, now_ns, accepted.append)
+            if self._server_timing:
+                context.set_trailing_metadata(((server_timing.HEADER, server_timing.value(accepted[0])),))
+            if places:
+                response = shared_memory.moved(response, places, lease)
+        except ModserveError as error:
+            if limit_ns and error.code is Code.UNAVAILABLE and time.monotonic_ns() >= limit_ns:
+                raise DeadlinePassedError(Code.UNAVAILABLE, "Deadline Exceeded") from error
+            raise
+        finally:
+            lease.release()
+            if trace is not None:
+                trace.stamp("GRPC_SEND_START")
         return grpc_messages.encode_response(classification.classified(response, counts, servable))
 
 
-def handlers(server: Server, streams: InferStreams | None = None) -> "tuple[grpc.GenericRpcHandler[Any, Any], ...]":
+def handlers(
+    server: Server,
+    streams: InferStreams | None = None,
+    options: GrpcOptions = _DEFAULTS,
+) -> "tuple[grpc.GenericRpcHandler[Any, Any], ...]":
     """Generic handlers for both services; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
-    service = InferenceService(server)
+    restricted = {rpc: options.restrictions.get(category) for rpc, category in RPC_CATEGORY.items()}
+    service = InferenceService(server, options)
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, method in pb.METHODS.items():
         call: Call | None = getattr(service, name, None)
         if method.client_streaming or method.server_streaming:
             methods[name] = grpc.stream_stream_rpc_method_handler(
-                _stream((streams or InferStreams(server)).serve, name),
+                _stream((streams or InferStreams(server)).serve, name, restricted[name]),
                 response_serializer=method.response.SerializeToString,
             )
         else:
             methods[name] = grpc.unary_unary_rpc_method_handler(
-                _unary(call or _unserved(name), method.request),
+                _unary(call or _unserved(name), method.request, restricted[name]),
                 response_serializer=method.response.SerializeToString,
             )
-    health = {
+    health_methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Check": grpc.unary_unary_rpc_method_handler(
-            _unary(_check(server), health_pb2.HealthCheckRequest),
+            _unary(health.check(server), health_pb2.HealthCheckRequest, restricted["Check"]),
             response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
-        )
+        ),
+        "Watch": grpc.unary_stream_rpc_method_handler(
+            _stream(_watch(server), "Watch", restricted["Watch"]),
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        ),
     }
     return (
         grpc.method_handlers_generic_handler(pb.SERVICE, methods),
-        grpc.method_handlers_generic_handler("grpc.health.v1.Health", health),
+        grpc.method_handlers_generic_handler(health.SERVICE, health_methods),
     )
 
 
-def _unary(call: Call, request: type[Message]) -> Callable[[bytes, Context], Awaitable[Message]]:
+def _unary(
+    call: Call, request: type[Message], restriction: Restriction | None = None
+) -> Callable[[bytes, Context], Awaitable[Message]]:
     """`call` behind the border: bytes are parsed, and errors become statuses."""
 
     async def handle(data: bytes, context: Context) -> Message:
         try:
+            _check_restriction(restriction, context)
             return await call(_parsed(request, data), context)
         except Exception as error:
             failure = _foreseen(error, getattr(call, "__name__", "a call"))
-        await context.abort(GRPC_STATUS[failure.code], failure.message)
+        late = isinstance(failure, DeadlinePassedError)
+        await context.abort(_DEADLINE_EXCEEDED if late else GRPC_STATUS[failure.code], failure.message)
         raise AssertionError("abort raises: this is a bug")
 
     return handle
 
 
-def _stream(call: StreamCall, name: str) -> StreamCall:
+def _stream(call: StreamCall, name: str, restriction: Restriction | None = None) -> StreamCall:
     """A streaming `call` behind the border. It reads and writes messages itself."""
 
-    async def handle(messages: AsyncIterator[bytes], context: Context) -> None:
+    async def handle(messages: Any, context: Context) -> None:
         try:
+            _check_restriction(restriction, context)
             await call(messages, context)
             return
         except Exception as error:
@@ -146,6 +242,21 @@ def _stream(call: StreamCall, name: str) -> StreamCall:
         await context.abort(GRPC_STATUS[failure.code], failure.message)
 
     return handle
+
+
+def _check_restriction(restriction: Restriction | None, context: Context) -> None:
+    """Raises UNAVAILABLE, as Triton does, for a call without the header that it needs."""
+    if restriction is not None and not restriction.granted(context.invocation_metadata() or ()):
+        raise unavailable(restriction.refusal)
+
+
+def _watch(server: Server) -> StreamCall:
+    call = health.watch(server)
+
+    async def watch(data: bytes, context: Context) -> None:
+        await call(_parsed(health_pb2.HealthCheckRequest, data), context)
+
+    return watch
 
 
 def _foreseen(error: Exception, name: str) -> ModserveError:
@@ -167,22 +278,3 @@ def _unserved(name: str) -> Call:
         raise unsupported(f"{name} is not supported by this version of modserve")
 
     return call
-
-
-def _check(server: Server) -> Call:
-    """Health as a whole, of the inference service, or of a model by its name."""
-
-    async def check(message: health_pb2.HealthCheckRequest, context: Context) -> Message:
-        service = message.service
-        if service in ("", pb.SERVICE):
-            serving = server.ready
-        else:
-            try:
-                serving = server.model_ready(service, None)
-            except ModserveError as error:
-                raise ModserveError(Code.NOT_FOUND, f"unknown service '{service}'") from error
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        answer: Message = health_pb2.HealthCheckResponse(status=status)
-        return answer
-
-    return check

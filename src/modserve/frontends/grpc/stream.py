@@ -1,7 +1,11 @@
-"""``ModelStreamInfer``: any number of requests on one RPC, answered in their order. No task a request."""
+"""``ModelStreamInfer``: any number of requests on one RPC. No task a request.
+
+Models with one response a request answer in the order of the requests; those of decoupled models leave as they come.
+"""
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
@@ -14,10 +18,15 @@ from modserve.core.errors import ModserveError, internal, invalid, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
+from modserve.core.shared_memory import Lease, Place
+from modserve.core.tracing import RequestTrace
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
-from modserve.protocol import classification, grpc_messages
+from modserve.protocol import classification, grpc_messages, header_forwarding, shared_memory
+from modserve.protocol.header_forwarding import Forwarded
 from modserve.server import Server
+
+from . import tracing
 
 _log = logging.getLogger(__name__)
 
@@ -34,14 +43,15 @@ _HARD_ERRORS = ("triton_grpc_error", "true")
 _STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Outcome: TypeAlias = InferenceResponse | ModserveError
+Outcome: TypeAlias = InferenceResponse | ModserveError | None
 
 
 class InferStreams:
     """The streams that are open."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, header_pattern: re.Pattern[str] | None = None) -> None:
         self._server = server
+        self._header_pattern = header_pattern
         self._open: set[_Stream] = set()
         self._stopped = False
 
@@ -49,7 +59,8 @@ class InferStreams:
         """One stream, from its first request to its end. Raises the `ModserveError` that ends it."""
         if self._stopped:
             raise unavailable(_STOPPING)
-        stream = _Stream(self._server, context)
+        forwarded = header_forwarding.from_metadata(self._header_pattern, context.invocation_metadata())
+        stream = _Stream(self._server, context, forwarded)
         self._open.add(stream)
         try:
             await stream.run(messages)
@@ -64,18 +75,41 @@ class InferStreams:
 
 
 class _Call:
-    """One request of a stream, and the sink of its answer."""
+    """One request of a stream, and the sink of its answers."""
 
-    __slots__ = ("class_counts", "id", "inflight", "outcome", "servable", "size", "stream")
+    __slots__ = (
+        "answers",
+        "class_counts",
+        "empty_final",
+        "ended",
+        "id",
+        "inflight",
+        "lease",
+        "ordered",
+        "places",
+        "servable",
+        "size",
+        "stream",
+        "trace",
+    )
 
     def __init__(self, stream: "_Stream", size: int) -> None:
         self.stream = stream
         self.size = size
         self.id = ""
         self.class_counts: Mapping[str, int] = {}
+        self.places: Mapping[str, Place] = {}
+        self.lease: Lease | None = None
         self.servable: Servable | None = None
         self.inflight: Inflight | None = None
-        self.outcome: Outcome | None = None
+        self.ordered = True
+        """It is answered after the requests before it."""
+        self.empty_final = False
+        """The client wants to be told of the end, if that comes without a response."""
+        self.answers: deque[tuple[Outcome, bool]] = deque()
+        """What has not been sent yet, each with whether it is the last."""
+        self.ended = False
+        self.trace: RequestTrace | None = None
 
     def start(self, server: Server, data: bytes, now_ns: int) -> None:
         """Raises whatever keeps the request from being accepted."""
@@ -86,10 +120,17 @@ class _Call:
             raise invalid(f"Unable to parse request: {len(data)} bytes are no {name}") from None
         self.id = message.id
         self.servable = server.model(message.model_name, parse_requested(message.model_version))
+        if server.tracer.on:
+            self.trace = tracing.begun(server, self.servable, now_ns)
         # The RPC's own deadline cancels the whole stream: no request needs it.
-        request = grpc_messages.decode_request(message, now_ns)
+        self.lease = server.shared_memory.lease()
+        request = grpc_messages.decode_request(message, now_ns, lease=self.lease)
+        request = header_forwarding.with_headers(request, self.stream.forwarded)
+        self.places = grpc_messages.output_places(message, self.lease)
         self.class_counts = grpc_messages.class_counts(message)
-        self.inflight = self.servable.submit(request, self, now_ns)
+        self.empty_final = grpc_messages.wants_empty_final(message)
+        self.inflight = (self.trace or self.servable).submit(request, self, now_ns)
+        self.ordered = not self.servable.config.decoupled
 
     @property
     def accepted_by(self) -> str:
@@ -97,34 +138,53 @@ class _Call:
         return self.inflight.request.model_name if self.inflight is not None else ""
 
     def respond(self, response: InferenceResponse, final: bool) -> None:
-        self.settle(response)
+        self._add(response, final)
 
-    def fail(self, error: ModserveError) -> None:
-        self.settle(error)
+    def fail(self, error: ModserveError, final: bool) -> None:
+        self._add(error, final)
 
-    def settle(self, outcome: Outcome) -> None:
-        if self.outcome is None:
-            self.outcome = outcome
-            self.stream.on_settled(self)
+    def complete(self) -> None:
+        self._add(None, True)
 
-    def answer(self) -> pb.ModelStreamInferResponse:
-        """What is sent. Raises the error of a request that failed, or whose answer can not be sent."""
-        outcome = self.outcome
-        if outcome is None or isinstance(outcome, ModserveError):
-            raise outcome or internal("a request without an outcome was answered: this is a bug")
+    def _add(self, outcome: Outcome, final: bool) -> None:
+        if not self.ended:
+            self.ended = final
+            self.answers.append((outcome, final))
+            self.stream.on_answer(self)
+
+    def release(self) -> None:
+        """What shared memory there was is no longer used: called before the client can hear of the end."""
+        if self.lease is not None:
+            self.lease.release()
+
+    def message(self, outcome: Outcome, final: bool) -> pb.ModelStreamInferResponse | None:
+        """What is sent, if anything is. Raises the error of a request that failed, or whose answer can not be sent."""
+        if isinstance(outcome, ModserveError):
+            raise outcome
         assert self.servable is not None, "set before the request was submitted: this is a bug"
+        if outcome is None:
+            return grpc_messages.encode_stream_end(self.servable.id, self.id) if self.empty_final else None
+        if self.places and self.lease is not None:
+            outcome = shared_memory.moved(outcome, self.places, self.lease)
         response = classification.classified(outcome, self.class_counts, self.servable)
-        return grpc_messages.encode_stream_response(response, final=True)
+        return grpc_messages.encode_stream_response(response, final)
 
 
 class _Stream:
-    """One task reads and submits, this one writes; between them stand the calls, in order of arrival."""
+    """One task reads and submits, this one writes; between them stand the calls."""
 
-    def __init__(self, server: Server, context: Context) -> None:
+    def __init__(self, server: Server, context: Context, forwarded: Forwarded) -> None:
         self._server = server
         self._context = context
+        self.forwarded = forwarded
+        """Metadata that go along with each request as its parameters."""
         self._hard_errors = _HARD_ERRORS in map(tuple, context.invocation_metadata() or ())
-        self._calls: deque[_Call] = deque()
+        self._open: set[_Call] = set()
+        """The requests that are not answered to the end."""
+        self._order: deque[_Call] = deque()
+        """Those of them that are answered in order."""
+        self._ready: deque[_Call] = deque()
+        """Whose answers may be sent, once for each."""
         self._bytes = 0
         self._reading: asyncio.Task[None] | None = None
         self._half_closed = False
@@ -140,9 +200,12 @@ class _Stream:
                 error = await self._write()
                 self._reading.cancel()
         finally:
-            for call in list(self._calls):
+            for call in list(self._open):
                 if call.inflight is not None:
                     call.inflight.cancel()
+                call.release()
+                if call.trace is not None:
+                    call.trace.end()
         if error is not None:
             raise error
 
@@ -152,14 +215,15 @@ class _Stream:
             self._reading.cancel()
         self._changed.set()
 
-    def on_settled(self, call: _Call) -> None:
-        if self._calls and self._calls[0] is call:
+    def on_answer(self, call: _Call) -> None:
+        if not call.ordered or self._order[0] is call:
+            self._ready.append(call)
             self._changed.set()
 
     async def _read(self, messages: AsyncIterator[bytes]) -> None:
         async for data in messages:
             self._take(data)
-            while len(self._calls) >= MAX_OUTSTANDING or self._bytes >= MAX_OUTSTANDING_BYTES:
+            while len(self._open) >= MAX_OUTSTANDING or self._bytes >= MAX_OUTSTANDING_BYTES:
                 self._room.clear()
                 await self._room.wait()
         self._half_closed = True
@@ -167,42 +231,66 @@ class _Stream:
 
     def _take(self, data: bytes) -> None:
         call = _Call(self, len(data))
-        self._calls.append(call)
+        self._open.add(call)
+        self._order.append(call)
         self._bytes += call.size
         try:
             call.start(self._server, data, time.monotonic_ns())
         except Exception as error:
-            call.settle(_foreseen(error))
+            call.fail(_foreseen(error), True)
+        if not call.ordered:
+            self._order.pop()
+
+    def _over(self, call: _Call) -> None:
+        """A request's last answer has been sent."""
+        self._open.discard(call)
+        if call.trace is not None:
+            call.trace.end()
+        self._bytes -= call.size
+        self._room.set()
+        if call.ordered:
+            self._order.popleft()
+            if self._order:
+                self._ready.extend([self._order[0]] * len(self._order[0].answers))
 
     async def _write(self) -> ModserveError | None:
         """Send answers until the stream's end; the error that it ends with, None for a good end."""
         while True:
-            while self._calls and self._calls[0].outcome is not None:
+            while self._ready:
+                call = self._ready.popleft()
                 try:
-                    await self._send(self._calls[0])
+                    await self._send(call, *call.answers.popleft())
                 except ModserveError as error:
                     return error
                 except grpc.aio.BaseError:
                     return None  # the client has gone, and the RPC's cancellation is on its way
-                self._bytes -= self._calls.popleft().size
-                self._room.set()
-            if not self._calls and self._half_closed:
+                if call.ended and not call.answers:
+                    self._over(call)
+            if not self._open and self._half_closed:
                 return None
-            if not self._calls and self._stopping:
+            if not self._open and self._stopping:
                 return unavailable(_STOPPING)
             self._changed.clear()
             await self._changed.wait()
 
-    async def _send(self, call: _Call) -> None:
+    async def _send(self, call: _Call, outcome: Outcome, final: bool) -> None:
         """Raises the request's error if that must end the stream, and grpc's own when nobody takes the answer."""
         try:
-            answer = call.answer()
+            message = call.message(outcome, final)
         except Exception as failure:
             error = _foreseen(failure)
             if self._hard_errors:
                 raise error from None
-            answer = grpc_messages.encode_stream_error(error, call.id, call.accepted_by)
-        await self._context.write(answer)
+            message = grpc_messages.encode_stream_error(error, call.id, call.accepted_by, final)
+        if final:
+            call.release()
+        if message is None:
+            return
+        if call.trace is not None:
+            call.trace.stamp("GRPC_SEND_START")
+        await self._context.write(message)
+        if call.trace is not None:
+            call.trace.stamp("GRPC_SEND_END")
 
 
 def _foreseen(error: Exception) -> ModserveError:

@@ -6,9 +6,13 @@ import orjson
 from fastapi import Request, Response
 from pydantic import BaseModel
 
+from modserve.protocol import header_forwarding
+from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.status import MIME_JSON
 
+from .asgi import HEADERS_AS_SENT
 from .infer import check_json_size
+from .options import HttpOptions
 
 
 class ErrorAnswer(BaseModel):
@@ -43,6 +47,14 @@ async def read_body(request: Request, max_json: int) -> bytes:
 
 def json_answer(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type=MIME_JSON)
+
+
+def forwarded_headers(request: Request, options: HttpOptions) -> Forwarded:
+    """The request's headers that become parameters of an inference request."""
+    if options.header_pattern is None:
+        return ()
+    extensions = request.scope.get("extensions") or {}
+    return header_forwarding.matching(options.header_pattern, extensions.get(HEADERS_AS_SENT, request.headers.items()))
 
 
 def raw_header(request: Request, name: str) -> bytes | None:

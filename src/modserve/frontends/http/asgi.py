@@ -2,16 +2,26 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
 from modserve.protocol.http_infer import encode_message
 
-from .responses import head, json_response
+from .responses import CLOSE, KEEP_ALIVE, head, json_response
 from .site import AsgiApp, Message
 
 _log = logging.getLogger(__name__)
+
+SLASH = "\udc2f"
+"""Stands in a scope's path for a slash that was sent as ``%2F``: part of a name, which separates nothing.
+
+No text of a client holds it, since it is no character.
+"""
+HEADERS_AS_SENT = "modserve.headers_as_sent"
+"""A scope's extension: names as the client spelled them, with values; only where headers are forwarded to models."""
+_ENCODED_SLASH = re.compile(rb"%2[fF]")
 
 
 class Wire(Protocol):
@@ -41,6 +51,7 @@ class AsgiCall:
         self._started = False
         self._chunked = False
         self._complete = False
+        self._closing = False
 
     async def run(self, app: AsgiApp) -> None:
         """Never raises, but for cancellation."""
@@ -54,7 +65,7 @@ class AsgiCall:
         if not self._started:
             self._wire.write(json_response(500, encode_message("Internal Server Error"), self._connection))
             self._complete = True
-        self._done(self._complete)
+        self._done(self._complete and not self._closing)
 
     def cancel(self) -> None:
         """The client has gone: the application reads ``http.disconnect``."""
@@ -95,7 +106,11 @@ class AsgiCall:
         self._started = True
         names = {name.lower() for name, _ in self._headers}
         if b"content-length" not in names and self._scope["method"] != "HEAD":
-            if more:
+            if more and self._scope["http_version"] == "1.0":
+                # Its clients know no chunks: the end of the connection is that of the body.
+                self._connection = self._connection.replace(KEEP_ALIVE, CLOSE)
+                self._closing = True
+            elif more:
                 self._chunked = True
                 self._headers.append((b"transfer-encoding", b"chunked"))
                 body = _chunk(body)
@@ -108,8 +123,15 @@ def _chunk(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
 
 
+def _decoded(path: bytes) -> str:
+    if b"%" not in path:
+        return path.decode(errors="replace")
+    parts = _ENCODED_SLASH.split(path)
+    return SLASH.join(unquote_to_bytes(part).decode(errors="replace") for part in parts)
+
+
 def scope(method: bytes, target: bytes, version: str, headers: list[tuple[bytes, bytes]], **more: Any) -> Message:
-    """The ASGI scope of a request."""
+    """The ASGI scope of a request; `more` adds to it, or says it better."""
     path, _, query = target.partition(b"?")
     return {
         "type": "http",
@@ -117,7 +139,7 @@ def scope(method: bytes, target: bytes, version: str, headers: list[tuple[bytes,
         "http_version": version,
         "method": method.decode("ascii").upper(),
         "scheme": "http",
-        "path": unquote_to_bytes(path).decode(errors="replace"),
+        "path": _decoded(path),
         "raw_path": path,
         "query_string": query,
         "root_path": "",

@@ -6,6 +6,7 @@ inference request that arrives whole is not parsed again (`Site.heads`).
 
 import asyncio
 import logging
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import cast
@@ -13,22 +14,26 @@ from typing import cast
 import httptools
 
 from modserve.core.errors import ModserveError
-from modserve.protocol import compression, http_infer
+from modserve.protocol import compression, header_forwarding, http_infer
 from modserve.protocol.compression import UnsupportedEncodingError
 from modserve.protocol.http_infer import Body
 from modserve.protocol.status import STATUS
 
-from . import asgi
+from . import asgi, cors
 from .asgi import AsgiCall
 from .infer import InferCall, InferHead, check_json_size
 from .responses import BINARY_HEAD, CONTINUE, JSON_HEAD, json_response, persistence
-from .routes import InferRoute, match_infer
+from .routes import InferRoute, match_infer, may_be_binary
 from .site import Site
 
 _log = logging.getLogger(__name__)
 
 _MAX_HEAD = 64 * 1024
 _MAX_PIPELINED = 16
+_MAX_CHUNKS = 65536
+_TOO_MANY_CHUNKS = (
+    f"Chunked request body exceeds maximum of {_MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks."
+)
 _SMALL_BODY = 64 * 1024
 _LINGER = 2.0
 """Seconds in which a refused client may read why, before the connection goes."""
@@ -52,8 +57,16 @@ class _Request:
     content_encoding: bytes | None = None
     accept_encoding: str | None = None
     content_length: int | None = None
+    chunks: int = 0
+    expecting: bool = False
+    """It waits for leave to send its body."""
+    forwarded: list[tuple[str, str]] = field(default_factory=list)
+    cors: bytes = b""
+    """Header lines for its answer."""
     limited: bool = True
     """Its body counts against the limit on JSON: all but inference requests with a JSON length of their own."""
+    received_ns: int = 0
+    """When it began to come in; known while requests are traced."""
     upgrade: bool = False
     """It asks for another protocol, and httptools takes its body for a part of that."""
 
@@ -76,6 +89,7 @@ class Connection(asyncio.Protocol):
         self._call: InferCall | AsgiCall | None = None
         self._keep_alive = True
         self._old = False
+        self._cors = b""
         self._head_size = 0
         self._first_head: bytes | None = None
         self._first_size = 0
@@ -87,6 +101,7 @@ class Connection(asyncio.Protocol):
         self._writable.set()
         self._peer: tuple[str, int] | None = None
         self._local: tuple[str, int] | None = None
+        self._scheme = "http"
 
     # The transport's side
 
@@ -94,6 +109,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._peer = _address(transport.get_extra_info("peername"))
         self._local = _address(transport.get_extra_info("sockname"))
+        self._scheme = "http" if transport.get_extra_info("sslcontext") is None else "https"
         self.site.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -171,15 +187,18 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _infer(self, route: InferRoute, body: bytes) -> None:
+    def _infer(self, route: InferRoute, body: bytes, received_ns: int = 0) -> None:
         self._keep_alive = self._keep_alive and route.keep_alive
         self._old = route.old
+        self._cors = route.cors
         self._call = call = InferCall(self._answer)
         site = self.site
-        call.start(site.server, route.model, route.version, route.head, body, site.options, site.loop)
+        call.start(site.server, route.model, route.version, route.head, body, site.options, site.loop, received_ns)
 
     def _answer(self, outcome: Body | ModserveError) -> None:
-        connection = b"" if self._keep_alive and not self._old else persistence(self._keep_alive, self._old)
+        connection = self._cors
+        if self._old or not self._keep_alive:
+            connection += persistence(self._keep_alive, self._old)
         if self._transport is not None:
             if isinstance(outcome, Body):
                 self._write_body(outcome, connection)
@@ -194,6 +213,8 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None, "checked by the caller: this is a bug"
         parts = body.parts
         size = sum(map(len, parts))
+        if body.server_timing:
+            connection += b"Server-Timing: %b\r\n" % body.server_timing.encode()
         if body.encoding is not None:
             connection += b"Content-Encoding: %b\r\n" % body.encoding.encode()
         if body.header_length is None:
@@ -225,25 +246,31 @@ class Connection(asyncio.Protocol):
             self._advancing = False
         if self._call is None and self._refusal is not None and self._keep_alive:
             self._say_refusal(self._refusal)
+        self._let_continue()
         self._read_on()
 
     def _begin(self, request: _Request) -> None:
         site = self.site
         body = b"".join(request.body) if len(request.body) != 1 else request.body[0]
         old = request.version == "1.0"
-        if request.infer is not None:
+        restriction = site.options.restrictions.get("inference")
+        # What is refused goes to the application, which says so; its head is not remembered.
+        if request.infer is not None and (restriction is None or restriction.granted(request.headers)):
             name, version = request.infer
             answer_encoding = compression.choose(request.accept_encoding)
-            head = InferHead(request.header_length, request.content_encoding, answer_encoding)
-            route = InferRoute(name, version, len(body), head, request.keep_alive, old)
+            forwarded = header_forwarding.matching(site.options.header_pattern, request.forwarded)
+            head = InferHead(request.header_length, request.content_encoding, answer_encoding, forwarded)
+            route = InferRoute(name, version, len(body), head, request.keep_alive, old, request.cors)
             if self._first_head is not None:
                 if self._first_size == len(self._first_head) + len(body):
                     site.remember(self._first_head, route)
                 self._first_head = None
-            self._infer(route, body)
+            self._infer(route, body, request.received_ns)
             return
+        self._first_head = None
         self._keep_alive = self._keep_alive and request.keep_alive
         self._old = old
+        self._cors = request.cors
         scope = asgi.scope(
             request.method,
             request.target,
@@ -251,8 +278,11 @@ class Connection(asyncio.Protocol):
             request.headers,
             client=self._peer,
             server=self._local,
+            scheme=self._scheme,
+            extensions={asgi.HEADERS_AS_SENT: request.forwarded},
         )
-        self._call = call = AsgiCall(self, scope, body, persistence(self._keep_alive, old), self._done)
+        answer_lines = request.cors + persistence(self._keep_alive, old)
+        self._call = call = AsgiCall(self, scope, body, answer_lines, self._done)
         site.tasks.create_task(call.run(site.app))
 
     def _read_on(self) -> None:
@@ -267,7 +297,8 @@ class Connection(asyncio.Protocol):
         if self._deaf:
             return
         self._deaf = True
-        self._refusal = json_response(status, http_infer.encode_message(message), persistence(False, False))
+        lines = persistence(False, False) if self._request is None else self._request.cors + persistence(False, False)
+        self._refusal = json_response(status, http_infer.encode_message(message), lines)
         if self._call is None and not self._waiting:
             self._say_refusal(self._refusal)
 
@@ -288,6 +319,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._request = _Request()
+        if self.site.server.tracer.on:
+            self._request.received_ns = time.monotonic_ns()
         self._head_size = 0
 
     def on_url(self, url: bytes) -> None:
@@ -295,6 +328,8 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._current.headers.append((name.lower(), value))
+        if self.site.options.header_pattern is not None:
+            self._current.forwarded.append((name.decode("latin-1"), value.decode("latin-1")))
 
     def on_headers_complete(self) -> None:
         request = self._current
@@ -308,8 +343,9 @@ class Connection(asyncio.Protocol):
             return
         if len(request.target) + sum(len(name) + len(value) for name, value in request.headers) > _MAX_HEAD:
             self._refuse_head()
+        if self.site.options.cors_origins:
+            request.cors = cors.header_block(self.site.options.cors_origins, request.method, request.headers)
         plain = True
-        expecting = False
         for name, value in request.headers:
             if name == b"content-length":
                 request.content_length = int(value)
@@ -323,20 +359,33 @@ class Connection(asyncio.Protocol):
             elif name in (b"expect", b"upgrade"):
                 plain = False
                 if name == b"expect" and value.lower() == b"100-continue":
-                    expecting = request.version != "1.0"
+                    request.expecting = request.version != "1.0"
         if request.method == b"POST":
             request.infer = match_infer(request.target)
-        if request.infer is not None and request.header_length is not None:
+        if request.header_length is not None and may_be_binary(request.target):
             request.limited = False
         if request.infer is None or not plain or request.content_length is None:
             self._first_head = None
         if request.limited:
             self._check_size(request.content_length or 0)
-        if expecting and not self._deaf:
-            self.write(CONTINUE)
+        self._let_continue()
+
+    def _let_continue(self) -> None:
+        """Tell a client that waits with its body to send it, once the requests before are answered."""
+        request = self._request
+        if request is None or not request.expecting or self._deaf or self._call is not None or self._waiting:
+            return
+        request.expecting = False
+        self.write(CONTINUE)
+
+    def on_chunk_header(self) -> None:
+        self._current.chunks += 1
 
     def on_body(self, body: bytes) -> None:
         request = self._current
+        request.expecting = False
+        if request.chunks > _MAX_CHUNKS:  # the chunk that ends a body has none of it
+            self._refuse(400, _TOO_MANY_CHUNKS)
         request.size += len(body)
         if not self._deaf:
             request.body.append(body)

@@ -9,17 +9,21 @@ from dataclasses import dataclass, replace
 from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
+from modserve.core.response import InferenceResponse, OneAnswer
 from modserve.core.servable import Servable
-from modserve.protocol import classification, compression, http_infer
+from modserve.core.shared_memory import Lease, Lend
+from modserve.core.tracing import RequestTrace
+from modserve.protocol import classification, compression, header_forwarding, http_infer, server_timing, shared_memory
+from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http_infer import Body, Reply
 from modserve.server import Server
 
+from . import tracing
 from .options import HttpOptions
 
 _log = logging.getLogger(__name__)
 
-_LARGE_JSON = 256 * 1024
+LARGE_JSON = 256 * 1024
 """Longer JSON is decoded on a thread, so that the other connections do not wait for it."""
 
 
@@ -34,17 +38,32 @@ class InferHead:
     header_length: bytes | None = None
     content_encoding: bytes | None = None
     answer_encoding: str | None = None
+    forwarded: Forwarded = ()
+    """Headers that become parameters of the request."""
 
 
-class InferCall:
+class InferCall(OneAnswer):
     """One request, and the sink of its answer: `done` is called once with its body, or the error.
 
     It is never called before `start` returns, unless `start` itself fails the request.
     """
 
-    __slots__ = ("_done", "_encoding", "_inflight", "_loop", "_over", "_reply", "_servable")
+    __slots__ = (
+        "_done",
+        "_encoding",
+        "_inflight",
+        "_lease",
+        "_loop",
+        "_over",
+        "_reply",
+        "_servable",
+        "_server",
+        "_timed",
+        "_trace",
+    )
 
     def __init__(self, done: Callable[[Body | ModserveError], None]) -> None:
+        super().__init__()
         self._done = done
         self._inflight: Inflight | None = None
         self._reply = Reply()
@@ -52,6 +71,11 @@ class InferCall:
         self._over = False
         self._encoding: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: Server | None = None
+        self._lease: Lease | None = None
+        """Of requests with tensors in shared memory."""
+        self._trace: RequestTrace | None = None
+        self._timed = False
 
     def start(
         self,
@@ -62,19 +86,26 @@ class InferCall:
         body: bytes,
         options: HttpOptions,
         loop: asyncio.AbstractEventLoop,
+        received_ns: int = 0,
     ) -> None:
-        """Take the request. Never raises."""
+        """Take the request, which began to come in at `received_ns` if that is known. Never raises."""
         now_ns = time.monotonic_ns()
         self._encoding = head.answer_encoding
         self._loop = loop
+        self._server = server
+        self._timed = options.server_timing
         try:
             servable = self._servable = server.model(model, version)
-            if _is_long(head, body):
-                reading = loop.run_in_executor(None, _read, servable, version, head, body, options, now_ns)
+            if server.tracer.on:
+                self._trace = tracing.begun(server, servable, received_ns or now_ns, now_ns)
+            if is_long(head, body):
+                reading = loop.run_in_executor(
+                    None, read_request, servable, version, head, body, options, now_ns, self._lend
+                )
                 reading.add_done_callback(lambda future: self._submit(servable, future, now_ns))
                 return
-            request, self._reply = _read(servable, version, head, body, options, now_ns)
-            self._inflight = servable.submit(request, self, now_ns)
+            request, self._reply = read_request(servable, version, head, body, options, now_ns, self._lend)
+            self._inflight = (self._trace or servable).submit(request, self, now_ns)
         except Exception as error:
             self._finish(border(error))
 
@@ -82,16 +113,32 @@ class InferCall:
         """The client has gone; nothing is said any more."""
         self._over = True
         if self._inflight is not None:
+            self._release()
             self._inflight.cancel()
+        if self._trace is not None:
+            self._trace.end()
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
+    def settle(self, outcome: InferenceResponse | ModserveError) -> None:
+        if isinstance(outcome, ModserveError):
+            self._finish(outcome)
+        else:
+            self._answer(outcome)
+        if self._inflight is not None:
+            self._inflight.cancel()  # a decoupled model may want to say more
+
+    def _answer(self, response: InferenceResponse) -> None:
         if self._over:
             return
         try:
+            if self._reply.places:
+                assert self._lease is not None, "there are places of outputs only with a lease: this is a bug"
+                response = shared_memory.moved(response, self._reply.places, self._lease)
             if self._reply.classes:
                 assert self._servable is not None, "set before the request was submitted: this is a bug"
                 response = classification.classified(response, self._reply.classes, self._servable)
             body = http_infer.encode_response(response, self._reply)
+            if self._timed and self._inflight is not None:
+                body = replace(body, server_timing=server_timing.value(self._inflight))
             if self._encoding is None:
                 self._finish(body)
             elif sum(map(len, body.parts)) <= _LONG_TO_COMPRESS:
@@ -103,47 +150,72 @@ class InferCall:
         except Exception as error:
             self._finish(border(error))
 
-    def fail(self, error: ModserveError) -> None:
-        self._finish(error)
-
     def _submit(
         self, servable: Servable, reading: "asyncio.Future[tuple[InferenceRequest, Reply]]", now_ns: int
     ) -> None:
         """What was read on a thread goes on here."""
         if self._over:
             reading.exception()  # looked at, so that nobody warns of it
+            self._release()
             return
         try:
             request, self._reply = reading.result()
-            self._inflight = servable.submit(request, self, now_ns)
+            self._inflight = (self._trace or servable).submit(request, self, now_ns)
         except Exception as error:
             self._finish(border(error))
 
     def _finish(self, outcome: Body | ModserveError) -> None:
         if not self._over:
             self._over = True
+            self._release()
+            if self._trace is None:
+                self._done(outcome)
+                return
+            self._trace.stamp("HTTP_SEND_START")
             self._done(outcome)
+            self._trace.stamp("HTTP_SEND_END")
+            self._trace.end()
+
+    def _lend(self) -> Lease:
+        assert self._server is not None, "set before the request was read: this is a bug"
+        lease = self._lease = self._server.shared_memory.lease()
+        return lease
+
+    def _release(self) -> None:
+        """What shared memory there was is no longer used: called before the client can hear of the end."""
+        if self._lease is not None:
+            self._lease.release()
 
 
-def _is_long(head: InferHead, body: bytes) -> bool:
+def is_long(head: InferHead, body: bytes) -> bool:
     """Whether reading the body takes so long that the other connections should not wait for it."""
     if head.content_encoding is not None:
         return len(body) > _LONG_TO_DECOMPRESS
     length = http_infer.header_length(head.header_length, len(body))
-    return (len(body) if length is None else length) > _LARGE_JSON
+    return (len(body) if length is None else length) > LARGE_JSON
 
 
-def _read(
-    servable: Servable, version: int | None, head: InferHead, body: bytes, options: HttpOptions, now_ns: int
+def read_request(
+    servable: Servable,
+    version: int | None,
+    head: InferHead,
+    body: bytes,
+    options: HttpOptions,
+    now_ns: int,
+    lend: Lend,
 ) -> tuple[InferenceRequest, Reply]:
+    """The request in a body, and how its answer is to look. Raises what is wrong with it; `lend` may be called."""
     if head.content_encoding is not None:
         body = compression.decode(body, head.content_encoding.decode("latin-1"), options.max_json)
     length = http_infer.header_length(head.header_length, len(body))
     check_json_size(len(body) if length is None else length, options.max_json)
     config = servable.config
     if length == 0:
-        return http_infer.decode_raw(config, version, body)
-    return http_infer.decode_request(config.name, version, body, length, now_ns)
+        _check_raw_size(len(body), options.max_json)
+        request, reply = http_infer.decode_raw(config, version, body)
+    else:
+        request, reply = http_infer.decode_request(config.name, version, body, length, now_ns, lend, options.max_json)
+    return header_forwarding.with_headers(request, head.forwarded), reply
 
 
 def _compressed(body: Body, encoding: str) -> Body:
@@ -155,6 +227,14 @@ def check_json_size(size: int, limit: int) -> None:
     if size > limit:
         raise invalid(
             f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. "
+            "Use --http-max-input-size to increase the limit."
+        )
+
+
+def _check_raw_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise invalid(
+            f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of {limit} bytes. "
             "Use --http-max-input-size to increase the limit."
         )
 

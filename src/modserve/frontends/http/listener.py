@@ -2,13 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
+from modserve.frontends.certificates import Certificates
 from modserve.server import Server
 
 from .connection import Connection
 from .options import HttpOptions
 from .rest import create_app
 from .site import Site
+from .streams import Streams
+
+_HANDSHAKE = 20.0
+"""Seconds a client may take to agree on TLS."""
+
+_FAREWELL = 2.0
+"""Seconds a client may take to say good-bye over TLS."""
 
 _FLUSH = 1.0
 """Seconds for answers on their way when the port closes."""
@@ -24,15 +33,23 @@ class HttpListener:
         self._options = options
         self._tasks = tasks
         self._site: Site | None = None
+        self._streams: Streams | None = None
         self._socket: asyncio.Server | None = None
 
     async def start(self) -> int:
-        """Open the port and return its number. Raises OSError."""
+        """Open the port and return its number. Raises OSError, or CertificateError."""
         loop = asyncio.get_running_loop()
         app = create_app(self._server, self._options)
+        self._streams = app.state.streams
         site = self._site = Site(self._server, app, self._tasks, loop, self._options)
         factory: Callable[[], Connection] = lambda: Connection(site)  # noqa: E731
-        self._socket = await loop.create_server(factory, self._address, self._port, backlog=2048)
+        tls: dict[str, Any] = {}
+        if self._options.tls is not None:
+            context = Certificates(self._options.tls).server_context()
+            tls = {"ssl": context, "ssl_handshake_timeout": _HANDSHAKE, "ssl_shutdown_timeout": _FAREWELL}
+        self._socket = await loop.create_server(
+            factory, self._address, self._port, backlog=2048, reuse_port=self._options.reuse_port or None, **tls
+        )
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
 
@@ -46,8 +63,10 @@ class HttpListener:
                 connection.close_when_idle()
 
     async def close(self) -> None:
-        """Stop accepting, give answers that have been written a moment to leave, and close what is left."""
+        """Stop accepting, end streams, give what has been written a moment to leave, and close what is left."""
         self.stop_accepting()
+        if self._streams is not None:
+            self._streams.stop()
         site = self._site
         if site is None:
             return

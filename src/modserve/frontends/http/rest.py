@@ -4,9 +4,10 @@ The application is complete without that short cut: its ``infer`` runs the same 
 """
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
@@ -20,9 +21,14 @@ from modserve.protocol.http_infer import Body
 from modserve.protocol.status import MIME_JSON, STATUS
 from modserve.server import Phase, Server
 
-from .answers import ERRORS, answers, json_answer, json_body, raw_header, read_body
+from . import generate, infer_stream, methods, v1
+from .answers import ERRORS, answers, forwarded_headers, json_answer, json_body, raw_header, read_body
 from .infer import InferCall, InferHead
 from .options import HttpOptions
+from .restricted import RestrictedApp
+from .shared_memory import shared_memory_router
+from .streams import Streams
+from .trace import router as trace_router
 
 
 class _VersionConvertor(Convertor[int]):
@@ -164,24 +170,34 @@ class _App(FastAPI):
 
 
 def create_app(server: Server, options: HttpOptions) -> FastAPI:
-    """The application over `server`."""
+    """The application over `server`. Its ``state.streams`` are the `Streams` that are open."""
     max_json = options.max_json
     app = _App(
         title="modserve",
         version=server.version,
         description="KServe v2 inference protocol, as NVIDIA Triton speaks it.",
         redirect_slashes=False,
+        dependencies=[Depends(methods.with_slashes)],
         redoc_url=None,
     )
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ModserveError, _modserve_error)
     app.add_exception_handler(Exception, _unforeseen_error)
+    if options.restrictions:
+        app.add_middleware(RestrictedApp, restrictions=options.restrictions)
+    app.add_middleware(methods.AnyMethod)
     app.include_router(_health(server), tags=["health"])
     app.include_router(_metadata(server), tags=["metadata"])
     app.include_router(_models(server), tags=["models"])
     app.include_router(_inference(server, options), tags=["inference"])
+    streams = app.state.streams = Streams(server)
+    app.include_router(infer_stream.router(options, streams, _INFER_BODY), tags=["inference"])
+    app.include_router(generate.router(options, streams), tags=["inference"])
     app.include_router(_repository(server, max_json), tags=["model repository"])
     app.include_router(_logging(server, max_json), tags=["logging"])
+    app.include_router(shared_memory_router(server, max_json), tags=["shared memory"])
+    app.include_router(trace_router(server, max_json), tags=["trace"])
+    app.include_router(v1.router(server, options), tags=["KServe v1, TensorFlow Serving"])
     return app
 
 
@@ -267,18 +283,18 @@ def _repository(server: Server, max_json: int) -> APIRouter:
     async def index(request: Request) -> Response:
         """Every model version with its state; `ready` asks for those that are READY only."""
         only_ready = repository.only_ready(await read_body(request, max_json))
-        return json_answer(repository.index_json(server.repository_index(only_ready)))
+        return json_answer(repository.index_json(await server.repository_index(only_ready)))
 
     async def load(request: Request, model: str) -> Response:
-        """Load a model, or load it again."""
-        repository.check_load_json(await read_body(request, max_json))
-        server.load_model(model)
+        """Load a model, or load it again; `parameters` may have a `config` and files (`file:<version>/<path>`)."""
+        parameters = repository.load_json(await read_body(request, max_json))
+        await server.load_model(model, parameters.config, parameters.files)
         return Response(media_type=MIME_JSON)
 
     async def unload(request: Request, model: str) -> Response:
-        """Unload a model."""
-        repository.check_unload_json(await read_body(request, max_json))
-        server.unload_model(model)
+        """Unload a model; with the parameter `unload_dependents` also the models that only it needs."""
+        dependents = repository.unload_dependents_json(await read_body(request, max_json))
+        await server.unload_model(model, dependents)
         return Response(media_type=MIME_JSON)
 
     for prefix in ("/v2/repository", "/v2/repository/{repository}"):
@@ -332,6 +348,7 @@ def _inference(server: Server, options: HttpOptions) -> APIRouter:
             raw_header(request, http_infer.HEADER_LENGTH),
             raw_header(request, "content-encoding"),
             compression.choose(", ".join(request.headers.getlist("accept-encoding"))),
+            forwarded_headers(request, options),
         )
         call.start(server, model, version, head, await request.body(), options, loop)
         try:
@@ -343,6 +360,8 @@ def _inference(server: Server, options: HttpOptions) -> APIRouter:
             raise answer
         content = b"".join(answer.parts)
         headers = {} if answer.encoding is None else {"Content-Encoding": answer.encoding}
+        if answer.server_timing:
+            headers["Server-Timing"] = answer.server_timing
         if answer.header_length is None:
             return Response(content, headers=headers, media_type=MIME_JSON)
         headers["Inference-Header-Content-Length"] = str(answer.header_length)
@@ -372,7 +391,10 @@ def _reasons(entries: list[IndexEntry]) -> list[dict[str, str]]:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for this type: this is a bug"
-    return Response(http_infer.encode_message(str(error.detail)), error.status_code, error.headers, MIME_JSON)
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = ", ".join(methods.allowed(request.scope))
+    return Response(http_infer.encode_message(str(error.detail)), error.status_code, headers, MIME_JSON)
 
 
 async def _modserve_error(request: Request, error: Exception) -> Response:

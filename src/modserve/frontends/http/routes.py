@@ -21,6 +21,16 @@ class InferRoute:
     keep_alive: bool
     old: bool
     """HTTP/1.0, whose clients must be told that the connection stays open."""
+    cors: bytes = b""
+    """Header lines for the answer."""
+
+
+_BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/[0-9]+)?/infer(?:_stream)?(?:\?|$)")
+
+
+def may_be_binary(target: bytes) -> bool:
+    """Whether a request's body may be JSON of the length that a header gives, and binary data behind it."""
+    return _BINARY.match(target) is not None
 
 
 def match_infer(target: bytes) -> tuple[str, int | None] | None:

@@ -1,0 +1,58 @@
+"""Tensors in memory that a client shares: where they are, and how one request gets at them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from .tensor import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor's raw form is: `byte_size` bytes from `offset` of a registered region, as the client said."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SystemRegion:
+    """A registered region of system memory: `byte_size` bytes from `offset` of the POSIX shared memory `key`."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CudaRegion:
+    """A registered region of a GPU's memory."""
+
+    name: str
+    device_id: int
+    byte_size: int
+
+
+class Lease(Protocol):
+    """The regions that one request uses: none of them goes away before `release`. Usable from one thread at a time."""
+
+    def read(self, place: Place) -> Buffer:
+        """What is at `place`: of system memory a read-only view of it, which the client may still write to.
+
+        Raises NOT_FOUND for an unknown region, INVALID_ARG for a place that is not inside it.
+        """
+
+    def reserve(self, place: Place) -> None:
+        """Keep the region of `place` for a `write`. Raises as `read` does."""
+
+    def write(self, place: Place, raw: Buffer) -> None:
+        """Put `raw`, at most `byte_size` bytes, to a reserved place. Raises INVALID_ARG if its memory has gone."""
+
+    def release(self) -> None:
+        """The request is over. Later calls do nothing."""
+
+
+Lend: TypeAlias = Callable[[], Lease]
+"""Gives a request its lease; requests without shared memory need none."""

@@ -1,0 +1,39 @@
+"""Which requests are traced, and what of them (protocol: trace extension)."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+class TraceLevel(enum.Flag):
+    """What is recorded of a traced request; the names are the protocol's."""
+
+    OFF = 0
+    TIMESTAMPS = 1
+    TENSORS = 2
+    """Every input and output, with all its elements."""
+
+    @property
+    def names(self) -> list[str]:
+        """The levels it is made of, as the protocol lists them."""
+        return [level.name or "" for level in TraceLevel if level in self] or ["OFF"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """How requests are sampled, and where traces go.
+
+    Every `rate`th request is traced until `count` traces have been made; -1 does not limit them. `file` is a path,
+    empty for none. With a `log_frequency` of n, every n traces get a file of their own, `file` with ``.0``, ``.1``, …
+    """
+
+    level: TraceLevel = TraceLevel.OFF
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+    file: str = ""
+
+
+TraceChange: TypeAlias = Mapping[str, TraceLevel | int | None]
+"""New values of fields of `TraceSettings`; None goes back to the value that holds where nothing is set."""

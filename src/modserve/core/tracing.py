@@ -1,0 +1,17 @@
+"""What front ends see of the trace of a request."""
+
+from typing import Protocol
+
+from .servable import Submitter
+
+
+class RequestTrace(Submitter, Protocol):
+    """Submit the request through it, and it sees the answers before the sink does."""
+
+    def stamp(self, activity: str, ns: int = 0) -> None:
+        """An activity of the front end happens now, or happened at `ns` of the monotonic clock."""
+        ...
+
+    def end(self) -> None:
+        """The answer has been sent, or nobody waits for it any more. May be called again."""
+        ...

@@ -1,0 +1,104 @@
+"""Requests in the hands of an engine that answers each by itself, as often as it likes, from any thread."""
+
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from modserve.core.errors import ModserveError, from_exception, internal
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import ModelConfig
+from modserve.core.request import ParameterValue
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Array
+
+from .batch import single
+
+
+class Answer(NamedTuple):
+    """What an engine said of a request: a response, a failure, or None for the end alone. Stamps as for statistics."""
+
+    what: InferenceResponse | ModserveError | None
+    final: bool
+    start_ns: int
+    output_start_ns: int
+    end_ns: int
+
+
+class Running:
+    """The event loop's side: how far a request has come."""
+
+    __slots__ = ("answers", "ended", "error", "executed", "inflight")
+
+    def __init__(self, inflight: Inflight) -> None:
+        self.inflight = inflight
+        self.answers = 0
+        self.executed = False
+        """The engine's execution is over; answers may still come."""
+        self.ended = False
+        """The engine has given its final answer."""
+        self.error: ModserveError | None = None
+        """What it ended with, if that was a failure."""
+
+
+Tell = Callable[[Running, Answer], None]
+"""Brings an answer to the event loop's thread, from any thread and in order."""
+
+
+class RunningRequest:
+    """Implements `backends.api.EngineRequest`: the engine's side."""
+
+    def __init__(self, running: Running, config: ModelConfig, version: int, tell: Tell) -> None:
+        inflight = running.inflight
+        self.id = inflight.request.id
+        self.outputs = inflight.output_names
+        self.parameters: Mapping[str, ParameterValue] = MappingProxyType(dict(inflight.request.parameters))
+        self.inputs: Mapping[str, Array] = {name: tensor.array for name, tensor in inflight.inputs.items()}
+        self._running = running
+        self._config = config
+        self._version = version
+        self._tell = tell
+        self._last_ns = time.monotonic_ns()
+        self._ended = False
+
+    def __repr__(self) -> str:
+        return f"RunningRequest({self._config.name}, {self.id!r})"
+
+    @property
+    def cancelled(self) -> bool:
+        return self._running.inflight.cancelled
+
+    def respond(
+        self,
+        outputs: Mapping[str, Array],
+        *,
+        parameters: Mapping[str, ParameterValue] = MappingProxyType({}),
+        final: bool = False,
+    ) -> None:
+        output_start_ns = time.monotonic_ns()
+        what: InferenceResponse | ModserveError
+        try:
+            what = single(outputs, self._running.inflight, self._config, self._version, parameters)
+        except Exception as error:
+            what = from_exception(error, f"model '{self._config.name}'")
+        # What is not decoupled has one response.
+        self._say(what, final or not self._config.decoupled, output_start_ns)
+
+    def fail(self, error: ModserveError, *, final: bool = True) -> None:
+        self._say(error, final or not self._config.decoupled, time.monotonic_ns())
+
+    def complete(self) -> None:
+        if not self._ended:
+            self._say(None, True, time.monotonic_ns())
+
+    def _say(self, what: InferenceResponse | ModserveError | None, final: bool, output_start_ns: int) -> None:
+        if self._ended:
+            raise RuntimeError(f"{self!r} has had its final response")
+        self._ended = final
+        start_ns, self._last_ns = self._last_ns, time.monotonic_ns()
+        self._tell(self._running, Answer(what, final, start_ns, output_start_ns, self._last_ns))
+
+    def __del__(self) -> None:
+        # An engine that lets go of a request can not answer it any more, and somebody waits.
+        if not getattr(self, "_ended", True):
+            self.fail(internal(f"model '{self._config.name}' let go of a request without a final response"))

@@ -1,0 +1,162 @@
+"""Certificates in files, read again when the files change: what both TLS front ends present and check.
+
+New handshakes take what the files hold by then; connections that are open go on. A change that can not be used is
+logged once, and what was good before stays in use until the files change again.
+"""
+
+import errno
+import logging
+import os
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+_PRIVATE_KEY = b"PRIVATE KEY-----"
+_ATTEMPTS = 3
+"""Reads of files that change meanwhile, before it is a failure."""
+
+
+class CertificateError(Exception):
+    """A file that can not be used; the text names it, and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. With `mutual`, clients must present a certificate that those in `root` have signed."""
+
+    certificate: Path
+    """The server's own, followed by those between it and the root that its clients trust."""
+    key: Path
+    root: Path | None = None
+    mutual: bool = False
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (self.certificate, self.key) if self.root is None else (self.certificate, self.key, self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The files' contents at one moment, and a context for servers made of them."""
+
+    certificate: bytes
+    key: bytes
+    root: bytes | None
+    context: ssl.SSLContext
+
+
+class Certificates:
+    """The files, as they are now. Usable from any thread.
+
+    Raises `CertificateError` if they can not be used at the start.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._seen = _stamp(files)
+        self._identity = _load(files)
+
+    def current(self) -> Identity:
+        """What to present in a handshake that begins now. Never raises."""
+        with self._lock:
+            stamp = _stamp(self._files)
+            if stamp != self._seen:
+                self._seen = stamp
+                try:
+                    self._identity = _load(self._files)
+                    _log.info("certificate '%s' was read again", self._files.certificate)
+                except CertificateError as error:
+                    _log.error("%s; the certificates read before stay in use", error)
+            return self._identity
+
+    def server_context(self) -> ssl.SSLContext:
+        """A context for a listener, whose handshakes take the files as they are by then."""
+        context = _load(self._files).context
+
+        def renew(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, listening: ssl.SSLContext) -> None:
+            connection.context = self.current().context
+
+        # Called at the beginning of each handshake, whether the client names a server or not.
+        context.sni_callback = renew
+        return context
+
+
+def _stamp(files: TlsFiles) -> tuple[object, ...]:
+    """Changes when one of the files does, or cannot be seen any more."""
+    return tuple(_file_stamp(path) for path in files.paths)
+
+
+def _file_stamp(path: Path) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return (error.errno or 0,)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _load(files: TlsFiles) -> Identity:
+    """Read all files, all from before or all from after a change. Raises CertificateError."""
+    for _ in range(_ATTEMPTS):
+        before = _stamp(files)
+        certificate = _read(files.certificate, "certificate", _CERTIFICATE)
+        key = _read(files.key, "private key", _PRIVATE_KEY)
+        root = None if files.root is None else _read(files.root, "root certificate", _CERTIFICATE)
+        context = _context(files)
+        if _stamp(files) == before:
+            return Identity(certificate, key, root, context)
+    raise CertificateError(f"can not read certificate '{files.certificate}': the files keep changing")
+
+
+def _read(path: Path, what: str, marker: bytes) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CertificateError(f"can not read {what} '{path}': {error.strerror or error}") from None
+    if marker not in content:
+        raise CertificateError(f"can not use {what} '{path}': it holds no PEM-encoded {what.removeprefix('root ')}")
+    return content
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise CertificateError(
+            f"can not use certificate '{files.certificate}' with private key '{files.key}': {_reason(error)}"
+        ) from None
+    if files.mutual:
+        if files.root is None:
+            raise CertificateError("mutual TLS needs a root certificate, which says whose clients are accepted")
+        try:
+            context.load_verify_locations(files.root)
+        except (OSError, ValueError) as error:
+            raise CertificateError(f"can not use root certificate '{files.root}': {_reason(error)}") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+        # A resumed session is not checked against the root certificates, which may have changed.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; it must not be")
+
+
+_REASONS = {
+    "KEY_VALUES_MISMATCH": "they do not belong together",
+    "KEY_TYPE_MISMATCH": "they do not belong together",
+}
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return _REASONS.get(error.reason or "", error.reason or str(error))
+    if isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.EACCES):
+        return str(error.strerror)
+    return str(error)

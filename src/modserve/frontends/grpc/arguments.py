@@ -1,0 +1,35 @@
+"""gRPC's channel arguments, as options name them."""
+
+from .options import Connections, GrpcOptions
+
+_CONNECTIONS = {
+    "keepalive_time": "grpc.keepalive_time_ms",
+    "keepalive_timeout": "grpc.keepalive_timeout_ms",
+    "keepalive_permit_without_calls": "grpc.keepalive_permit_without_calls",
+    "max_pings_without_data": "grpc.http2.max_pings_without_data",
+    "min_recv_ping_interval_without_data": "grpc.http2.min_ping_interval_without_data_ms",
+    "max_ping_strikes": "grpc.http2.max_ping_strikes",
+}
+_AGES = {
+    "max_age": "grpc.max_connection_age_ms",
+    "max_age_grace": "grpc.max_connection_age_grace_ms",
+}
+COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
+"""gRPC picks the algorithm by level from those that the client takes: gzip for low, deflate above."""
+
+
+def channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
+    """What a server is made with."""
+    connections: Connections = options.connections
+    found = [
+        # Unlimited messages, as Triton's.
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        # Two servers on one port would share it silently.
+        ("grpc.so_reuseport", int(options.reuse_port)),
+    ]
+    found += [(argument, int(getattr(connections, field))) for field, argument in _CONNECTIONS.items()]
+    found += [(argument, age) for field, argument in _AGES.items() if (age := getattr(connections, field))]
+    if level := COMPRESSION_LEVELS[options.compression]:
+        found.append(("grpc.default_compression_level", level))
+    return found

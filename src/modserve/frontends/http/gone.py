@@ -1,0 +1,47 @@
+"""What an application does about clients that go away before they have their answer."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from modserve.core.errors import cancelled
+
+T = TypeVar("T")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns or raises; it is cancelled when the client of `request`, whose body was read, goes away.
+
+    Raises CANCELLED then, which nobody reads.
+    """
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(_outcome(work))
+        watching = tasks.create_task(_cancel_when_gone(request, running))
+        running.add_done_callback(lambda _: watching.cancel())
+    if running.cancelled():
+        raise cancelled()
+    outcome = running.result()
+    if isinstance(outcome, _Failure):
+        raise outcome.error
+    return outcome
+
+
+class _Failure:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+async def _outcome(work: Coroutine[Any, Any, T]) -> T | _Failure:
+    """Errors as values, since a group would wrap them."""
+    try:
+        return await work
+    except Exception as error:
+        return _Failure(error)
+
+
+async def _cancel_when_gone(request: Request, running: "asyncio.Task[Any]") -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    running.cancel()

@@ -1,0 +1,90 @@
+"""``infer_stream``, which Triton lacks: the request of ``infer``, answered by any number of v2 responses."""
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from modserve.core.errors import ModserveError
+from modserve.core.request import InferenceRequest
+from modserve.protocol import classification, http_infer, shared_memory
+from modserve.protocol import infer_stream as codec
+from modserve.protocol import streams as framings
+from modserve.protocol.http_infer import Reply
+from modserve.protocol.streams import EVENTS, LINES
+
+from .answers import ERRORS, forwarded_headers, raw_header
+from .gone import unless_gone
+from .infer import InferHead, is_long, read_request
+from .options import HttpOptions
+from .streams import Encode, Outcome, StreamCall, StreamedAnswer, Streams, next_message
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "One message for each response, by Accept; the last one has the parameter triton_final_response",
+        "content": {framing.media_type: {"schema": {"type": "string"}} for framing in (EVENTS, LINES)},
+    },
+    **{status: ERRORS[status] for status in (400, 404, 503)},
+}
+
+
+def router(options: HttpOptions, streams: Streams, body: dict[str, Any]) -> APIRouter:
+    """The routes; `body` documents the request, which is that of ``infer``."""
+    found = APIRouter()
+
+    async def infer_stream(request: Request, model: str, version: int | None = None) -> Response:
+        """Run one inference; the responses follow as they come, as server-sent events or lines of JSON."""
+        now_ns = time.monotonic_ns()
+        call = StreamCall(streams, streams.server.model(model, version), now_ns)
+        try:
+            decoded, reply = await _read(call, version, request, options, now_ns)
+            call.submit(decoded)
+            encode = _encoder(call, reply)
+            first = await unless_gone(request, next_message(call, encode))
+            if first.error is not None and first.final:
+                raise first.error
+        except BaseException:
+            call.close()
+            raise
+        framing = framings.choose(", ".join(request.headers.getlist("accept")))
+        return StreamedAnswer(call, first, framing, encode)
+
+    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:version}"):
+        found.add_api_route(
+            f"{path}/infer_stream",
+            infer_stream,
+            methods=["POST"],
+            response_class=StreamingResponse,
+            responses=_RESPONSES,
+            openapi_extra=body,
+        )
+    return found
+
+
+async def _read(
+    call: StreamCall, version: int | None, request: Request, options: HttpOptions, now_ns: int
+) -> tuple[InferenceRequest, Reply]:
+    head = InferHead(
+        raw_header(request, http_infer.HEADER_LENGTH),
+        raw_header(request, "content-encoding"),
+        forwarded=forwarded_headers(request, options),
+    )
+    body = await request.body()
+    asked = (call.servable, version, head, body, options, now_ns, call.lend)
+    return await asyncio.to_thread(read_request, *asked) if is_long(head, body) else read_request(*asked)
+
+
+def _encoder(call: StreamCall, reply: Reply) -> Encode:
+    def encode(outcome: Outcome, final: bool) -> bytes:
+        if isinstance(outcome, ModserveError):
+            return codec.encode_error(outcome, call.id, final)
+        if outcome is None:
+            return codec.encode_end(call.servable.id, call.id)
+        if reply.places:
+            assert call.lease is not None, "there are places of outputs only with a lease: this is a bug"
+            outcome = shared_memory.moved(outcome, reply.places, call.lease)
+        return codec.encode_response(classification.classified(outcome, reply.classes, call.servable), reply, final)
+
+    return encode

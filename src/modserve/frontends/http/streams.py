@@ -1,0 +1,181 @@
+"""Calls whose answer is a stream: one request, its answers as they come, and an HTTP answer made of them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeAlias
+
+from fastapi import Request
+from starlette.responses import StreamingResponse
+
+from modserve.core.errors import ModserveError, unavailable
+from modserve.core.inflight import Inflight
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse
+from modserve.core.servable import Servable
+from modserve.core.shared_memory import Lease
+from modserve.protocol import server_timing
+from modserve.protocol.status import STATUS
+from modserve.protocol.streams import Framing
+from modserve.server import Server
+
+from . import tracing
+from .gone import unless_gone
+from .infer import border
+
+Outcome: TypeAlias = InferenceResponse | ModserveError | None
+"""A response, a failure, or the end alone."""
+Encode: TypeAlias = Callable[[Outcome, bool], bytes]
+"""An outcome, and whether it is the last one, as a message; empty where nothing is said. Failures never raise."""
+
+_HEADERS = {"Cache-Control": "no-cache"}
+
+
+class Message(NamedTuple):
+    """`error` is what the message tells of, or why it could not tell what it should."""
+
+    data: bytes
+    error: ModserveError | None
+    final: bool
+
+
+class StreamCall:
+    """One request, and the sink of its answers, which `answer` hands out in their order.
+
+    `close` must be called in the end; it cancels what is not finished.
+    """
+
+    def __init__(self, streams: "Streams", servable: Servable, now_ns: int) -> None:
+        self.servable = servable
+        self.trace = tracing.begun(streams.server, servable, now_ns, now_ns) if streams.server.tracer.on else None
+        self.lease: Lease | None = None
+        """Of requests with tensors in shared memory."""
+        self.id = ""
+        self._streams = streams
+        self._now_ns = now_ns
+        self._answers: asyncio.Queue[tuple[Outcome, bool]] = asyncio.Queue()
+        self._inflight: Inflight | None = None
+        self._ended = False
+        streams.opened(self)
+
+    def lend(self) -> Lease:
+        """The request's lease, which ends with the call."""
+        self.lease = self._streams.server.shared_memory.lease()
+        return self.lease
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Raises what keeps the request from being accepted."""
+        self.id = request.id
+        self._inflight = (self.trace or self.servable).submit(request, self, self._now_ns)
+
+    async def answer(self) -> tuple[Outcome, bool]:
+        """The next answer, and whether it is the last."""
+        return await self._answers.get()
+
+    @property
+    def cost(self) -> str:
+        """What the request has cost, as a header says it; empty if it has not run."""
+        return "" if self._inflight is None else server_timing.value(self._inflight)
+
+    def respond(self, response: InferenceResponse, final: bool) -> None:
+        self._put(response, final)
+
+    def fail(self, error: ModserveError, final: bool) -> None:
+        self._put(error, final)
+
+    def complete(self) -> None:
+        self._put(None, True)
+
+    def end(self, error: ModserveError) -> None:
+        """Tell `error` in place of all that is still to come."""
+        self._put(error, True)
+        if self._inflight is not None:
+            self._inflight.cancel()
+
+    def release(self) -> None:
+        """What shared memory there was is no longer used: called before the client can hear of the end."""
+        if self.lease is not None:
+            self.lease.release()
+
+    def close(self) -> None:
+        """The client has all it gets, or has gone."""
+        self._streams.closed(self)
+        self._ended = True
+        if self._inflight is not None:
+            self._inflight.cancel()
+        self.release()
+        if self.trace is not None:
+            self.trace.end()
+
+    def _put(self, outcome: Outcome, final: bool) -> None:
+        if not self._ended:
+            self._ended = final
+            self._answers.put_nowait((outcome, final))
+
+
+class Streams:
+    """The calls that are open."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._open: set[StreamCall] = set()
+
+    def opened(self, call: StreamCall) -> None:
+        self._open.add(call)
+
+    def closed(self, call: StreamCall) -> None:
+        self._open.discard(call)
+
+    @property
+    def count(self) -> int:
+        return len(self._open)
+
+    def stop(self) -> None:
+        """The server's time is up: what is still open ends with an error."""
+        for call in list(self._open):
+            call.end(unavailable("the server stopped before the request was answered to its end"))
+
+
+class StreamedAnswer(StreamingResponse):
+    """The HTTP answer to `call`, from its first message on. It ends early when the client goes away."""
+
+    def __init__(self, call: StreamCall, first: Message, framing: Framing, encode: Encode) -> None:
+        status = 200 if first.error is None else STATUS[first.error.code].http
+        super().__init__(self._frames(first), status, _HEADERS, framing.content_type)
+        self._call = call
+        self._framing = framing
+        self._encode = encode
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            with suppress(ModserveError):  # the client has gone, and reads nothing
+                await self.stream_response(send)
+        finally:
+            self._call.close()
+
+    async def _frames(self, message: Message) -> AsyncIterator[bytes]:
+        trace = self._call.trace
+        while True:
+            if message.data:
+                if trace is not None:
+                    trace.stamp("HTTP_SEND_START")
+                yield self._framing.frame(message.data)
+                if trace is not None:
+                    trace.stamp("HTTP_SEND_END")
+            if message.final:
+                return
+            message = await next_message(self._call, self._encode)
+
+
+async def next_message(call: StreamCall, encode: Encode) -> Message:
+    """The call's next answer as its client is told of it."""
+    outcome, final = await call.answer()
+    error = outcome if isinstance(outcome, ModserveError) else None
+    try:
+        data = encode(outcome, final)
+    except Exception as failure:
+        error = border(failure)
+        data = encode(error, final)
+    if final:
+        call.release()
+    return Message(data, error, final)

@@ -1,0 +1,334 @@
+"""Traces of single requests: sampling by settings, and the activities of a sampled request.
+
+The settings, the sampling and the files are Triton's (its ``tracer.cc``); times are of the monotonic clock there, too.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.inflight import Inflight
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.servable import Servable
+from modserve.core.tensor import Tensor
+from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
+
+from .trace_file import Output, TraceFiles, Writer
+from .trace_records import Record, Stamp, TensorStamp, render
+
+_log = logging.getLogger(__name__)
+
+MOST_OF_ONE = 32 * 1024 * 1024
+"""Bytes of tensors that are kept of one trace, and of stamps as many again; what is more of it is left out."""
+
+_STAMP_SIZE = 256
+"""About what a stamp keeps of memory."""
+
+
+class Tracer:
+    """The trace settings of a server, global and by model, and what they sample. Lives on the event loop's thread.
+
+    `on` tells whether any request may be sampled; while it is false, `sample` need not be called. Settings of a model
+    are kept by its name, whether it is loaded or not. Call `close` in the end.
+    """
+
+    def __init__(self, settings: TraceSettings | None = None, writer: Writer | None = None) -> None:
+        self._start = settings or TraceSettings()
+        self._ids = itertools.count(1)
+        self._files = TraceFiles(self._start.file)
+        self._writer = writer or Writer()
+        self._global = self._setting(self._start, {})
+        self._models: dict[str, _Setting] = {}
+        self._closed = False
+        self.on = False
+        self._look()
+        if reason := _problem(self._start):
+            _log.warning("nothing is traced: %s; say '--trace-config triton,file=PATH' and a rate above 0", reason)
+
+    def __repr__(self) -> str:
+        return f"Tracer({'on' if self.on else 'off'}, {self.settings()}, own settings of {list(self._models)})"
+
+    def settings(self, model: str = "") -> TraceSettings:
+        """Those that hold for a model, or for all that have none of their own; `count` is what remains of it."""
+        return self._models.get(model, self._global).current
+
+    def change(self, change: TraceChange, model: str = "") -> None:
+        """Change a model's settings or, for an empty name, those of all models for what they do not say themselves.
+
+        Holds for every request from now on; those being traced go on as they began. Counting begins anew.
+
+        Raises INVALID_ARG, changing nothing, for settings that would trace but can not.
+        """
+        if not change:
+            return
+        settings: dict[str, tuple[TraceSettings, Mapping[str, Any]]] = {}
+        if model:
+            found = self._models.get(model)
+            settings[model] = _changed(self._global.current, found, change)
+        else:
+            settings[""] = _changed(self._start, self._global, change)
+            for name, setting in self._models.items():
+                settings[name] = _changed(settings[""][0], setting, {})
+        for name, (wanted, _) in settings.items():
+            reason = _problem(wanted)
+            if not reason and name == model and wanted.level and change.get("count") == 0:
+                reason = "trace count must be non-zero, -1 does not limit it"
+            if reason:
+                raise invalid(f"Attempting to set invalid trace setting :{reason}")
+        for name, (wanted, own) in settings.items():
+            if not name:
+                self._retire(self._global)
+                self._global = self._setting(wanted, own)
+                continue
+            if name in self._models:
+                self._retire(self._models.pop(name))
+            if own:
+                self._models[name] = self._setting(wanted, own)
+        self._look()
+
+    def sample(self, servable: Servable) -> "Trace | None":
+        """A trace of the request at hand if it is the turn of one; whoever takes it ends it."""
+        setting = self._models.get(servable.id.name, self._global)
+        if not setting.hit():
+            return None
+        if not setting.remaining:
+            self._look()
+        return Trace(self, setting, servable, next(self._ids))
+
+    def close(self) -> None:
+        """Write what there is and end. Blocks; call it once nothing is traced any more. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        self.on = False
+        for setting in (self._global, *self._models.values()):
+            setting.open = 0
+            self._retire(setting)
+        self._writer.put(self._files.close)
+        self._writer.close()
+
+    def ended(self, setting: "_Setting", trace: "Trace") -> None:
+        """A trace of `setting` is complete."""
+        if self._closed:
+            return
+        output, finish = setting.output, setting.collect()
+
+        def write() -> None:
+            try:
+                output.append(trace.render())
+            finally:
+                if finish:
+                    output.finish()
+
+        self._writer.put(write, trace.size)
+        if setting.retired and not setting.open:
+            self._writer.put(output.end)
+
+    def _setting(self, settings: TraceSettings, own: Mapping[str, Any]) -> "_Setting":
+        limited = settings.count > 0 and settings.rate == 1
+        indexed = settings.log_frequency > 0 or limited
+        return _Setting(settings, own, Output(self._files, indexed=indexed, keep=settings.log_frequency > 0))
+
+    def _retire(self, setting: "_Setting") -> None:
+        setting.retired = True
+        if not setting.open:
+            self._writer.put(setting.output.end)
+
+    def _look(self) -> None:
+        self.on = not self._closed and any(setting.live for setting in (self._global, *self._models.values()))
+
+
+class _Setting:
+    """Settings as they are applied: what is counted for them, and where their traces go.
+
+    `own` has the fields that were set here, by name; the others are those of the settings behind. When they change,
+    another takes its place, so that traces under way keep theirs.
+    """
+
+    def __init__(self, settings: TraceSettings, own: Mapping[str, Any], output: Output) -> None:
+        self._settings = settings
+        self._samples = 0
+        self._collected = 0
+        self._in_file = 0
+        self._able = bool(settings.level) and not _problem(settings)
+        self.own = own
+        self.output = output
+        self.level = settings.level
+        self.remaining = settings.count
+        self.open = 0
+        """Traces under way."""
+        self.retired = False
+
+    @property
+    def current(self) -> TraceSettings:
+        return replace(self._settings, count=self.remaining)
+
+    @property
+    def live(self) -> bool:
+        return self._able and self.remaining != 0
+
+    def hit(self) -> bool:
+        """Count a request; is it one to trace?"""
+        if not self.live:
+            return False
+        self._samples += 1
+        if self._samples % self._settings.rate:
+            return False
+        if self.remaining > 0:
+            self.remaining -= 1
+        self.open += 1
+        return True
+
+    def collect(self) -> bool:
+        """Count a trace that is complete; does it complete its file?"""
+        self.open -= 1
+        self._collected += 1
+        self._in_file += 1
+        frequency = self._settings.log_frequency
+        complete = self.remaining == 0 and self._collected == self._samples
+        if complete or 0 < frequency <= self._in_file:
+            self._in_file = 0
+            return True
+        return False
+
+
+def _problem(settings: TraceSettings) -> str:
+    """Why nothing can be traced although something should; empty if all is well."""
+    if not settings.level:
+        return ""
+    if not settings.rate:
+        return "sample rate must be non-zero"
+    return "" if settings.file else "trace file name is not given"
+
+
+def _changed(
+    behind: TraceSettings, setting: _Setting | None, change: TraceChange
+) -> tuple[TraceSettings, Mapping[str, Any]]:
+    """The settings after a change, and the fields that are set in them; the others come from `behind`."""
+    own: dict[str, Any] = {} if setting is None else {name: getattr(setting.current, name) for name in setting.own}
+    for name, value in change.items():
+        if value is None:
+            own.pop(name, None)
+        else:
+            own[name] = value
+    return replace(behind, **own), own
+
+
+class Trace:
+    """What is recorded of one request. Submit the request through it, and it sees the answers before `sink` does.
+
+    The front end adds its own stamps, and calls `end` when the answer is sent or nobody waits for it any more.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_inflight",
+        "_model",
+        "_records",
+        "_request_id",
+        "_setting",
+        "_sink",
+        "_submit",
+        "_tracer",
+        "id",
+        "size",
+    )
+
+    def __init__(self, tracer: Tracer, setting: _Setting, servable: Servable, trace_id: int) -> None:
+        self._tracer = tracer
+        self._setting = setting
+        self._model = servable.id
+        self._submit = servable.submit
+        self._records: list[Record] = []
+        self._inflight: Inflight | None = None
+        self._sink: ResponseSink | None = None
+        self._request_id = ""
+        self._ended = False
+        self.id = trace_id
+        self.size = 0
+
+    def stamp(self, activity: str, ns: int = 0) -> None:
+        """Something happens now, or happened at `ns`."""
+        if TraceLevel.TIMESTAMPS not in self._setting.level or self._ended:
+            return
+        if self.size <= 2 * MOST_OF_ONE:
+            self.size += _STAMP_SIZE
+            self._records.append(Stamp(ns or time.monotonic_ns(), activity))
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        """As the servable's."""
+        self._request_id = request.id
+        self._sink = sink
+        inflight = self._inflight = self._submit(request, self, now_ns)
+        queued_ns = inflight.queue_start_ns or now_ns
+        self.stamp("REQUEST_START", inflight.request_start_ns)
+        self.stamp("QUEUE_START", queued_ns)
+        self._tensors("TENSOR_QUEUE_INPUT", inflight.inputs, queued_ns)
+        return inflight
+
+    def respond(self, response: InferenceResponse, final: bool) -> None:
+        self._answered(final, response.outputs)
+        if self._sink is not None:
+            self._sink.respond(response, final)
+
+    def fail(self, error: ModserveError, final: bool) -> None:
+        self._answered(final, {})
+        if self._sink is not None:
+            self._sink.fail(error, final)
+
+    def complete(self) -> None:
+        self.stamp("REQUEST_END")
+        if self._sink is not None:
+            self._sink.complete()
+
+    def end(self) -> None:
+        """Nothing more will happen. May be called again."""
+        if not self._ended:
+            self._execution()
+            self._ended = True
+            self._sink = self._inflight = None  # it may wait to be written, and the request need not
+            self._tracer.ended(self._setting, self)
+
+    def render(self) -> bytes:
+        """Its records. For any thread, once it has ended."""
+        return render(self.id, self._model, self._request_id, self._records)
+
+    def _answered(self, final: bool, outputs: Mapping[str, Tensor]) -> None:
+        now_ns = time.monotonic_ns()
+        self._tensors("TENSOR_BACKEND_OUTPUT", outputs, now_ns)
+        self.stamp("INFER_RESPONSE_COMPLETE", now_ns)
+        if final:
+            self.stamp("REQUEST_END", now_ns)
+
+    def _tensors(self, activity: str, tensors: Mapping[str, Tensor], ns: int) -> None:
+        if TraceLevel.TENSORS not in self._setting.level or self._ended:
+            return
+        for name, tensor in tensors.items():
+            raw = tensor.raw
+            size = memoryview(raw).nbytes
+            if self.size + size > MOST_OF_ONE:
+                _log.warning("trace %d: tensor '%s' of %d bytes is left out, it is too much", self.id, name, size)
+                continue
+            self.size += size
+            # A copy: the memory may be the client's, or the engine's to use again.
+            copy = Tensor.from_raw(tensor.datatype, tensor.shape, bytes(raw))
+            self._records.append(TensorStamp(ns, activity, name, copy))
+
+    def _execution(self) -> None:
+        """The stamps of the execution: those that there are, for it may still be under way."""
+        timing = None if self._inflight is None else self._inflight.timing
+        if timing is None:
+            return
+        for activity, ns in (
+            ("COMPUTE_START", timing.compute_start_ns),
+            ("COMPUTE_INPUT_END", timing.compute_input_end_ns),
+            ("COMPUTE_OUTPUT_START", timing.compute_output_start_ns),
+            ("COMPUTE_END", timing.compute_end_ns),
+        ):
+            if ns:
+                self.stamp(activity, ns)

@@ -1,0 +1,191 @@
+"""Trace files: JSON arrays that are complete after every trace, written on a thread of their own."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+_log = logging.getLogger(__name__)
+
+MOST_PENDING = 64 * 1024 * 1024
+"""Bytes of traces that may wait to be written; when the disk is slower than that, traces are left out."""
+
+_CHUNK = 1024 * 1024
+
+
+class JsonArray:
+    """A file with one JSON array, which is complete whenever no write is under way, also after one that failed."""
+
+    def __init__(self, path: str) -> None:
+        """Nothing is opened before the first `append`."""
+        self.path = path
+        self._file: int | None = None
+        self._end = 0
+        """Where the closing bracket is."""
+
+    def append(self, chunks: Iterable[bytes]) -> None:
+        """Add the elements that `chunks` spell together, with commas between them. Raises OSError, adding nothing."""
+        if self._file is None:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            self._end = 0
+        position = self._end
+        try:
+            position += _write(self._file, b",\n" if self._end else b"[", position)
+            for chunk in chunks:
+                position += _write(self._file, chunk, position)
+            _write(self._file, b"]", position)
+        except BaseException:
+            self._take_back()
+            raise
+        self._end = position
+
+    @property
+    def empty(self) -> bool:
+        """Nothing has been added; there need not even be a file."""
+        return not self._end
+
+    def elements(self) -> Iterator[bytes]:
+        """What has been added, in chunks."""
+        if self._file is not None:
+            for start in range(1, self._end, _CHUNK):
+                yield os.pread(self._file, min(_CHUNK, self._end - start), start)
+
+    def move(self, path: str) -> None:
+        """Go on under another name, whose file is replaced. Raises OSError."""
+        os.replace(self.path, path)
+        self.path = path
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _take_back(self) -> None:
+        assert self._file is not None, "called for an open file: this is a bug"
+        os.ftruncate(self._file, self._end)
+        if self._end:
+            _write(self._file, b"]", self._end)
+
+
+def _write(file: int, data: bytes, position: int) -> int:
+    written = 0
+    while written < len(data):
+        written += os.pwrite(file, data[written:], position + written)
+    return written
+
+
+class TraceFiles:
+    """The files of one server: `path` itself, and those with an index behind it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._main: JsonArray | None = None
+        self._next = 0
+
+    def main(self) -> JsonArray:
+        if self._main is None:
+            self._main = JsonArray(self._path)
+        return self._main
+
+    def indexed(self) -> JsonArray:
+        self._next += 1
+        return JsonArray(f"{self._path}.{self._next - 1}")
+
+    def merge(self, array: JsonArray) -> None:
+        """What an indexed file holds goes into the main one, and its index is free if it is the last. Raises OSError.
+
+        Nothing is lost if that fails: the indexed file then stays.
+        """
+        last = array.path == f"{self._path}.{self._next - 1}"
+        if self._main is None:
+            array.move(self._path)
+            self._main = array
+        else:
+            self._main.append(array.elements())
+            array.close()
+            os.unlink(array.path)
+        if last:
+            self._next -= 1
+
+    def close(self) -> None:
+        if self._main is not None:
+            self._main.close()
+
+
+class Output:
+    """Where the traces of one setting go. Used on the writer's thread.
+
+    With `indexed`, to files of their own, each until `finish`. One that is not finished when the setting ends stays
+    as it is with `keep`, otherwise it goes into the main file.
+    """
+
+    def __init__(self, files: TraceFiles, *, indexed: bool, keep: bool) -> None:
+        self._files = files
+        self._indexed = indexed
+        self._keep = keep
+        self._array: JsonArray | None = None
+
+    def append(self, records: bytes) -> None:
+        """Raises OSError."""
+        if not self._indexed:
+            self._files.main().append((records,))
+            return
+        if self._array is None:
+            self._array = self._files.indexed()
+        self._array.append((records,))
+
+    def finish(self) -> None:
+        if self._array is not None:
+            self._array.close()
+            self._array = None
+
+    def end(self) -> None:
+        """Raises OSError."""
+        if self._array is None:
+            return
+        array, self._array = self._array, None
+        if self._keep or array.empty:
+            array.close()
+        else:
+            self._files.merge(array)
+
+
+class Writer:
+    """Does what it is told in order, on one thread, which starts when it is first needed."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trace")
+        self._lock = threading.Lock()
+        self._pending = 0
+        self._failing = False
+        self._full = False
+
+    def put(self, work: Callable[[], None], size: int = 0) -> None:
+        """Have `work` done, which keeps `size` bytes of memory; work that is too much by now is left out."""
+        with self._lock:
+            full = self._pending > 0 and self._pending + size > MOST_PENDING
+            if not full:
+                self._pending += size
+        if full and not self._full:
+            _log.error("traces are left out: %d bytes of them wait to be written", MOST_PENDING)
+        self._full = full
+        if not full:
+            self._thread.submit(self._do, work, size)
+
+    def close(self) -> None:
+        """Do what was put, then end. Blocks."""
+        self._thread.shutdown()
+
+    def _do(self, work: Callable[[], None], size: int) -> None:
+        try:
+            work()
+            self._failing = False
+        except Exception as error:
+            if not self._failing:  # a full disk is told once, not with every trace
+                self._failing = True
+                foreign = None if isinstance(error, OSError) else error
+                _log.error("a trace can not be written, and is left out: %s", error, exc_info=foreign)
+        finally:
+            with self._lock:
+                self._pending -= size

@@ -1,0 +1,86 @@
+"""Traces as Triton writes them to files: one JSON object a record."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from modserve.core import dtypes
+from modserve.core.tensor import Tensor
+from modserve.core.version import ModelId
+
+_ELEMENTS = 16 * 1024
+"""As many elements are spelled at once, since each needs far more memory than its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """An activity, and when it was, in nanoseconds of the monotonic clock."""
+
+    ns: int
+    activity: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStamp:
+    """A tensor as it was at an activity."""
+
+    ns: int
+    activity: str
+    name: str
+    tensor: Tensor
+
+
+Record: TypeAlias = Stamp | TensorStamp
+
+
+def render(trace_id: int, model: ModelId, request_id: str, records: Sequence[Record], parent_id: int = 0) -> bytes:
+    """The records of one trace, in the order of time and with commas between them, behind one that says whose it is."""
+    head: dict[str, object] = {"id": trace_id, "model_name": model.name, "model_version": model.version}
+    if request_id:
+        head["request_id"] = request_id
+    if parent_id:
+        head["parent_id"] = parent_id
+    lines = [_json(head)]
+    for record in sorted(records, key=lambda record: record.ns):
+        if isinstance(record, Stamp):
+            lines.append(f'{{"id":{trace_id},"timestamps":[{{"name":"{record.activity}","ns":{record.ns}}}]}}')
+        else:
+            tensor = record.tensor
+            described = {
+                "name": record.name,
+                "data": data(tensor),
+                "shape": ",".join(map(str, tensor.shape)),
+                "dtype": tensor.datatype.name,
+            }
+            lines.append(_json({"id": trace_id, "activity": record.activity, "tensor": described}))
+    return ",".join(lines).encode()
+
+
+def data(tensor: Tensor) -> str:
+    """A tensor's elements with commas between them.
+
+    Numbers are decimal and as exact as they are, BOOL is 0 and 1, BYTES are quoted as in CSV, with a backslash escape
+    for what is no UTF-8.
+    """
+    return ",".join(_spelled(tensor))
+
+
+def _spelled(tensor: Tensor) -> Iterator[str]:
+    """The elements, or several of them at once."""
+    flat = tensor.array.reshape(-1)
+    if tensor.datatype is dtypes.BYTES:
+        for element in flat.tolist():
+            yield '"' + element.decode("utf-8", "backslashreplace").replace('"', '""') + '"'
+        return
+    if tensor.datatype is dtypes.BOOL:
+        flat = flat.view("u1")
+    elif tensor.datatype is dtypes.BF16:
+        flat = flat.astype("f4")
+    for start in range(0, len(flat), _ELEMENTS):
+        # Not by way of Python's floats: they would give a FP32 digits that it does not have.
+        yield ",".join(flat[start : start + _ELEMENTS].astype("U").tolist())
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

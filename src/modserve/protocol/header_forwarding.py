@@ -1,0 +1,47 @@
+"""Headers that become parameters of an inference request (protocol: parameters extension, forwarded headers)."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeAlias
+
+from modserve.core.errors import invalid
+from modserve.core.request import InferenceRequest
+
+Forwarded: TypeAlias = tuple[tuple[str, str], ...]
+"""Names, each once, and values."""
+
+_RESERVED = frozenset(
+    {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
+)
+
+
+def matching(pattern: re.Pattern[str] | None, headers: Iterable[tuple[str, str]]) -> Forwarded:
+    """The headers in whose names the pattern is found. What was sent several times is one value, joined by commas."""
+    if pattern is None:
+        return ()
+    found: dict[str, str] = {}
+    for name, value in headers:
+        if pattern.search(name):
+            found[name] = f"{found[name]}, {value}" if name in found else value
+    return tuple(found.items())
+
+
+def from_metadata(pattern: re.Pattern[str] | None, metadata: Iterable[tuple[str, str | bytes]] | None) -> Forwarded:
+    """As `matching`, of gRPC metadata. Binary values (keys that end in ``-bin``) are no text, and stay behind."""
+    if pattern is None:
+        return ()
+    return matching(pattern, [(key, value) for key, value in metadata or () if isinstance(value, str)])
+
+
+def with_headers(request: InferenceRequest, forwarded: Forwarded) -> InferenceRequest:
+    """`request` with the headers among its parameters; a header replaces a parameter of its name.
+
+    Raises INVALID_ARG for names of the protocol's own.
+    """
+    if not forwarded:
+        return request
+    for name, _ in forwarded:
+        if name in _RESERVED or name.startswith("triton_"):
+            raise invalid(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
+    return replace(request, parameters={**request.parameters, **dict(forwarded)})

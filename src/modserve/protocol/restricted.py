@@ -1,0 +1,136 @@
+"""Which calls belong to which category of restricted APIs, over both protocols, and who may make them.
+
+The categories and what is said to those who may not are Triton's (``--http-restricted-api``,
+``--grpc-restricted-protocol``); the paths and RPCs it does not have stand with the ones they are like.
+"""
+
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+CategoryT = TypeVar("CategoryT", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """RPCs by name, and path templates; those of models are also served below ``/versions/{version}``,
+    those of v1 models below ``/labels/{label}`` as well."""
+
+    rpcs: tuple[str, ...]
+    paths: tuple[str, ...] = ()
+    model_paths: tuple[str, ...] = ()
+    """What follows ``/v2/models/{model}``."""
+    v1_paths: tuple[str, ...] = ()
+    """What follows ``/v1/models/{model}``: KServe v1 and TensorFlow Serving. Its status is its health."""
+
+
+CATEGORIES: Mapping[str, Calls] = {
+    "health": Calls(
+        ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
+        paths=("/", "/v2/health/live", "/v2/health/ready"),
+        model_paths=("/ready",),
+        v1_paths=("",),
+    ),
+    "metadata": Calls(
+        ("ServerMetadata", "ModelMetadata"),
+        paths=("/v2", "/v2/models", "/v1/models"),
+        model_paths=("",),
+        v1_paths=("/metadata",),
+    ),
+    "inference": Calls(
+        ("ModelInfer", "ModelStreamInfer"),
+        model_paths=("/infer", "/infer_stream", "/generate", "/generate_stream"),
+        v1_paths=(":predict", ":classify", ":regress", ":explain"),
+    ),
+    "shared-memory": Calls(
+        (
+            "SystemSharedMemoryStatus",
+            "SystemSharedMemoryRegister",
+            "SystemSharedMemoryUnregister",
+            "CudaSharedMemoryStatus",
+            "CudaSharedMemoryRegister",
+            "CudaSharedMemoryUnregister",
+        ),
+        paths=tuple(
+            f"/v2/{kind}sharedmemory{path}"
+            for kind in ("system", "cuda")
+            for path in (
+                "/status",
+                "/register",
+                "/unregister",
+                "/region/{region}/status",
+                "/region/{region}/register",
+                "/region/{region}/unregister",
+            )
+        ),
+    ),
+    "model-config": Calls(("ModelConfig",), model_paths=("/config",)),
+    "model-repository": Calls(
+        ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+        paths=tuple(
+            f"/v2/repository{repository}{path}"
+            for repository in ("", "/{repository}")
+            for path in ("/index", "/models/{model}/load", "/models/{model}/unload")
+        ),
+    ),
+    "statistics": Calls(("ModelStatistics",), paths=("/v2/models/stats",), model_paths=("/stats",)),
+    "trace": Calls(("TraceSetting",), paths=("/v2/trace/setting",), model_paths=("/trace/setting",)),
+    "logging": Calls(("LogSettings",), paths=("/v2/logging",)),
+}
+
+OPEN_PATHS = frozenset({"/docs", "/docs/oauth2-redirect", "/openapi.json"})
+"""Paths of no category: the documentation, which is the same for every server."""
+
+RPC_CATEGORY = {rpc: category for category, calls in CATEGORIES.items() for rpc in calls.rpcs}
+
+
+_MODELS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+_V1_MODELS = ("/v1/models/{model}", "/v1/models/{model}/versions/{version}", "/v1/models/{model}/labels/{label}")
+
+
+def _templates(calls: Calls) -> Iterable[str]:
+    yield from calls.paths
+    for prefixes, suffixes in ((_MODELS, calls.model_paths), (_V1_MODELS, calls.v1_paths)):
+        yield from (prefix + suffix for prefix in prefixes for suffix in suffixes)
+
+
+PATH_CATEGORY = {template: category for category, calls in CATEGORIES.items() for template in _templates(calls)}
+"""Categories by path template, in which a name in braces stands for any one part of a path."""
+
+GRPC_PREFIX = "triton-grpc-protocol-"
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """Calls need the header `name` (in any case) with `value`; `word` is what the protocol calls a restricted thing."""
+
+    name: str
+    value: str
+    word: str
+
+    @property
+    def refusal(self) -> str:
+        return f"This {self.word} is restricted, expecting header '{self.name}'"
+
+    def granted(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> bool:
+        """Whether the headers, which are given in lower case, open the call. Time tells nothing of the value."""
+        name, value = self.name.lower().encode(), self.value.encode()
+        given = [_bytes(text) for key, text in headers if _bytes(key) == name]
+        return len(given) == 1 and hmac.compare_digest(given[0], value)
+
+
+def http_restrictions(settings: Mapping[CategoryT, tuple[str, str]]) -> dict[str, Restriction]:
+    """By category, what a setting of header names and values by category asks of HTTP requests."""
+    return {category: Restriction(name, value, "API") for category, (name, value) in settings.items()}
+
+
+def grpc_restrictions(settings: Mapping[CategoryT, tuple[str, str]]) -> dict[str, Restriction]:
+    """The same for gRPC, where the header's name has a prefix."""
+    return {
+        category: Restriction(GRPC_PREFIX + name, value, "protocol") for category, (name, value) in settings.items()
+    }
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,91 @@
+"""Tensors in shared memory: their parameters on both wires, and their data (protocol: shared memory extensions)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import ModserveError, invalid, unsupported
+from modserve.core.response import InferenceResponse
+from modserve.core.shared_memory import Lease, Place
+from modserve.core.tensor import Buffer, Shape, Tensor
+from modserve.pb import inference as pb
+
+from .json_data import JsonTypeError, unable
+from .json_message import JsonObject
+
+REGION = "shared_memory_region"
+OFFSET = "shared_memory_offset"
+BYTE_SIZE = "shared_memory_byte_size"
+_UNSIGNED = JsonTypeError("unsigned-integer", "unsigned-integer")
+_HIGHEST = 2**64 - 1
+
+
+def input_tensor(datatype: Datatype, shape: Shape, place: Place, lease: Lease) -> Tensor:
+    """An input that is in a region. Raises as `Lease.read` does.
+
+    BYTES are copied: their lengths are checked first and followed later, and the client could change them in between.
+    """
+    raw: Buffer = lease.read(place)
+    return Tensor(datatype, shape, bytes(raw) if datatype is dtypes.BYTES else raw, None)
+
+
+def moved(response: InferenceResponse, places: Mapping[str, Place], lease: Lease) -> InferenceResponse:
+    """Write the outputs that belong into regions there; in the response they are left without data.
+
+    Raises INVALID_ARG, having written nothing, if one is too large. Triton's code for that is INTERNAL, though it was
+    the client that chose the size.
+    """
+    found = [(name, place, response.outputs[name]) for name, place in places.items() if name in response.outputs]
+    for name, place, tensor in found:
+        if len(tensor.raw) > place.byte_size:
+            raise invalid(
+                f"shared memory size specified with the request for output '{name}' ({place.byte_size} bytes) should "
+                f"be at least {len(tensor.raw)} bytes to hold the results"
+            )
+    outputs = dict(response.outputs)
+    for name, place, tensor in found:
+        lease.write(place, tensor.raw)
+        outputs[name] = Tensor(tensor.datatype, tensor.shape, b"", None)
+    return replace(response, outputs=outputs)
+
+
+def refused(kind: str, name: str) -> ModserveError:
+    """Where a request came by a way that leads to no regions."""
+    return unsupported(f"{kind} '{name}': shared memory is not supported by this call")
+
+
+def json_place(options: JsonObject) -> Place:
+    """The place that a tensor's parameters name. Raises INVALID_ARG; without a size it has none, as in Triton."""
+    region = options[REGION]
+    if type(region) is not str:
+        raise unable(REGION, JsonTypeError("string", "string"))
+    return Place(region, _json_number(options, OFFSET), _json_number(options, BYTE_SIZE))
+
+
+def _json_number(options: JsonObject, key: str) -> int:
+    value = options.get(key, 0)
+    if type(value) is not int or not 0 <= value <= _HIGHEST:
+        raise unable(key, _UNSIGNED)
+    return value
+
+
+def message_place(name: str, given: Mapping[str, pb.InferParameter]) -> Place | None:
+    """The place that the parameters of tensor `name` name, if they do. Raises INVALID_ARG."""
+    if REGION not in given:
+        for key in (OFFSET, BYTE_SIZE):
+            if key in given:
+                raise invalid(f"'{key}' can not be specified without '{REGION}' parameter for tensor '{name}'")
+        return None
+    region = _typed(name, given, REGION, "string_param").string_param
+    offset = _typed(name, given, OFFSET, "int64_param").int64_param if OFFSET in given else 0
+    if BYTE_SIZE not in given:
+        raise invalid(f"'{BYTE_SIZE}' must be specified along with '{REGION}' parameter for tensor '{name}'")
+    return Place(region, offset, _typed(name, given, BYTE_SIZE, "int64_param").int64_param)
+
+
+def _typed(name: str, given: Mapping[str, pb.InferParameter], key: str, expected: str) -> pb.InferParameter:
+    parameter = given[key]
+    if parameter.WhichOneof("parameter_choice") != expected:
+        raise invalid(f"invalid value type for '{key}' parameter for tensor '{name}', expected {expected}.")
+    return parameter

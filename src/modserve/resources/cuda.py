@@ -1,0 +1,174 @@
+"""GPU memory that another process shares, through the CUDA driver's own library.
+
+Tensors are copied between it and the host, for the engines here take host memory.
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from modserve.core.errors import ModserveError, internal, invalid
+from modserve.core.shared_memory import CudaRegion
+from modserve.core.tensor import Buffer
+
+_log = logging.getLogger(__name__)
+
+HANDLE_BYTES = 64
+"""The size of a ``cudaIpcMemHandle_t``, which is the driver's ``CUipcMemHandle``."""
+
+_LAZY_PEER_ACCESS = 1
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
+
+
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "cuInit": (ctypes.c_uint,),
+    "cuDeviceGetCount": (ctypes.c_void_p,),
+    "cuDeviceGet": (ctypes.c_void_p, ctypes.c_int),
+    "cuDevicePrimaryCtxRetain": (ctypes.c_void_p, ctypes.c_int),
+    "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
+    "cuCtxPopCurrent_v2": (ctypes.c_void_p,),
+    "cuIpcOpenMemHandle_v2": (ctypes.c_void_p, _Handle, ctypes.c_uint),
+    "cuIpcCloseMemHandle": (ctypes.c_uint64,),
+    "cuMemGetAddressRange_v2": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64),
+    "cuMemcpyDtoH_v2": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t),
+    "cuMemcpyHtoD_v2": (ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t),
+}
+"""The driver's functions that are used, and their parameters. Each returns 0 for success."""
+
+
+def load_driver() -> ctypes.CDLL | None:
+    """The driver's library with its signatures; None where there is none."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        for name, parameters in _SIGNATURES.items():
+            getattr(library, name).argtypes = parameters
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+class Cuda:
+    """The GPUs of this machine, looked for when memory of one is first wanted."""
+
+    def __init__(self, load: Callable[[], ctypes.CDLL | None] = load_driver) -> None:
+        self._load = load
+        self._driver: _Driver | None = None
+        self._looked = False
+
+    def open(self, region: CudaRegion, handle: bytes) -> "CudaMemory":
+        """The memory behind a handle that another process gave. Raises INVALID_ARG."""
+        if len(handle) != HANDLE_BYTES:
+            raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+        if not self._looked:
+            self._driver = _find(self._load)
+            self._looked = True
+        if self._driver is None:
+            raise invalid(f"failed to register CUDA shared memory region: '{region.name}', GPUs not supported")
+        return CudaMemory(self._driver, region, handle)
+
+
+class _DriverError(Exception):
+    """A function of the driver failed."""
+
+
+class _Driver:
+    """The library, a context for each device that was used."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Raises `_DriverError`."""
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            raise _DriverError(f"{name} failed with CUDA error {code}")
+
+    @contextmanager
+    def on(self, device_id: int) -> Iterator[None]:
+        """Calls inside are about this device. Raises `_DriverError` if there is no such device."""
+        context = self._contexts.get(device_id)
+        if context is None:
+            device, context = ctypes.c_int(), ctypes.c_void_p()
+            self.call("cuDeviceGet", ctypes.byref(device), device_id)
+            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            self._contexts[device_id] = context
+        self.call("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+def _find(load: Callable[[], ctypes.CDLL | None]) -> _Driver | None:
+    """The driver, if it has a device."""
+    library = load()
+    if library is None:
+        return None
+    driver, count = _Driver(library), ctypes.c_int()
+    try:
+        driver.call("cuInit", 0)
+        driver.call("cuDeviceGetCount", ctypes.byref(count))
+    except _DriverError as error:
+        _log.warning("there is a CUDA driver, but it can not be used: %s", error)
+        return None
+    return driver if count.value else None
+
+
+class CudaMemory:
+    """Implements `shared_memory.Memory`; `read` gives a copy."""
+
+    def __init__(self, driver: _Driver, region: CudaRegion, handle: bytes) -> None:
+        self._driver = driver
+        self._region = region
+        self._address = ctypes.c_uint64()
+        refused = invalid(f"failed to register shared memory region '{region.name}': invalid args")
+        if not 0 <= region.device_id < 2**31 or region.byte_size < 1:
+            raise refused
+        size = ctypes.c_size_t()
+        try:
+            with driver.on(region.device_id):
+                shared = _Handle.from_buffer_copy(handle)
+                driver.call("cuIpcOpenMemHandle_v2", ctypes.byref(self._address), shared, _LAZY_PEER_ACCESS)
+                try:
+                    driver.call("cuMemGetAddressRange_v2", None, ctypes.byref(size), self._address)
+                    if region.byte_size > size.value:
+                        raise refused
+                except BaseException:
+                    driver.call("cuIpcCloseMemHandle", self._address)
+                    raise
+        except _DriverError as error:
+            _log.warning("CUDA shared memory region '%s' was not registered: %s", region.name, error)
+            raise refused from None
+
+    def read(self, offset: int, size: int) -> Buffer:
+        data = bytearray(size)
+        if size:
+            there = (ctypes.c_char * size).from_buffer(data)
+            self._copy("cuMemcpyDtoH_v2", ctypes.byref(there), self._address.value + offset, size)
+        return data
+
+    def write(self, offset: int, raw: Buffer) -> None:
+        if len(raw):
+            self._copy("cuMemcpyHtoD_v2", self._address.value + offset, bytes(raw), len(raw))
+
+    def close(self) -> None:
+        try:
+            with self._driver.on(self._region.device_id):
+                self._driver.call("cuIpcCloseMemHandle", self._address)
+        except _DriverError as error:
+            _log.warning("CUDA shared memory region '%s' was not closed: %s", self._region.name, error)
+
+    def _copy(self, name: str, *arguments: object) -> None:
+        try:
+            with self._driver.on(self._region.device_id):
+                self._driver.call(name, *arguments)
+        except _DriverError as error:
+            raise self._failure(error) from None
+
+    def _failure(self, error: _DriverError) -> ModserveError:
+        return internal(f"CUDA shared memory region '{self._region.name}': {error}")

@@ -1,0 +1,215 @@
+"""Regions of memory that clients share, registered by name (protocol: shared memory extensions).
+
+The client makes a region and owns it. The server maps what is there and never removes it.
+"""
+
+import resource
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from modserve.core.errors import Code, ModserveError, internal, invalid, not_found, unavailable, unsupported
+from modserve.core.shared_memory import CudaRegion, Place, SystemRegion
+from modserve.core.tensor import Buffer
+
+from .cuda import Cuda
+from .posix import PosixMemory
+
+RESERVED_PREFIX = "triton_python_backend_shm_region_"
+"""Keys that begin so are memory between a server and its own workers, which no client may get at."""
+
+_MOST_REGIONS = 16384
+
+_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+
+_KINDS: dict[type, str] = {SystemRegion: "system", CudaRegion: "CUDA"}
+R = TypeVar("R", SystemRegion, CudaRegion)
+
+
+class Memory(Protocol):
+    """The bytes of a region. Places are checked against its size before they get here."""
+
+    def read(self, offset: int, size: int) -> Buffer:
+        """A view where that is possible. Raises INVALID_ARG if the bytes are not there any more."""
+
+    def write(self, offset: int, raw: Buffer) -> None:
+        """Raises as `read` does."""
+
+    def close(self) -> None:
+        """Views that are still held stay good."""
+
+
+@dataclass(slots=True, eq=False)
+class _Registered:
+    region: SystemRegion | CudaRegion
+    memory: Memory
+    users: int = 0
+    leaving: bool = False
+    """To be unregistered as soon as nobody uses it."""
+
+
+class SharedMemory:
+    """The registered regions of a server. Usable from any thread.
+
+    Without `allowed`, nothing can be registered. `directory` is where the system keeps POSIX shared memory. Each region
+    keeps a file open, so there may be `most` at a time: half of what the process may open, if not given.
+    """
+
+    def __init__(
+        self,
+        allowed: bool = False,
+        *,
+        directory: Path = Path("/dev/shm"),
+        most: int | None = None,
+        cuda: Cuda | None = None,
+    ) -> None:
+        self._allowed = allowed
+        self._directory = directory
+        self._most = _half_of_the_files() if most is None else most
+        self._cuda = cuda or Cuda()
+        self._regions: dict[str, _Registered] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"SharedMemory({sorted(self._regions)})"
+
+    def check_may_register(self, kind: type[R], name: str) -> None:
+        """What can be said before anything but the name is known. Raises UNSUPPORTED and INVALID_ARG."""
+        self._check_allowed()
+        if not name:
+            raise invalid(f"'region name' is necessary to register {_KINDS[kind].lower()} shared memory region")
+
+    def register_system(self, region: SystemRegion) -> None:
+        """Raises UNSUPPORTED, ALREADY_EXISTS, INVALID_ARG for what can not be mapped, UNAVAILABLE at the limit."""
+        key = region.key
+        self.check_may_register(SystemRegion, region.name)
+        if key.lstrip("/").startswith(RESERVED_PREFIX):
+            raise invalid(
+                f"cannot register shared memory region '{region.name}' with key '{key}' as the key contains the "
+                f"reserved prefix '{RESERVED_PREFIX}'"
+            )
+        with self._lock:
+            self._check_free(region.name)
+            self._regions[region.name] = _Registered(region, PosixMemory(self._directory, region))
+
+    def register_cuda(self, region: CudaRegion, handle: bytes) -> None:
+        """`handle` is a ``cudaIpcMemHandle_t``. Raises as `register_system` does."""
+        self.check_may_register(CudaRegion, region.name)
+        with self._lock:
+            self._check_free(region.name)
+            self._regions[region.name] = _Registered(region, self._cuda.open(region, handle))
+
+    def status(self, kind: type[R], name: str = "") -> list[R]:
+        """The regions of a kind by name, or the one that is named. Raises NOT_FOUND."""
+        if not name:
+            with self._lock:
+                found = [each.region for each in self._regions.values() if isinstance(each.region, kind)]
+            return sorted(found, key=lambda region: region.name)
+        registered = self._regions.get(name)
+        if registered is None:
+            raise not_found(f"Unable to find {_KINDS[kind].lower()} shared memory region: '{name}'")
+        region = registered.region
+        if not isinstance(region, kind):
+            raise not_found(
+                f"The region named '{name}' is registered as {_KINDS[type(region)]} shared memory, "
+                f"not {_KINDS[kind]} shared memory"
+            )
+        return [region]
+
+    def unregister(self, kind: type[R], name: str = "") -> None:
+        """Forget the named region, or all of the kind; those in use as soon as the requests that use them are over.
+
+        An unknown name is no error. Raises UNSUPPORTED.
+        """
+        self._check_allowed()
+        with self._lock:
+            for registered in [self._regions.get(name)] if name else list(self._regions.values()):
+                if registered is not None and isinstance(registered.region, kind):
+                    registered.leaving = True
+                    self._forget_if_idle(registered)
+
+    def lease(self) -> "RegionLease":
+        """For one request."""
+        return RegionLease(self)
+
+    def take(self, name: str) -> _Registered:
+        """One more user of a region. Raises NOT_FOUND."""
+        with self._lock:
+            registered = self._regions.get(name)
+            if registered is None:
+                raise not_found(f"Unable to find shared memory region: '{name}'")
+            registered.users += 1
+            return registered
+
+    def give_back(self, used: Iterable[_Registered]) -> None:
+        """One user fewer of each."""
+        with self._lock:
+            for registered in used:
+                registered.users -= 1
+                self._forget_if_idle(registered)
+
+    def _check_allowed(self) -> None:
+        if not self._allowed:
+            raise unsupported(_DISABLED)
+
+    def _check_free(self, name: str) -> None:
+        if name in self._regions:
+            raise ModserveError(Code.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
+        if len(self._regions) >= self._most:
+            raise unavailable(
+                f"failed to register shared memory region '{name}': there are {self._most} already, and no more may "
+                "be registered until one is unregistered"
+            )
+
+    def _forget_if_idle(self, registered: _Registered) -> None:
+        if registered.leaving and not registered.users:
+            del self._regions[registered.region.name]
+            registered.memory.close()
+
+
+class RegionLease:
+    """Implements `core.shared_memory.Lease`."""
+
+    __slots__ = ("_registry", "_used")
+
+    def __init__(self, registry: SharedMemory) -> None:
+        self._registry = registry
+        self._used: dict[str, _Registered] | None = None
+
+    def read(self, place: Place) -> Buffer:
+        return self._take(place).memory.read(place.offset, place.byte_size)
+
+    def reserve(self, place: Place) -> None:
+        self._take(place)
+
+    def write(self, place: Place, raw: Buffer) -> None:
+        used = self._used
+        if used is None or place.region not in used:
+            raise internal(f"shared memory region '{place.region}' was not reserved: this is a bug")
+        used[place.region].memory.write(place.offset, raw)
+
+    def release(self) -> None:
+        if self._used is not None:
+            used, self._used = self._used, None
+            self._registry.give_back(used.values())
+
+    def _take(self, place: Place) -> _Registered:
+        """The region of a place that is inside it; taken once, however many tensors are there."""
+        if self._used is None:
+            self._used = {}
+        registered = self._used.get(place.region)
+        if registered is None:
+            registered = self._used[place.region] = self._registry.take(place.region)
+        size = registered.region.byte_size
+        if not 0 <= place.offset < size:
+            raise invalid(f"Invalid offset for shared memory region: '{place.region}'")
+        if not 0 <= place.byte_size <= size - place.offset:
+            raise invalid(f"Invalid offset + byte size for shared memory region: '{place.region}'")
+        return registered
+
+
+def _half_of_the_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_REGIONS if soft == resource.RLIM_INFINITY else min(_MOST_REGIONS, soft // 2)

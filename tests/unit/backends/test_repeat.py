@@ -1,0 +1,44 @@
+"""The repeat backend says what configuration it wants; what it answers is tested with the library."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modserve.backends.api import ModelSource, Placement
+from modserve.backends.repeat import RepeatBackend
+from modserve.core import dtypes
+from modserve.core.errors import ModserveError
+from modserve.core.model_config import InstanceKind, TensorSpec
+from modserve.testing import config
+
+IN, DELAY = TensorSpec("IN", dtypes.FP32, (-1,)), TensorSpec("DELAY", dtypes.UINT32, (-1,))
+WAIT, OUT = TensorSpec("WAIT", dtypes.UINT32, (1,)), TensorSpec("OUT", dtypes.FP32, (1,))
+GOOD: dict[str, Any] = {"inputs": (IN, DELAY, WAIT), "outputs": (OUT,), "decoupled": True, "max_batch_size": 0}
+
+
+def make(**changes: Any) -> None:
+    given = config(**{**GOOD, **changes})
+    RepeatBackend().open(ModelSource(given, 1, Path(), Path())).instance(given, Placement(InstanceKind.CPU)).close()
+
+
+def test_a_good_configuration() -> None:
+    make()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"decoupled": False}, "set model_transaction_policy { decoupled: true }"),
+        ({"max_batch_size": 4}, "does not support batching, set max_batch_size to 0"),
+        ({"inputs": (IN, DELAY)}, "needs WAIT"),
+        ({"inputs": (IN, DELAY, WAIT, OUT)}, "has no input 'OUT', only"),
+        ({"inputs": (IN, TensorSpec("DELAY", dtypes.INT32, (-1,)), WAIT)}, "input 'DELAY' must be TYPE_UINT32"),
+        ({"outputs": (TensorSpec("OUT", dtypes.INT32, (1,)),)}, "IN and OUT must be of the same data type"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_configuration(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ModserveError) as caught:
+        make(**changes)
+    assert text in caught.value.message

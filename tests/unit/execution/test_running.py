@@ -1,0 +1,213 @@
+"""Engines that answer each request by itself: any number of times, from any thread, in and after the execution."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+from pool_bench import CONFIG, Bench, answer, member, refused, sink
+
+from modserve.backends.api import EngineRequest
+from modserve.core import dtypes
+from modserve.core.errors import Code, internal, invalid
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import TensorSpec
+from modserve.core.statistics import FailureReason
+from modserve.testing import Execution, config
+
+TWO_OUTPUTS = (TensorSpec("OUTPUT0", dtypes.INT32, (4,)), TensorSpec("OUTPUT1", dtypes.INT32, (1,)))
+DECOUPLED = config(decoupled=True, outputs=TWO_OUTPUTS)
+GONE = "model 'model' let go of a request without a final response"
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench(1, DECOUPLED, by_request=True)
+    yield made
+    made.pool.close()
+
+
+@pytest.fixture
+async def plain() -> AsyncIterator[Bench]:
+    """Of a model that is not decoupled."""
+    made = Bench(1, CONFIG, by_request=True)
+    yield made
+    made.pool.close()
+
+
+def rows(value: int, count: int = 1) -> dict[str, Any]:
+    return {"OUTPUT0": np.full((count, 4), value, np.int32)}
+
+
+def responses(entry: Inflight) -> list[Any]:
+    return [
+        {name: tensor.array.tolist() for name, tensor in response.outputs.items()} for response in sink(entry).responses
+    ]
+
+
+def end(execution: Execution) -> None:
+    """End the execution, keeping none of its requests."""
+    execution.requests = ()
+    execution.finish()
+
+
+async def test_what_an_engine_gets(bench: Bench) -> None:
+    entries = [member(1), member(2, batch_size=3)]
+    execution = bench.run(*entries)
+    assert [request.id for request in execution.requests] == ["r1", "r2"]
+    assert [request.inputs["INPUT0"].tolist() for request in execution.requests] == [[[1] * 4], [[2] * 4] * 3]
+    assert [request.outputs for request in execution.requests] == [("OUTPUT0",)] * 2
+    assert not any(request.cancelled for request in execution.requests)
+    for request in execution.requests:
+        request.complete()
+    end(execution)
+    await bench.until_settled(2)
+
+
+async def test_one_answer_each(plain: Bench) -> None:
+    entries = [member(1), member(2, batch_size=2)]
+    execution = plain.run(*entries)
+    one, two = execution.requests
+    two.respond(rows(20, 2))
+    one.respond(rows(10), parameters={"tokens": 3})
+    end(execution)
+    await plain.until_settled(2)
+    assert [answer(entry) for entry in entries] == [[[10] * 4], [[20] * 4] * 2]
+    assert sink(entries[0]).responses[0].parameters == {"tokens": 3}
+    statistics = plain.statistics
+    assert (statistics.success.count, statistics.inference_count, statistics.execution_count) == (2, 3, 1)
+    assert statistics.responses == {}
+
+
+async def test_many_answers_some_after_the_execution(bench: Bench) -> None:
+    entry = member(1)
+    execution = bench.run(entry)
+    (request,) = execution.requests
+    request.respond(rows(1))
+    execution.finish()
+    await bench.until_free()
+    assert bench.settled == []
+    request.respond({**rows(2, 5), "OUTPUT1": np.zeros((5, 1), np.int32)})
+    request.respond(rows(3), final=True)
+    await bench.until_settled(1)
+    assert responses(entry) == [{"OUTPUT0": [[1] * 4]}, {"OUTPUT0": [[2] * 4] * 5}, {"OUTPUT0": [[3] * 4]}]
+    assert sink(entry).ended == 1
+    statistics = bench.statistics
+    assert (statistics.success.count, statistics.inference_count, statistics.execution_count) == (1, 1, 1)
+    assert {index: each.success.count for index, each in statistics.responses.items()} == {0: 1, 1: 1, 2: 1}
+    for each in statistics.responses.values():
+        assert each.success.ns == each.compute_infer.ns + each.compute_output.ns > 0
+
+
+async def test_an_end_without_a_response(bench: Bench) -> None:
+    entry = member(1)
+    execution = bench.run(entry)
+    execution.requests[0].complete()
+    execution.requests[0].complete()
+    end(execution)
+    await bench.until_settled(1)
+    assert (sink(entry).settled, sink(entry).ended) == (0, 1)
+    assert bench.statistics.success.count == 1
+    assert bench.statistics.responses[0].empty_response.count == 1
+
+
+async def test_a_failure_in_the_middle(bench: Bench) -> None:
+    entry = member(1)
+    execution = bench.run(entry)
+    (request,) = execution.requests
+    request.fail(invalid("not this one"), final=False)
+    request.respond(rows(2), final=True)
+    end(execution)
+    await bench.until_settled(1)
+    assert [error.message for error in sink(entry).errors] == ["not this one"]
+    assert responses(entry) == [{"OUTPUT0": [[2] * 4]}]
+    assert bench.statistics.success.count == 1
+    assert (bench.statistics.responses[0].fail.count, bench.statistics.responses[1].success.count) == (1, 1)
+
+
+async def test_a_failure_at_the_end(bench: Bench) -> None:
+    entry = member(1)
+    execution = bench.run(entry)
+    (request,) = execution.requests
+    request.respond(rows(1))
+    request.fail(internal("oops"))
+    with pytest.raises(RuntimeError, match="final response"):
+        request.respond(rows(2))
+    end(execution)
+    await bench.until_settled(1)
+    assert len(responses(entry)) == 1
+    assert [(error.code, error.message) for error in sink(entry).errors] == [(Code.INTERNAL, "oops")]
+    assert (bench.statistics.fail.count, bench.statistics.failures[FailureReason.BACKEND]) == (1, 1)
+
+
+async def test_an_exception_answers_those_without_a_final_answer(bench: Bench) -> None:
+    done, open_, untouched = entries = [member(1), member(2), member(3)]
+    execution = bench.run(*entries)
+    execution.requests[0].respond(rows(1), final=True)
+    execution.requests[1].respond(rows(2))
+    late = execution.requests[1]
+    execution.fail(ValueError("engine broke"))
+    await bench.until_settled(3)
+    late.respond(rows(9))
+    text = "model 'model', instance 'model_0': engine broke"
+    assert sink(done).errors == []
+    assert [error.message for error in sink(open_).errors] == [text]
+    assert refused(untouched) == (Code.INTERNAL, text)
+    late.complete()
+    await asyncio.sleep(0)
+    assert len(responses(open_)) == 1
+    assert (bench.statistics.success.count, bench.statistics.fail.count, bench.statistics.execution_count) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("kind", ["decoupled", "plain"])
+async def test_a_request_that_an_engine_forgets_fails(kind: str, request: pytest.FixtureRequest) -> None:
+    model: Bench = Bench(1, DECOUPLED if kind == "decoupled" else CONFIG, by_request=True)
+    entry = member(1)
+    end(model.run(entry))
+    await model.until_settled(1)
+    assert refused(entry) == (Code.INTERNAL, GONE)
+    model.pool.close()
+
+
+async def test_a_cancelled_request_is_over_when_the_engine_ends_it(bench: Bench) -> None:
+    entry = member(1)
+    execution = bench.run(entry)
+    request: EngineRequest = execution.requests[0]
+    request.respond(rows(1))
+    await asyncio.sleep(0)
+    entry.cancel()
+    assert request.cancelled
+    request.respond(rows(2))
+    execution.finish()
+    await bench.until_free()
+    assert bench.settled == []
+    request.complete()
+    await bench.until_settled(1)
+    assert sink(entry).ended == 1
+    assert bench.statistics.failures[FailureReason.CANCELED] == 1
+    assert bench.statistics.responses[1].cancel.count == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "outputs", "message"),
+    [
+        (CONFIG, {}, "model 'model' gave no output 'OUTPUT0'"),
+        (CONFIG, rows(1, 2), "output 'OUTPUT0' of model 'model' has shape [2,4], expected 1 in the first dimension"),
+        (DECOUPLED, {"OUTPUT0": np.array(1, np.int32)}, "expected a row or more in the first dimension"),
+        (DECOUPLED, {"OUTPUT0": np.zeros((1, 4))}, "is of type float64, but the model configuration says TYPE_INT32"),
+    ],
+    ids=["nothing", "rows", "no rows", "type"],
+)
+async def test_a_wrong_response_is_told(model: Any, outputs: dict[str, Any], message: str) -> None:
+    bench = Bench(1, model, by_request=True)
+    entry = member(1)
+    execution = bench.run(entry)
+    execution.requests[0].respond(MappingProxyType(outputs), final=True)
+    end(execution)
+    await bench.until_settled(1)
+    code, text = refused(entry)
+    assert code is Code.INTERNAL
+    assert message in text
+    bench.pool.close()

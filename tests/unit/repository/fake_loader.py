@@ -1,0 +1,114 @@
+"""A loader whose loads end when the test says so."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from modserve.core.errors import internal
+from modserve.core.inflight import Inflight
+from modserve.core.request import InferenceRequest
+from modserve.core.response import ResponseSink
+from modserve.core.servable import ModelDirectory
+from modserve.core.statistics import ModelStatistics
+from modserve.core.version import ModelId
+from modserve.testing import config
+
+
+class FakeServable:
+    """A loaded version which is drained and closed when the test says so."""
+
+    def __init__(self, model_id: ModelId) -> None:
+        self.id = model_id
+        self.config = config(model_id.name)
+        self.config_message = b""
+        self.statistics = ModelStatistics()
+        self.labels: Mapping[str, tuple[str, ...]] = {}
+        self.drained = asyncio.Event()
+        self.log: list[str] = []
+        self.fail_to_close = False
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        raise AssertionError("no test submits to it")
+
+    async def drain(self) -> None:
+        self.log.append("drain")
+        await self.drained.wait()
+
+    async def close(self) -> None:
+        self.log.append("close")
+        if self.fail_to_close:
+            raise OSError("stuck")
+
+
+class FakeLoader:
+    """Loads end when the test says so, or at once if `patient` is off."""
+
+    def __init__(self) -> None:
+        self.patient = False
+        self.unusable: dict[str, Exception] = {}
+        self.failures: dict[ModelId, Exception] = {}
+        self.loads: dict[ModelId, asyncio.Future[FakeServable]] = {}
+        self.order: list[ModelId] = []
+        self.servables: dict[ModelId, FakeServable] = {}
+        self.forgotten: list[str] = []
+        self._begun: defaultdict[ModelId, asyncio.Event] = defaultdict(asyncio.Event)
+        self.directories: list[ModelDirectory] = []
+        """What was loaded, in order."""
+        self.failing = 0
+        """So many loads fail."""
+
+    async def begun(self, name: str, version: int) -> None:
+        """Return when a load of the version has begun."""
+        async with asyncio.timeout(10):
+            await self._begun[ModelId(name, version)].wait()
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
+
+    async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
+        if model.name in self.unusable:
+            raise self.unusable[model.name]
+        return model.versions
+
+    async def load(self, model: ModelDirectory, version: int) -> FakeServable:
+        model_id = ModelId(model.name, version)
+        self.order.append(model_id)
+        self.directories.append(model)
+        self._begun[model_id].set()
+        if self.failing:
+            self.failing -= 1
+            raise internal("not yet")
+        if model_id in self.failures:
+            raise self.failures[model_id]
+        servable = self.servables[model_id] = FakeServable(model_id)
+        if not self.patient:
+            servable.drained.set()
+            return servable
+        self.loads[model_id] = asyncio.get_running_loop().create_future()
+        return await self.loads[model_id]
+
+    def finish(self, name: str, version: int) -> None:
+        model_id = ModelId(name, version)
+        self.loads[model_id].set_result(self.servables[model_id])
+
+
+class FakeLease:
+    """Counts who holds it."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def hold(self) -> None:
+        self.held += 1
+
+    async def release(self) -> None:
+        self.held -= 1
+
+
+async def turns(condition: Callable[[], bool]) -> None:
+    """Let the event loop run until the condition holds."""
+    for _ in range(100):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("that never came about")

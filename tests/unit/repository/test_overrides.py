@@ -1,0 +1,58 @@
+"""Files that come with a load request."""
+
+from pathlib import Path
+
+import pytest
+
+from modserve.core.errors import Code, ModserveError
+from modserve.repository import overrides
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "/etc/passwd", "..", "../x", "1/../../x", "1//x", "1/", "./x", "1\\x", "1/\0", "//"],
+)
+def test_paths_outside_the_model(path: str) -> None:
+    with pytest.raises(ModserveError) as caught:
+        overrides.check_files({"1/model.onnx": b"", path: b""})
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message.startswith(f"invalid path '{path}' of a file override: expected")
+
+
+@pytest.mark.parametrize("path", ["1/model.onnx", "1/a/b/c", "labels.txt", "1/..x", "1/x..y", "1/ü"])
+def test_paths_inside_the_model(path: str) -> None:
+    overrides.check_files({path: b""})
+
+
+def test_a_file_that_is_a_directory() -> None:
+    with pytest.raises(ModserveError, match="file override '1' is a directory of file override '1/a/b', too"):
+        overrides.check_files({"1/a/b": b"", "1": b""})
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/b", "../x", "a\\b", "a\0b"])
+def test_names_that_are_paths(name: str) -> None:
+    with pytest.raises(ModserveError, match="must not contain path traversal characters"):
+        overrides.check_model_name(name)
+
+
+@pytest.mark.parametrize("name", ["a", "a.b", "..a", "a..b", "ü", "a b"])
+def test_good_names(name: str) -> None:
+    overrides.check_model_name(name)
+
+
+async def test_it_is_deleted_when_nobody_holds_it() -> None:
+    directory = overrides.write("m", "{}", {"3/model": b"x"})
+    assert (directory.name, directory.versions, directory.config) == ("m", (3,), "{}")
+    assert directory.lease is not None
+    directory.lease.hold()
+    await directory.lease.release()
+    assert (directory.path / "3" / "model").read_bytes() == b"x"
+    await directory.lease.release()
+    assert not directory.path.parent.exists()
+
+
+def test_what_can_not_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nosuch"))
+    with pytest.raises(ModserveError, match="failed to write the files given for model 'm': No such file") as caught:
+        overrides.write("m", "{}", {"1/x": b""})
+    assert caught.value.code is Code.INTERNAL

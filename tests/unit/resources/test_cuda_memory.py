@@ -1,0 +1,169 @@
+"""GPU memory, with a driver that only pretends."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modserve.core.errors import Code, ModserveError
+from modserve.core.shared_memory import CudaRegion, Place, SystemRegion
+from modserve.resources.cuda import HANDLE_BYTES, Cuda
+from modserve.resources.shared_memory import SharedMemory
+
+HANDLE = bytes(range(HANDLE_BYTES))
+ADDRESS = 0x7F00_0000
+
+
+class FakeDriver:
+    """One device with one allocation, which `HANDLE` opens; functions in `failing` fail."""
+
+    def __init__(self, devices: int = 1, failing: tuple[str, ...] = ()) -> None:
+        self.devices = devices
+        self.failing = failing
+        self.memory = bytearray(range(32))
+        self.opened = 0
+        self.contexts = 0
+
+    def __getattr__(self, name: str) -> Any:
+        function = type(self).__dict__.get("_" + name)
+        if function is None:
+            raise AttributeError(name)
+        return lambda *arguments: 1 if name in self.failing else function(self, *arguments) or 0
+
+    def _cuInit(self, flags: int) -> None:
+        assert flags == 0
+
+    def _cuDeviceGetCount(self, count: Any) -> None:
+        count._obj.value = self.devices
+
+    def _cuDeviceGet(self, device: Any, ordinal: int) -> int:
+        device._obj.value = ordinal
+        return 0 if ordinal < self.devices else 101
+
+    def _cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> None:
+        context._obj.value = 0x1000 + device.value
+
+    def _cuCtxPushCurrent_v2(self, context: Any) -> None:
+        assert context.value >= 0x1000
+        self.contexts += 1
+
+    def _cuCtxPopCurrent_v2(self, context: Any) -> None:
+        self.contexts -= 1
+
+    def _cuIpcOpenMemHandle_v2(self, address: Any, handle: Any, flags: int) -> int:
+        if bytes(handle) != HANDLE:
+            return 1
+        address._obj.value = ADDRESS
+        self.opened += 1
+        return 0
+
+    def _cuIpcCloseMemHandle(self, address: Any) -> None:
+        assert address.value == ADDRESS
+        self.opened -= 1
+
+    def _cuMemGetAddressRange_v2(self, base: Any, size: Any, address: Any) -> None:
+        size._obj.value = len(self.memory)
+
+    def _cuMemcpyDtoH_v2(self, host: Any, address: int, size: int) -> None:
+        start = address - ADDRESS
+        ctypes.memmove(host, bytes(self.memory[start : start + size]), size)
+
+    def _cuMemcpyHtoD_v2(self, address: int, host: bytes, size: int) -> None:
+        start = address - ADDRESS
+        self.memory[start : start + size] = host[:size]
+
+
+def registry(driver: FakeDriver | None) -> SharedMemory:
+    return SharedMemory(True, cuda=Cuda(lambda: driver))  # type: ignore[arg-type, return-value]
+
+
+def refusal(memory: SharedMemory, region: CudaRegion, handle: bytes = HANDLE) -> str:
+    with pytest.raises(ModserveError) as caught:
+        memory.register_cuda(region, handle)
+    assert caught.value.code is Code.INVALID_ARG
+    return caught.value.message
+
+
+def test_tensors_are_copied_between_the_device_and_the_host() -> None:
+    driver = FakeDriver()
+    memory = registry(driver)
+    memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    lease = memory.lease()
+    assert bytes(lease.read(Place("g", 4, 4))) == b"\4\5\6\7"
+    assert bytes(lease.read(Place("g", 4, 0))) == b""
+    place = Place("g", 8, 8)
+    lease.reserve(place)
+    lease.write(place, memoryview(b"abc"))
+    lease.write(place, b"")
+    assert driver.memory[7:12] == b"\7abc\x0b"
+    lease.release()
+    assert driver.contexts == 0
+
+
+def test_regions_of_both_kinds_share_their_names(tmp_path: Path) -> None:
+    driver = FakeDriver()
+    memory = registry(driver)
+    memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    assert memory.status(CudaRegion) == memory.status(CudaRegion, "g") == [CudaRegion("g", 0, 32)]
+    assert memory.status(SystemRegion) == []
+    with pytest.raises(ModserveError) as caught:
+        memory.status(SystemRegion, "g")
+    assert (caught.value.code, caught.value.message) == (
+        Code.NOT_FOUND,
+        "The region named 'g' is registered as CUDA shared memory, not system shared memory",
+    )
+    memory.unregister(SystemRegion)
+    assert driver.opened == 1
+    memory.unregister(CudaRegion)
+    assert (driver.opened, memory.status(CudaRegion)) == (0, [])
+
+
+NO_GPU = "failed to register CUDA shared memory region: 'g', GPUs not supported"
+NO_NAME = "'region name' is necessary to register cuda shared memory region"
+NO_HANDLE = "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"
+INVALID_ARGS = "failed to register shared memory region 'g': invalid args"
+
+
+@pytest.mark.parametrize(
+    ("driver", "region", "handle", "text"),
+    [
+        (None, CudaRegion("g", 0, 32), HANDLE, NO_GPU),
+        (FakeDriver(devices=0), CudaRegion("g", 0, 32), HANDLE, NO_GPU),
+        (FakeDriver(failing=("cuInit",)), CudaRegion("g", 0, 32), HANDLE, NO_GPU),
+        (FakeDriver(), CudaRegion("", 0, 32), HANDLE, NO_NAME),
+        (FakeDriver(), CudaRegion("g", 0, 32), HANDLE[:-1], NO_HANDLE),
+        (None, CudaRegion("g", 0, 32), b"", NO_HANDLE),
+        (FakeDriver(), CudaRegion("g", 0, 32), bytes(HANDLE_BYTES), INVALID_ARGS),
+        (FakeDriver(), CudaRegion("g", 1, 32), HANDLE, INVALID_ARGS),
+        (FakeDriver(), CudaRegion("g", -1, 32), HANDLE, INVALID_ARGS),
+        (FakeDriver(), CudaRegion("g", 2**40, 32), HANDLE, INVALID_ARGS),
+        (FakeDriver(), CudaRegion("g", 0, 33), HANDLE, INVALID_ARGS),
+        (FakeDriver(), CudaRegion("g", 0, 0), HANDLE, INVALID_ARGS),
+        (FakeDriver(failing=("cuMemGetAddressRange_v2",)), CudaRegion("g", 0, 32), HANDLE, INVALID_ARGS),
+    ],
+)
+def test_what_can_not_be_registered(driver: FakeDriver | None, region: CudaRegion, handle: bytes, text: str) -> None:
+    memory = registry(driver)
+    assert refusal(memory, region, handle) == text
+    assert memory.status(CudaRegion) == []
+    assert driver is None or (driver.opened, driver.contexts) == (0, 0)
+
+
+def test_copies_may_fail() -> None:
+    driver = FakeDriver(failing=("cuMemcpyDtoH_v2",))
+    memory = registry(driver)
+    memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    with pytest.raises(ModserveError, match="region 'g': cuMemcpyDtoH_v2 failed with CUDA error 1") as caught:
+        memory.lease().read(Place("g", 0, 8))
+    assert caught.value.code is Code.INTERNAL
+    assert driver.contexts == 0
+
+
+def test_a_region_that_can_not_be_closed_is_forgotten_nevertheless() -> None:
+    driver = FakeDriver()
+    memory = registry(driver)
+    memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    driver.failing = ("cuIpcCloseMemHandle",)
+    memory.unregister(CudaRegion, "g")
+    assert memory.status(CudaRegion) == []
