@@ -3,9 +3,18 @@
 from collections.abc import Container, Iterable, Iterator
 
 from modserve.core import dtypes
-from modserve.core.model_config import DynamicBatching, InstanceGroup, InstanceKind, ModelConfig, TensorSpec
+from modserve.core.model_config import (
+    DynamicBatching,
+    InstanceGroup,
+    InstanceKind,
+    ModelConfig,
+    QueuePolicy,
+    TensorSpec,
+)
 from modserve.core.version import VersionPolicy
 from modserve.pb import inference as pb
+
+from . import extras
 
 _KINDS: dict[int, InstanceKind] = {
     pb.ModelInstanceGroup.KIND_AUTO: InstanceKind.AUTO,
@@ -38,7 +47,7 @@ def to_model_config(
             _instance_group(group, group.name or f"{message.name}_{index}", default_cpu_instances)
             for index, group in enumerate(message.instance_group)
         ),
-        dynamic_batching=_dynamic_batching(message.dynamic_batching) if message.HasField("dynamic_batching") else None,
+        dynamic_batching=_dynamic_batching(message) if message.HasField("dynamic_batching") else None,
         default_model_filename=message.default_model_filename,
         decoupled=message.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in message.parameters.items()},
@@ -78,11 +87,23 @@ def _instance_group(group: pb.ModelInstanceGroup, name: str, default_cpu_instanc
     return InstanceGroup(name, kind, group.count if group.count > 0 else default, tuple(group.gpus))
 
 
-def _dynamic_batching(batching: pb.ModelDynamicBatching) -> DynamicBatching:
-    policy = batching.default_queue_policy
+def _dynamic_batching(message: pb.ModelConfig) -> DynamicBatching:
+    batching = message.dynamic_batching
     return DynamicBatching(
         preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))),
         max_queue_delay_ns=batching.max_queue_delay_microseconds * _NS_PER_US,
-        max_queue_size=policy.max_queue_size,
-        default_timeout_ns=policy.default_timeout_microseconds * _NS_PER_US,
+        preserve_ordering=batching.preserve_ordering,
+        priority_levels=batching.priority_levels,
+        default_priority_level=batching.default_priority_level,
+        default_policy=_queue_policy(batching.default_queue_policy),
+        level_policies={level: _queue_policy(policy) for level, policy in batching.priority_queue_policy.items()},
+        **extras.values(message),
+    )
+
+
+def _queue_policy(policy: pb.ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        policy.max_queue_size,
+        policy.default_timeout_microseconds * _NS_PER_US,
+        policy.timeout_action == pb.ModelQueuePolicy.DELAY,
     )

@@ -26,12 +26,14 @@ def read_override(text: str, path: Path, name: str) -> Draft:
     message = pb.ModelConfig()
     try:
         given = json.loads(text, object_pairs_hook=_object)
+        if "\\u" in text:  # lone surrogates are no text, and protobuf chokes on names that have them
+            json.dumps(given, ensure_ascii=False).encode()
         if not isinstance(given, dict):
             raise ValueError(f"expected an object with the fields of a model configuration, got {text[:40]!r}")
         json_format.ParseDict(_enums_upper(given, pb.ModelConfig.DESCRIPTOR), message)
     except RecursionError:
         raise invalid("Invalid config override: nested too deeply") from None
-    except (ValueError, TypeError, json_format.ParseError) as error:
+    except (ValueError, TypeError, OverflowError, json_format.ParseError) as error:
         raise invalid(f"Invalid config override: {_first_line(error)}") from error
     return Draft(name, Source(path, label="config override"), message)
 

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from modserve.pb import inference as pb
 
-from . import platforms, tensors
+from . import extras, platforms, tensors
 from .problems import FieldPath, Problems
 
 
@@ -30,6 +30,7 @@ def validate(
     tensors.validate("output", message.output, message, problems, partial=partial)
     _files(message, problems)
     _dynamic_batching(message, problems)
+    extras.validate(message, problems)
     for index, group in enumerate(message.instance_group):
         _instance_group(group, index, message, problems, gpu_count)
 

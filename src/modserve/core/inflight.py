@@ -13,15 +13,18 @@ class Inflight:
     """A request between acceptance and its settlement, which happens exactly once.
 
     `inputs` have the model's shapes (batch dimension kept, reshapes applied). `batch_size` is 0 for models without a
-    batch dimension. It never points back to model or server; `on_cancel` is set by the queue that holds it, so that a
-    cancelled request leaves at once.
+    batch dimension. `level` (since `level_ns`) and `arrival` are its place in the queue it waits in. It never points back to model or
+    server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once.
     """
 
     __slots__ = (
+        "arrival",
         "batch_size",
         "cancelled",
         "deadline_ns",
         "inputs",
+        "level",
+        "level_ns",
         "on_cancel",
         "output_names",
         "queue_start_ns",
@@ -52,6 +55,9 @@ class Inflight:
         self.deadline_ns = request.deadline_ns
         self.request_start_ns = request_start_ns
         self.queue_start_ns = 0
+        self.level = -1
+        self.level_ns = 0
+        self.arrival = 0
         self.timing: ExecutionTiming | None = None
         self.cancelled = False
         self.settled = False

@@ -43,15 +43,38 @@ class InstanceGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class DynamicBatching:
-    """How the dynamic batcher groups requests. Sizes sum the requests' batch sizes; the delay is in nanoseconds."""
+class QueuePolicy:
+    """How long and how many requests of a level may wait."""
 
-    preferred_batch_sizes: tuple[int, ...] = ()
-    max_queue_delay_ns: int = 0
     max_queue_size: int = 0
     """Requests that may wait; 0 = no limit."""
     default_timeout_ns: int = 0
     """How long a request may wait; 0 = for ever."""
+    delay: bool = False
+    """What has waited too long goes behind the others of its level, in place of being refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicBatching:
+    """How the dynamic batcher groups requests. Sizes sum the requests' batch sizes; times are in nanoseconds."""
+
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_ns: int = 0
+    preserve_ordering: bool = False
+    """Responses leave in the order of the requests."""
+    priority_levels: int = 0
+    """1 is the most urgent, 0 = there are no priorities."""
+    default_priority_level: int = 0
+    default_policy: QueuePolicy = QueuePolicy()
+    level_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
+    """Of the levels that differ from the default."""
+    look_ahead: int = 1024
+    """How many arrivals after the first of a batch a request may come and still join it, past those of other shapes."""
+    ageing_ns: int = 0
+    """A request counts as a level more urgent for each such time it has waited; 0 = never."""
+
+    def policy(self, level: int) -> QueuePolicy:
+        return self.level_policies.get(level, self.default_policy)
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,8 @@ class Signature:
                     f"{request.label}incomplete string length indicator {where}, expecting 4 bytes but only "
                     f"{error.left} bytes available. Please make sure the string length indicator is in one buffer."
                 ) from None
-            found = error.complete
+            # An element that is one too many is so whether it is whole or not.
+            found = error.complete + (error.complete >= count)
         if found > count:
             raise invalid(f"{request.label}unexpected number of string elements {found} {where}, expecting {count}")
         if found < count:

@@ -4,8 +4,10 @@ All of it is touched on the event loop's thread only. When each counter moves is
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from .errors import Code, ModserveError
 from .inflight import Inflight
@@ -13,6 +15,7 @@ from .timing import ExecutionTiming
 
 _MILLISECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 LATENCY_BUCKETS_NS = tuple(int(bound * 1e6) for bound in _MILLISECONDS)
+RECENT_BATCHES = 256
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -80,6 +83,19 @@ class ResponseStatistics:
         self.cancel = Duration()
 
 
+class BatchRecord(NamedTuple):
+    """One execution that succeeded, for people to look at."""
+
+    end_ms: int
+    """Unix time."""
+    batch_size: int
+    requests: int
+    close_reason: str
+    waited_ns: int
+    """How long the first of its requests had waited."""
+    compute_ns: int
+
+
 class ModelStatistics:
     """The counters of one model version, from its load on."""
 
@@ -100,6 +116,9 @@ class ModelStatistics:
         self.cache_miss = Duration()
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = {}
+        self.close_reasons: dict[str, int] = {}
+        """How many batches did not grow any more, by reason."""
+        self.recent: deque[BatchRecord] = deque(maxlen=RECENT_BATCHES)
         self.responses: dict[int, ResponseStatistics] = {}
         """By the response's index in its request; of decoupled models only."""
         self.request_histogram = Histogram(LATENCY_BUCKETS_NS)
@@ -113,9 +132,15 @@ class ModelStatistics:
         self.fail.ns += now_ns - inflight.request_start_ns
         self.failures[reason] += 1
 
-    def record_execution(self, batch_size: int, timing: ExecutionTiming, now_unix_ms: int) -> None:
-        """One execution that succeeded; `batch_size` counts 1 for models without a batch dimension."""
+    def record_execution(self, timing: ExecutionTiming, members: Sequence[Inflight], now_unix_ms: int) -> None:
+        """One execution that succeeded."""
+        batch_size = timing.batch_size
         self.execution_count += 1
+        reason = timing.close_reason
+        self.close_reasons[reason] = self.close_reasons.get(reason, 0) + 1
+        waited_ns = timing.compute_start_ns - min([inflight.queue_start_ns for inflight in members])
+        compute_ns = timing.compute_end_ns - timing.compute_start_ns
+        self.recent.append(BatchRecord(now_unix_ms, batch_size, len(members), reason, waited_ns, compute_ns))
         self.last_inference_ms = now_unix_ms
         batch = self.batches.get(batch_size)
         if batch is None:

@@ -8,12 +8,21 @@ class ExecutionTiming:
     """The four stamps of one execution, shared by all requests of its batch (Triton's COMPUTE_* trace points).
 
     `batch_size` is the sum of the requests' batch sizes, each counting 1 for models without a batch dimension.
+    `close_reason` tells why the batch did not grow any more: a value of `scheduling.batching.Reason`.
     """
 
-    __slots__ = ("batch_size", "compute_end_ns", "compute_input_end_ns", "compute_output_start_ns", "compute_start_ns")
+    __slots__ = (
+        "batch_size",
+        "close_reason",
+        "compute_end_ns",
+        "compute_input_end_ns",
+        "compute_output_start_ns",
+        "compute_start_ns",
+    )
 
-    def __init__(self, batch_size: int = 0) -> None:
+    def __init__(self, batch_size: int = 0, close_reason: str = "") -> None:
         self.batch_size = batch_size
+        self.close_reason = close_reason
         self.compute_start_ns = 0
         self.compute_input_end_ns = 0
         self.compute_output_start_ns = 0

@@ -27,9 +27,9 @@ class Job:
 
     __slots__ = ("error", "members", "responses", "running", "timing")
 
-    def __init__(self, members: list[Inflight]) -> None:
+    def __init__(self, members: list[Inflight], close_reason: str = "") -> None:
         self.members = members
-        self.timing = ExecutionTiming(sum([inflight.batch_size or 1 for inflight in members]))
+        self.timing = ExecutionTiming(sum([inflight.batch_size or 1 for inflight in members]), close_reason)
         self.running: list[Running] = []
         self.responses: list[InferenceResponse] = []
         self.error: ModserveError | None = None

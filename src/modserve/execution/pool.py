@@ -58,9 +58,9 @@ class InstancePool:
     def release(self, slot: Instance) -> None:
         self._free.appendleft(slot)
 
-    def run(self, slot: Instance, batch: list[Inflight]) -> None:
+    def run(self, slot: Instance, batch: list[Inflight], close_reason: str) -> None:
         self._statistics.pending -= len(batch)
-        job = Job(batch)
+        job = Job(batch, close_reason)
         for inflight in batch:
             inflight.timing = job.timing
         if self._quick is not None and self._quick.quick:
@@ -115,7 +115,7 @@ class InstancePool:
     def _settle_running(self, job: Job) -> None:
         """The execution is over; requests that have had their final answer are, too."""
         if job.error is None:
-            self._statistics.record_execution(job.timing.batch_size, job.timing, int(time.time() * 1e3))
+            self._statistics.record_execution(job.timing, job.members, int(time.time() * 1e3))
         else:
             self._log_failure(job.error)
         for running in job.running:
@@ -167,7 +167,7 @@ class InstancePool:
 
     def _answer(self, job: Job, now_ns: int) -> None:
         statistics, members = self._statistics, job.members
-        statistics.record_execution(job.timing.batch_size, job.timing, int(time.time() * 1e3))
+        statistics.record_execution(job.timing, members, int(time.time() * 1e3))
         answered = members
         if any(inflight.settled for inflight in members):
             answered = [inflight for inflight in members if not inflight.settled]

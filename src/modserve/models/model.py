@@ -17,6 +17,7 @@ from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.execution.quick import QuickRule, could_be_quick
 from modserve.scheduling import batching
+from modserve.scheduling.ordering import ResponseOrder
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock, Scheduler
 
@@ -43,6 +44,8 @@ class Model:
         self.labels = labels
         self._engine = engine
         self._signature = Signature(config)
+        policy = config.dynamic_batching
+        self._order = ResponseOrder() if policy is not None and policy.preserve_ordering else None
         self._outstanding = 0
         self._settled = asyncio.Event()
         self._settled.set()
@@ -55,9 +58,13 @@ class Model:
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         inflight = self._signature.accept(request, sink, now_ns)
+        if self._order is not None:
+            inflight.sink = held = self._order.behind(sink)
         try:
             self._scheduler.enqueue(inflight)
         except ModserveError:
+            if self._order is not None:
+                self._order.withdraw(held)
             self.statistics.record_failure(inflight, FailureReason.REJECTED, time.monotonic_ns())
             raise
         self.statistics.pending += 1
@@ -90,8 +97,8 @@ class Model:
             self._pool,
             clock,
             self._drop,
-            max_queue_size=policy.max_queue_size,
-            default_timeout_ns=policy.default_timeout_ns,
+            policy,
+            ripe_size=batching.ripe_size(policy, config.max_batch_size),
         )
 
     def _drop(self, inflight: Inflight, error: ModserveError) -> None:

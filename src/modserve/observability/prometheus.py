@@ -69,6 +69,11 @@ class StatisticsCollector(Collector):
             for reason, count in servable.statistics.failures.items():
                 failures.add_sample(failures.name, {**labels, "reason": reason.value}, count)
         yield failures
+        closed = Metric("modserve_batches_closed", "Batches executed, by why they did not grow any more", "counter")
+        for labels, servable in models:
+            for why, count in servable.statistics.close_reasons.items():
+                closed.add_sample(closed.name, {**labels, "reason": why}, count)
+        yield closed
         pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait to run")
         for labels, servable in models:
             pending.add_sample(pending.name, labels, servable.statistics.pending)

@@ -4,6 +4,7 @@ object, and the binary tensor data extension).
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -313,8 +314,9 @@ def _parse_leniently(text: bytes) -> object:
         raise invalid(f"failed to parse the request JSON buffer: invalid UTF-8 at {error.start}") from None
     except RecursionError:
         raise json_data.too_deep() from None
-    except ValueError as error:  # a number of thousands of digits
-        raise invalid(f"failed to parse the request JSON buffer: {error}") from None
+    except ValueError:
+        digits = sys.get_int_max_str_digits()
+        raise invalid(f"failed to parse the request JSON buffer: a number has more than {digits} digits") from None
 
 
 def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:

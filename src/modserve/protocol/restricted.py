@@ -74,7 +74,14 @@ CATEGORIES: Mapping[str, Calls] = {
             for path in ("/index", "/models/{model}/load", "/models/{model}/unload")
         ),
     ),
-    "statistics": Calls(("ModelStatistics",), paths=("/v2/models/stats",), model_paths=("/stats",)),
+    "statistics": Calls(
+        ("ModelStatistics",),
+        paths=("/v2/models/stats",),
+        model_paths=(
+            "/stats",
+            "/batches",
+        ),
+    ),
     "trace": Calls(("TraceSetting",), paths=("/v2/trace/setting",), model_paths=("/trace/setting",)),
     "logging": Calls(("LogSettings",), paths=("/v2/logging",)),
 }

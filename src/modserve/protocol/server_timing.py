@@ -1,4 +1,4 @@
-"""What an answer has cost, as the ``Server-Timing`` header says it (W3C Server Timing): in HTTP and in gRPC's metadata."""
+"""What an answer has cost, as the ``Server-Timing`` header says it (W3C Server Timing); in gRPC, metadata."""
 
 from modserve.core.inflight import Inflight
 

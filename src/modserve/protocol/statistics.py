@@ -31,6 +31,27 @@ def json(servables: Iterable[Servable]) -> JsonObject:
     return to_json(message(servables))
 
 
+def batches_json(servable: Servable) -> JsonObject:
+    """Why batches were closed, and the latest of them, newest first: an extension of ours."""
+    statistics = servable.statistics
+    return {
+        "name": servable.id.name,
+        "version": str(servable.id.version),
+        "close_reasons": dict(statistics.close_reasons),
+        "recent": [
+            {
+                "end_ms": batch.end_ms,
+                "batch_size": batch.batch_size,
+                "requests": batch.requests,
+                "close_reason": batch.close_reason,
+                "waited_us": batch.waited_ns // 1000,
+                "compute_us": batch.compute_ns // 1000,
+            }
+            for batch in reversed(statistics.recent)
+        ],
+    }
+
+
 def _model(servable: Servable) -> pb.ModelStatistics:
     statistics = servable.statistics
     durations = {name: _duration(getattr(statistics, name)) for name in _DURATIONS}

@@ -1,6 +1,7 @@
-"""Which waiting requests run together, and when: pure rules over a queue's order, sizes and ages."""
+"""How many of the requests that may share a batch run together, and when: pure rules over order, sizes and ages."""
 
-from collections.abc import Iterable
+import enum
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -8,11 +9,29 @@ from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
 
 
+class Reason(enum.Enum):
+    """Why a batch did not grow any more."""
+
+    FULL = "full"
+    """It has the largest size, or the next request does not fit."""
+    PREFERRED = "preferred"
+    """It has a preferred size."""
+    DELAY = "delay"
+    """The oldest of it has waited for the queue delay."""
+    IDLE_INSTANCE = "idle_instance"
+    """An instance was free, and there is no queue delay to wait for."""
+    DEADLINE = "deadline"
+    """One of it would be too late otherwise."""
+    SINGLE = "single"
+    """The model runs each request on its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dispatch:
     """Run the first `count` requests as one batch."""
 
     count: int
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,69 +41,82 @@ class WaitUntil:
     when_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Nothing waits."""
-
-
-Decision: TypeAlias = Dispatch | WaitUntil | Idle
+Decision: TypeAlias = Dispatch | WaitUntil
 
 
 class Rule(Protocol):
-    """What to do with `waiting` (in order, all live) when a slot is free at `now_ns`."""
+    """What to do with `together` (the most urgent first, one or more, all live) when a slot is free at `now_ns`."""
 
-    def __call__(self, waiting: Iterable[Inflight], now_ns: int) -> Decision: ...
-
-
-def direct(waiting: Iterable[Inflight], now_ns: int) -> Decision:
-    """Each request on its own, in order of arrival: models without dynamic batching."""
-    for _ in waiting:
-        return Dispatch(1)
-    return Idle()
+    def __call__(self, together: Iterable[Inflight], now_ns: int) -> Decision: ...
 
 
-def dynamic(policy: DynamicBatching, max_batch_size: int) -> Rule:
+def direct(together: Iterable[Inflight], now_ns: int) -> Decision:
+    """Each request on its own: models without dynamic batching."""
+    return _ALONE
+
+
+_ALONE = Dispatch(1, Reason.SINGLE)
+_MARGIN_NS = 1_000_000
+"""Timers of event loops count whole milliseconds: who has to be in time begins one earlier."""
+
+
+def dynamic(policy: DynamicBatching, max_batch_size: int, run_ns: Callable[[int], int] = lambda batch_size: 0) -> Rule:
     """The dynamic batcher's rule for one model (Triton core, DynamicBatchScheduler::GetDynamicBatch).
 
-    Requests join in order while their sizes sum to at most `max_batch_size` and their shapes agree. Reaching a
-    preferred size dispatches at once, with the largest such size; so does a request that leaps over all of them, with
-    what came before it. Otherwise everything that fits goes when the oldest has waited for the queue delay, or the
-    batch can not grow to a preferred size any more.
+    Requests join in order while their sizes sum to at most `max_batch_size`. Reaching a preferred size dispatches at
+    once, with the largest such size; so does a request that leaps over all of them, with what came before it.
+    Otherwise everything that fits goes when the oldest has waited for the queue delay, or the batch can not grow to a
+    preferred size any more; or when a request with a deadline would be late, by `run_ns`, which tells how long a batch
+    of a size is likely to run.
     """
     limit = max(1, max_batch_size)
     preferred = frozenset(policy.preferred_batch_sizes)
     largest = max(preferred, default=limit)
     delay_ns = policy.max_queue_delay_ns
 
-    def decide(waiting: Iterable[Inflight], now_ns: int) -> Decision:
-        size = count = best = 0
-        oldest_ns = 0
-        shape_key = None
+    def decide(together: Iterable[Inflight], now_ns: int) -> Decision:
+        size = count = best = deadline_ns = 0
+        oldest_ns = now_ns
+        best_reason = Reason.PREFERRED
         closed = False
-        for inflight in waiting:
+        for inflight in together:
             following = size + (inflight.batch_size or 1)
-            if count == 0:
-                shape_key = inflight.shape_key
-                oldest_ns = inflight.queue_start_ns
-            else:
+            if count:
                 if following > largest and not best:
-                    best = count
-                if following > limit or inflight.shape_key != shape_key:
+                    best, best_reason = count, Reason.FULL
+                if following > limit:
                     closed = True
                     break
             size = following
             count += 1
+            if inflight.queue_start_ns < oldest_ns:
+                oldest_ns = inflight.queue_start_ns
+            if inflight.deadline_ns and (not deadline_ns or inflight.deadline_ns < deadline_ns):
+                deadline_ns = inflight.deadline_ns
             if size in preferred:
-                best = count
+                best, best_reason = count, Reason.FULL if size >= limit else Reason.PREFERRED
             if size >= limit:
                 break
-        if count == 0:
-            return Idle()
         overdue = delay_ns > 0 and now_ns - oldest_ns >= delay_ns
         if best and not overdue:
-            return Dispatch(best)
-        if overdue or closed or size >= largest or delay_ns == 0:
-            return Dispatch(count)
-        return WaitUntil(oldest_ns + delay_ns)
+            return Dispatch(best, best_reason)
+        if closed or size >= largest:
+            return Dispatch(count, Reason.FULL)
+        if overdue:
+            return Dispatch(count, Reason.DELAY)
+        if delay_ns == 0:
+            return Dispatch(count, Reason.IDLE_INSTANCE)
+        when_ns = oldest_ns + delay_ns
+        if deadline_ns:
+            latest_ns = deadline_ns - run_ns(size) - _MARGIN_NS
+            if now_ns >= latest_ns:
+                return Dispatch(count, Reason.DEADLINE)
+            when_ns = min(when_ns, latest_ns)
+        return WaitUntil(when_ns)
 
     return decide
+
+
+def ripe_size(policy: DynamicBatching, max_batch_size: int) -> int:
+    """The size from which on requests may be run without waiting for the queue delay."""
+    return min(policy.preferred_batch_sizes, default=max(1, max_batch_size))

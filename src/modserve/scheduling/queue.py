@@ -1,4 +1,4 @@
-"""A first-in first-out queue of requests that can leave in the middle."""
+"""The waiting requests of a model: by urgency and arrival, and by who may share a batch."""
 
 import heapq
 from collections import deque
@@ -6,73 +6,248 @@ from collections.abc import Iterator
 
 from modserve.core.inflight import Inflight
 
+GONE = -1
+"""The level of a request that does not wait (any more)."""
+
 _SWEEP_FROM = 64
 
 
-class RequestQueue:
-    """Waiting requests in order of arrival. Cancelled ones no longer count, and are swept out in bulk."""
+class _Level:
+    """The requests of one level of urgency, in order of arrival. Those that left are swept out in bulk."""
+
+    __slots__ = ("entries", "live", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.entries: deque[Inflight] = deque()
+        self.live = 0
+
+    def head(self) -> Inflight:
+        """The first that waits; there must be one."""
+        entries, number = self.entries, self.number
+        while entries[0].level != number:
+            entries.popleft()
+        return entries[0]
+
+    def left(self) -> None:
+        self.live -= 1
+        if not self.live:
+            self.entries.clear()  # an idle queue keeps no request alive
+        elif len(self.entries) > _SWEEP_FROM + 2 * self.live:
+            self.entries = deque(entry for entry in self.entries if entry.level == self.number)
+
+
+class _Group:
+    """The requests that may share a batch, by level. `size` is the sum of their batch sizes."""
+
+    __slots__ = ("lanes", "live", "size")
 
     def __init__(self) -> None:
-        self._entries: deque[Inflight] = deque()
+        self.lanes: dict[int, deque[Inflight]] = {}
+        self.live = 0
+        self.size = 0
+
+    def levels(self) -> list[int]:
+        return sorted(self.lanes) if len(self.lanes) > 1 else list(self.lanes)
+
+
+class RequestQueue:
+    """Requests wait at a level, 0 being the most urgent, and in order of arrival there.
+
+    What is asked costs the same however many wait. `ripe_size`: groups whose batch sizes sum to that are found by
+    `ripe`; 0 for none. `look_ahead`: how many arrivals later a request may be than the first of a batch to join it.
+    """
+
+    def __init__(self, *, ripe_size: int = 0, look_ahead: int = 1024) -> None:
+        self._ripe_size = ripe_size
+        self._look_ahead = look_ahead
+        self._levels: dict[int, _Level] = {}
+        self._groups: dict[object, _Group] = {}
+        self._ripe: dict[object, None] = {}
         self._live = 0
+        self._arrivals = 0
         self._deadlines: list[tuple[int, int, Inflight]] = []
-        self._sequence = 0
+        self._timeouts: list[tuple[int, int, Inflight]] = []
 
     def __len__(self) -> int:
         return self._live
 
     def __iter__(self) -> Iterator[Inflight]:
-        return (inflight for inflight in self._entries if not inflight.settled)
+        """Everything that waits, the most urgent first."""
+        for number in sorted(self._levels):
+            for entry in list(self._levels[number].entries):
+                if entry.level == number:
+                    yield entry
 
-    def append(self, inflight: Inflight) -> None:
-        self._entries.append(inflight)
-        self._live += 1
+    def waiting(self, level: int) -> int:
+        """How many wait at a level."""
+        found = self._levels.get(level)
+        return 0 if found is None else found.live
+
+    # In and out
+
+    def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
+        """`timeout_ns`: when it has waited too long for its policy, though not for its client; 0 for never."""
+        self._arrivals += 1
+        inflight.arrival = self._arrivals
+        self._insert(inflight, level, inflight.queue_start_ns)
         if inflight.deadline_ns:
-            self._sequence += 1
-            heapq.heappush(self._deadlines, (inflight.deadline_ns, self._sequence, inflight))
-            if len(self._deadlines) > _SWEEP_FROM + 2 * self._live:
-                self._deadlines = [entry for entry in self._deadlines if _waits(entry[2])]
-                heapq.heapify(self._deadlines)
+            self._remember(self._deadlines, inflight.deadline_ns, inflight)
+        if timeout_ns:
+            self._remember(self._timeouts, timeout_ns, inflight)
 
-    def left(self) -> None:
-        """One of the entries has been settled while it waited."""
-        self._removed(1)
-        dead = len(self._entries) - self._live
-        if dead > _SWEEP_FROM and dead > self._live:
-            self._entries = deque(self)
+    def left(self, inflight: Inflight) -> None:
+        """One that waits has been settled."""
+        key = inflight.shape_key
+        group = self._groups[key]
+        lane = group.lanes[inflight.level]
+        self._forget(inflight, group)
+        self._shrunk(key, group)
+        if len(lane) > _SWEEP_FROM + 2 * group.live:
+            for number, entries in list(group.lanes.items()):
+                group.lanes[number] = deque(entry for entry in entries if entry.level == number)
 
-    def take(self, count: int) -> list[Inflight]:
-        """The first `count` live requests, which must be there."""
+    def take(self, like: Inflight, count: int) -> list[Inflight]:
+        """Remove the first `count` of those that `together` lists, which must be there."""
+        key = like.shape_key
+        group = self._groups[key]
         taken: list[Inflight] = []
-        popleft = self._entries.popleft
-        while len(taken) < count:
-            inflight = popleft()
-            if not inflight.settled:
-                taken.append(inflight)
-        self._removed(count)
+        for number in group.levels():
+            lane = group.lanes[number]
+            while lane and len(taken) < count:
+                inflight = lane.popleft()
+                if inflight.level == number:
+                    taken.append(inflight)
+            if len(taken) == count:
+                break
+        for inflight in taken:
+            self._forget(inflight, group)
+        self._shrunk(key, group)
         return taken
 
-    def _removed(self, count: int) -> None:
-        self._live -= count
+    def move(self, inflight: Inflight, level: int, now_ns: int) -> None:
+        """It waits at another level from now on, behind all that are there."""
+        self.left(inflight)
+        self._insert(inflight, level, now_ns)
+
+    def _insert(self, inflight: Inflight, number: int, now_ns: int) -> None:
+        key = inflight.shape_key
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group()
+        lane = group.lanes.get(number)
+        if lane is None:
+            lane = group.lanes[number] = deque()
+        level = self._levels.get(number)
+        if level is None:
+            level = self._levels[number] = _Level(number)
+        inflight.level = number
+        inflight.level_ns = now_ns
+        lane.append(inflight)
+        level.entries.append(inflight)
+        level.live += 1
+        group.live += 1
+        group.size += inflight.batch_size or 1
+        self._live += 1
+        if self._ripe_size and group.size >= self._ripe_size:
+            self._ripe[key] = None
+
+    def _forget(self, inflight: Inflight, group: _Group) -> None:
+        level = self._levels[inflight.level]
+        inflight.level = GONE
+        level.left()
+        group.live -= 1
+        group.size -= inflight.batch_size or 1
+        self._live -= 1
         if not self._live:
-            # An idle queue keeps no request alive.
-            self._entries.clear()
             self._deadlines.clear()
+            self._timeouts.clear()
+
+    def _shrunk(self, key: object, group: _Group) -> None:
+        if not group.live:
+            del self._groups[key]
+        if self._ripe and group.size < self._ripe_size:
+            self._ripe.pop(key, None)
+
+    # What to run
+
+    def heads(self) -> list[Inflight]:
+        """The first of each level that has any, the most urgent level first."""
+        return [level.head() for _, level in sorted(self._levels.items()) if level.live]
+
+    def head(self) -> Inflight:
+        """The most urgent; there must be one."""
+        if len(self._levels) == 1:
+            return next(iter(self._levels.values())).head()
+        return self._levels[min(number for number, level in self._levels.items() if level.live)].head()
+
+    def first(self, level: int) -> Inflight:
+        """The first of a level; there must be one."""
+        return self._levels[level].head()
+
+    def oldest(self) -> Inflight:
+        """The one that has waited longest; there must be one."""
+        return min(self.heads(), key=lambda entry: entry.arrival)
+
+    def ripe(self) -> Iterator[Inflight]:
+        """One of each group that has enough for a batch, in the order in which they got it."""
+        for key in list(self._ripe):
+            group = self._groups[key]
+            yield next(self._lane_entries(group))
+
+    def pressing(self) -> Inflight | None:
+        """The one with the earliest deadline of its client."""
+        return self._deadlines[0][2] if self._next(self._deadlines) else None
+
+    def together(self, like: Inflight) -> Iterator[Inflight]:
+        """Those that may share a batch with `like`, the most urgent first."""
+        group = self._groups[like.shape_key]
+        if len(self._groups) == 1:
+            yield from self._lane_entries(group)  # there is nobody to overtake
+            return
+        last = 0
+        for inflight in self._lane_entries(group):
+            if not last:
+                last = inflight.arrival + self._look_ahead
+            elif inflight.arrival > last:
+                continue
+            yield inflight
+
+    def _lane_entries(self, group: _Group) -> Iterator[Inflight]:
+        for number in group.levels():
+            for inflight in group.lanes[number]:
+                if inflight.level == number:
+                    yield inflight
+
+    # Times
 
     def next_deadline_ns(self) -> int:
-        """The earliest deadline of a waiting request; 0 if none has one."""
-        deadlines = self._deadlines
-        while deadlines and not _waits(deadlines[0][2]):
-            heapq.heappop(deadlines)
-        return deadlines[0][0] if deadlines else 0
+        """When the first that waits has waited too long, for its client or its policy; 0 if none ever has."""
+        times = [entries[0][0] for entries in (self._deadlines, self._timeouts) if self._next(entries)]
+        return min(times, default=0)
 
     def expired(self, now_ns: int) -> list[Inflight]:
-        """The waiting requests whose deadline has passed; they stay in the queue until they are settled."""
+        """Those whose client's deadline has passed; they wait on until they are settled."""
+        return self._passed(self._deadlines, now_ns)
+
+    def timed_out(self, now_ns: int) -> list[Inflight]:
+        """Those that have waited longer than their policy has it; they wait on until they are settled or moved."""
+        return self._passed(self._timeouts, now_ns)
+
+    def _remember(self, entries: list[tuple[int, int, Inflight]], when_ns: int, inflight: Inflight) -> None:
+        heapq.heappush(entries, (when_ns, inflight.arrival, inflight))
+        if len(entries) > _SWEEP_FROM + 2 * self._live:
+            entries[:] = [entry for entry in entries if entry[2].level != GONE]
+            heapq.heapify(entries)
+
+    def _passed(self, entries: list[tuple[int, int, Inflight]], now_ns: int) -> list[Inflight]:
         found: list[Inflight] = []
-        while (deadline_ns := self.next_deadline_ns()) and deadline_ns <= now_ns:
-            found.append(heapq.heappop(self._deadlines)[2])
+        while self._next(entries) and entries[0][0] <= now_ns:
+            found.append(heapq.heappop(entries)[2])
         return found
 
-
-def _waits(inflight: Inflight) -> bool:
-    return not inflight.settled and inflight.timing is None
+    def _next(self, entries: list[tuple[int, int, Inflight]]) -> bool:
+        """Whether any of `entries` still waits; the first of them does then."""
+        while entries and entries[0][2].level == GONE:
+            heapq.heappop(entries)
+        return bool(entries)

@@ -1,17 +1,22 @@
 """The thin loop around a batching rule: the direct scheduler and the dynamic batcher are this, with their rules."""
 
+from collections.abc import Iterator
 from typing import Generic
 
 from modserve.core.errors import ModserveError, cancelled, unavailable
 from modserve.core.inflight import Inflight
+from modserve.core.model_config import DynamicBatching
 
-from .batching import Dispatch, Rule, WaitUntil
+from .batching import Dispatch, Rule
 from .queue import RequestQueue
 from .scheduler import BatchRunner, Clock, Drop, SlotT, TimerHandle
 
+_RIPE_LOOKED_AT = 8
+"""A group with enough for a batch may still wait for a larger one: so many are asked a time."""
+
 
 class QueuedScheduler(Generic[SlotT]):
-    """Requests wait in order of arrival until a slot is free and `rule` sends them.
+    """Requests wait by priority and arrival until a slot is free and `rule` sends them.
 
     A slot is reserved first and the batch formed then, as late as possible: what arrives in the same turn of the event
     loop is seen together, and a batch grows until somebody can run it.
@@ -23,17 +28,18 @@ class QueuedScheduler(Generic[SlotT]):
         runner: BatchRunner[SlotT],
         clock: Clock,
         drop: Drop,
+        policy: DynamicBatching = DynamicBatching(),  # noqa: B008 - frozen
         *,
-        max_queue_size: int = 0,
-        default_timeout_ns: int = 0,
+        ripe_size: int = 0,
     ) -> None:
         self._rule = rule
         self._runner = runner
         self._clock = clock
         self._drop = drop
-        self._max_queue_size = max_queue_size
-        self._default_timeout_ns = default_timeout_ns
-        self._queue = RequestQueue()
+        self._policy = policy
+        self._queue = RequestQueue(
+            ripe_size=ripe_size if policy.max_queue_delay_ns else 0, look_ahead=policy.look_ahead
+        )
         self._stopped = False
         self._pump_due = False
         self._timer: TimerHandle | None = None
@@ -49,15 +55,23 @@ class QueuedScheduler(Generic[SlotT]):
                 f"{inflight.request.label}Server is stopping, scheduler for model has stopped accepting new "
                 "inference requests"
             )
-        if self._max_queue_size and len(self._queue) >= self._max_queue_size:
+        queue = self._queue
+        priority = self._priority(inflight) if self._policy.priority_levels else 0
+        policy = self._policy.policy(priority)
+        # Each priority has two levels: the second one is for those that have waited too long.
+        level = 2 * priority
+        if policy.max_queue_size and queue.waiting(level) + queue.waiting(level + 1) >= policy.max_queue_size:
             raise unavailable(f"{inflight.request.label}Exceeds maximum queue size")
         now_ns = self._clock.now_ns()
         inflight.queue_start_ns = now_ns
-        if self._default_timeout_ns:
-            limit_ns = now_ns + self._default_timeout_ns
-            inflight.deadline_ns = min(inflight.deadline_ns or limit_ns, limit_ns)
         inflight.on_cancel = self._cancelled
-        self._queue.append(inflight)
+        timeout_ns = 0
+        if policy.default_timeout_ns:
+            timeout_ns = now_ns + policy.default_timeout_ns
+            if not policy.delay:
+                inflight.deadline_ns = min(inflight.deadline_ns or timeout_ns, timeout_ns)
+                timeout_ns = 0
+        queue.append(inflight, level, timeout_ns)
         if not self._pump_due:
             self._pump_due = True
             self._clock.call_soon(self._pump)
@@ -71,6 +85,13 @@ class QueuedScheduler(Generic[SlotT]):
             self._leave(inflight, error)
         self._disarm()
 
+    def _priority(self, inflight: Inflight) -> int:
+        """Triton takes the default for what is no level."""
+        asked = inflight.request.parameters.get("priority", 0)
+        if type(asked) is int and 0 < asked <= self._policy.priority_levels:
+            return asked
+        return self._policy.default_priority_level
+
     def _cancelled(self, inflight: Inflight) -> None:
         self._leave(inflight, cancelled())
 
@@ -78,8 +99,8 @@ class QueuedScheduler(Generic[SlotT]):
         if inflight.settled:
             return  # telling one client of its failure made it cancel the others
         inflight.on_cancel = None
+        self._queue.left(inflight)
         self._drop(inflight, error)
-        self._queue.left()
 
     def _pump(self) -> None:
         """Start every batch that can start now."""
@@ -88,31 +109,65 @@ class QueuedScheduler(Generic[SlotT]):
         while len(queue):
             now_ns = self._clock.now_ns()
             wake_ns = self._expire(now_ns)
+            if not len(queue):
+                break
             slot = runner.reserve()
             if slot is None:
                 self._arm(wake_ns)
                 return
-            decision = self._rule(queue, now_ns)
-            if isinstance(decision, Dispatch):
-                batch = queue.take(decision.count)
-                for inflight in batch:
-                    inflight.on_cancel = None
-                runner.run(slot, batch)
-                continue
-            runner.release(slot)
-            if isinstance(decision, WaitUntil):
+            if self._policy.ageing_ns:
+                self._age(now_ns)
+            asked: set[object] = set()
+            for candidate in self._candidates():
+                if candidate.shape_key in asked:
+                    continue
+                asked.add(candidate.shape_key)
+                decision = self._rule(queue.together(candidate), now_ns)
+                if isinstance(decision, Dispatch):
+                    batch = queue.take(candidate, decision.count)
+                    for inflight in batch:
+                        inflight.on_cancel = None
+                    runner.run(slot, batch, decision.reason.value)
+                    break
                 wake_ns = min(wake_ns or decision.when_ns, decision.when_ns)
-            self._arm(wake_ns)
-            return
+            else:
+                runner.release(slot)
+                self._arm(wake_ns)
+                return
         self._disarm()
 
+    def _candidates(self) -> Iterator[Inflight]:
+        """Whose batch may be the next to run: one request of each, in the order in which they are asked."""
+        queue = self._queue
+        yield queue.head()
+        # Behind a batch that waits for its delay, others may be complete, overdue or pressed for time.
+        for _, inflight in zip(range(_RIPE_LOOKED_AT), queue.ripe(), strict=False):
+            yield inflight
+        yield queue.oldest()
+        pressing = queue.pressing()
+        if pressing is not None:
+            yield pressing
+
+    def _age(self, now_ns: int) -> None:
+        """Who has waited long enough at its level goes to the next more urgent one."""
+        queue, limit_ns = self._queue, now_ns - self._policy.ageing_ns
+        for inflight in queue.heads():
+            while inflight.level > 3 and inflight.level_ns <= limit_ns:
+                level = inflight.level
+                queue.move(inflight, level - 2, now_ns)
+                if not queue.waiting(level):
+                    break
+                inflight = queue.first(level)
+
     def _expire(self, now_ns: int) -> int:
-        """Refuse what has waited past its deadline; the next deadline, 0 if there is none."""
+        """Refuse what is past its deadline, put back what its policy delays; when to look again, 0: never."""
         queue = self._queue
         next_ns = queue.next_deadline_ns()
         if next_ns and next_ns <= now_ns:
             for inflight in queue.expired(now_ns):
                 self._leave(inflight, unavailable("Request timeout expired"))
+            for inflight in queue.timed_out(now_ns):
+                queue.move(inflight, inflight.level + 1, now_ns)
             next_ns = queue.next_deadline_ns()
         return next_ns
 

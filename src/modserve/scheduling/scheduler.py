@@ -40,8 +40,11 @@ class BatchRunner(Protocol[SlotT]):
 
     def release(self, slot: SlotT) -> None: ...
 
-    def run(self, slot: SlotT, batch: list[Inflight]) -> None:
-        """Execute and settle every request of `batch`, which is never empty. Returns at once."""
+    def run(self, slot: SlotT, batch: list[Inflight], close_reason: str) -> None:
+        """Execute and settle every request of `batch`, which is never empty. Returns at once.
+
+        `close_reason` is a value of `batching.Reason`, for the records.
+        """
         ...
 
 

@@ -24,6 +24,8 @@ class PuppetRunner:
         self.on_free: Callable[[], None] = lambda: None
         self.batches: list[list[Inflight]] = []
         """Every batch, in order of dispatch."""
+        self.reasons: list[str] = []
+        """Why each of them did not grow any more."""
         self.running: dict[int, list[Inflight]] = {}
         self._free = deque(range(slots))
 
@@ -33,11 +35,12 @@ class PuppetRunner:
     def release(self, slot: int) -> None:
         self._free.appendleft(slot)
 
-    def run(self, slot: int, batch: list[Inflight]) -> None:
+    def run(self, slot: int, batch: list[Inflight], close_reason: str) -> None:
         assert batch, "a scheduler never runs an empty batch: this is a bug"
         for inflight in batch:
             inflight.timing = ExecutionTiming()
         self.batches.append(batch)
+        self.reasons.append(close_reason)
         self.running[slot] = batch
 
     def finish(self, slot: int | None = None) -> list[Inflight]:

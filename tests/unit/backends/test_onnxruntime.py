@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from modserve.backends.api import BackendModel, ModelSource, Placement
+from modserve.backends.api import ModelSource, Placement
 from modserve.backends.onnxruntime import OnnxRuntimeBackend, OnnxRuntimeModel
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype

@@ -12,6 +12,7 @@ from modserve.core.model_config import (
     InstanceGroup,
     InstanceKind,
     ModelDescription,
+    QueuePolicy,
     TensorSpec,
 )
 from modserve.core.version import VersionPolicy
@@ -69,7 +70,7 @@ def test_the_values_of_a_full_configuration() -> None:
         InstanceGroup("foo_0", InstanceKind.MODEL, 1),
         InstanceGroup("two", InstanceKind.CPU, 3),
     )
-    assert found.dynamic_batching == DynamicBatching((4, 8), 100_000, 16, 2_000_000)
+    assert found.dynamic_batching == DynamicBatching((4, 8), 100_000, default_policy=QueuePolicy(16, 2_000_000))
     assert (found.parameters, found.metric_tags, found.graph_optimization_level) == ({"k": "v"}, {"t": "u"}, -1)
     assert (found.name, found.backend, found.platform) == ("foo", "onnxruntime", "onnxruntime_onnx")
     assert (found.max_batch_size, found.default_model_filename) == (8, "model.onnx")

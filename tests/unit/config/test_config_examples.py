@@ -108,7 +108,7 @@ def test_text_classifier() -> None:
 
     assert found.dynamic_batching is not None
     assert found.dynamic_batching.preferred_batch_sizes == (8, 16, 32, 64)
-    assert found.dynamic_batching.default_timeout_ns == 10**9
+    assert found.dynamic_batching.default_policy.default_timeout_ns == 10**9
     assert found.parameters == {"intra_op_thread_count": "2", "execution_mode": "0"}
 
 

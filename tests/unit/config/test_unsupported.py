@@ -17,19 +17,6 @@ FAILING = {
     "output.is_non_linear_format_io": ("output { is_non_linear_format_io: true }", "output[0].is_non_linear_format_io"),
     "batch_input": ("batch_input { }", "batch_input"),
     "batch_output": ("batch_output { }", "batch_output"),
-    "dynamic_batching.preserve_ordering": (
-        "dynamic_batching { preserve_ordering: true }",
-        "dynamic_batching.preserve_ordering",
-    ),
-    "dynamic_batching.priority_levels": ("dynamic_batching { priority_levels: 1 }", "dynamic_batching.priority_levels"),
-    "dynamic_batching.priority_queue_policy": (
-        "dynamic_batching { priority_queue_policy { key: 1 } }",
-        "dynamic_batching.priority_queue_policy",
-    ),
-    "dynamic_batching.default_queue_policy.timeout_action": (
-        "dynamic_batching { default_queue_policy { timeout_action: DELAY } }",
-        "dynamic_batching.default_queue_policy.timeout_action",
-    ),
     "model_repository_agents": ("model_repository_agents { agents { name: 'a' } }", "model_repository_agents"),
     "model_operations": ("model_operations { op_library_filename: 'a.so' }", "model_operations"),
 }

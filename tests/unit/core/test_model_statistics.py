@@ -22,8 +22,10 @@ MS = 1_000_000
 DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 
 
-def timing(start: int, input_end: int, output_start: int, end: int) -> ExecutionTiming:
-    stamps = ExecutionTiming()
+def timing(
+    start: int, input_end: int, output_start: int, end: int, batch_size: int = 1, reason: str = ""
+) -> ExecutionTiming:
+    stamps = ExecutionTiming(batch_size, reason)
     stamps.compute_start_ns = start
     stamps.compute_input_end_ns = input_end
     stamps.compute_output_start_ns = output_start
@@ -87,9 +89,12 @@ def test_no_successes_move_nothing() -> None:
 
 def test_executions() -> None:
     statistics = ModelStatistics()
-    statistics.record_execution(4, timing(0, 1, 11, 13), now_unix_ms=1000)
-    statistics.record_execution(4, timing(0, 2, 22, 25), now_unix_ms=2000)
-    statistics.record_execution(1, timing(0, 1, 2, 3), now_unix_ms=3000)
+    pair, single = [member(3, 0, 0), member(1, 0, 0)], [member(1, 0, 30)]
+    statistics.record_execution(timing(0, 1, 11, 13, 4, "full"), pair, now_unix_ms=1000)
+    statistics.record_execution(timing(0, 2, 22, 25, 4, "full"), pair, now_unix_ms=2000)
+    statistics.record_execution(timing(70, 71, 72, 73, 1, "delay"), single, now_unix_ms=3000)
+    assert statistics.close_reasons == {"full": 2, "delay": 1}
+    assert list(statistics.recent)[1:] == [(2000, 4, 2, "full", 0, 25), (3000, 1, 1, "delay", 40, 3)]
     assert (statistics.execution_count, statistics.last_inference_ms) == (3, 3000)
     assert moved(statistics) == {}
     assert list(statistics.batches) == [4, 1]
@@ -150,9 +155,9 @@ def filled(histogram: Histogram) -> dict[float, int]:
 
 def test_histograms_see_every_request_and_every_execution() -> None:
     statistics = ModelStatistics()
-    stamps = timing(2 * MS, 2 * MS, 6 * MS, 6 * MS)
+    stamps = timing(2 * MS, 2 * MS, 6 * MS, 6 * MS, 3)
     batch = [member(1, started=0, queued=0), member(2, started=0, queued=2 * MS)]
-    statistics.record_execution(3, stamps, 1)
+    statistics.record_execution(stamps, batch, 1)
     statistics.record_successes(batch, stamps, now_ns=7 * MS)
     assert filled(statistics.request_histogram) == {10 * MS: 2}
     assert filled(statistics.queue_histogram) == {0.1 * MS: 1, 2.5 * MS: 1}

@@ -226,6 +226,11 @@ REFUSED: dict[str, tuple[ModelConfig, Mapping[str, Tensor], str]] = {
         {"A": text((1, 1), encode_elements([b"a", b"b"]))},
         NO_ID + "unexpected number of string elements 2 for inference input 'A' for model 'text', expecting 1",
     ),
+    "a text too many, which is cut": (
+        TEXT,
+        {"A": text((1, 1), encode_elements([b"a", b"bc"])[:-1])},
+        NO_ID + "unexpected number of string elements 2 for inference input 'A' for model 'text', expecting 1",
+    ),
     "too few texts": (
         TEXT,
         {"A": text((1, 3), encode_elements([b"a", b"b"]))},

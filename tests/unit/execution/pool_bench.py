@@ -76,7 +76,7 @@ class Bench:
         slot = self.pool.reserve()
         assert slot is not None
         self.statistics.pending += len(members)
-        self.pool.run(slot, list(members))
+        self.pool.run(slot, list(members), "full")
         return self.backend.next_execution()
 
     async def until_settled(self, batches: int) -> None:

@@ -129,7 +129,7 @@ class Pool:
         assert slot is not None
         members = [inflight(size, sink=sink) for size, sink in zip(sizes, sinks, strict=True)]
         self.statistics.pending += len(members)
-        self.pool.run(slot, members)
+        self.pool.run(slot, members, "full")
         return sinks
 
 
@@ -153,7 +153,7 @@ async def test_a_quick_batch_that_fails_fails_its_own_requests() -> None:
     member = inflight(1, sink=sink)
     member.inputs["INPUT0"].array[:] = np.int32(-1)
     pool.statistics.pending += 1
-    pool.pool.run(slot, [member])
+    pool.pool.run(slot, [member], "full")
     assert [error.code for error in sink.errors] == [Code.INTERNAL]
     assert [len(each.responses) for each in pool.run([1])] == [1]
     await asyncio.to_thread(pool.pool.close)

@@ -48,13 +48,13 @@ def loaded(model_config: ModelConfig, version: int = 1) -> Servable:
 def used(model_config: ModelConfig, version: int = 1) -> Servable:
     """One that ran two requests of batch sizes 2 and 1 in one batch: 1 ms in the queue, then 1, 8 and 1 ms."""
     servable = loaded(model_config, version)
-    timing = ExecutionTiming()
+    timing = ExecutionTiming(3, "full")
     timing.compute_start_ns, timing.compute_input_end_ns = 2 * MS, 3 * MS
     timing.compute_output_start_ns, timing.compute_end_ns = 11 * MS, 12 * MS
     members = [inflight(2), inflight(1)]
     for member in members:
         member.request_start_ns, member.queue_start_ns = 0, 1 * MS
-    servable.statistics.record_execution(3, timing, 1)
+    servable.statistics.record_execution(timing, members, 1)
     servable.statistics.record_successes(members, timing, 12 * MS)
     return servable
 

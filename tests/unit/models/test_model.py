@@ -13,7 +13,7 @@ from modserve.backends.api import BackendInstance, ModelSource, Placement
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching, InstanceKind, ModelConfig
+from modserve.core.model_config import DynamicBatching, InstanceKind, ModelConfig, QueuePolicy
 from modserve.core.statistics import FailureReason
 from modserve.core.version import ModelId
 from modserve.models.model import Model
@@ -26,9 +26,7 @@ class Bench:
     def __init__(self, given: ModelConfig, instances: int = 1) -> None:
         self.backend = PuppetBackend()
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
-        made: list[tuple[str, BackendInstance]] = [
-            (f"model_{index}", engine.instance(given, Placement(InstanceKind.CPU))) for index in range(instances)
-        ]
+        made = [(f"model_{index}", engine.instance(given, Placement(InstanceKind.CPU))) for index in range(instances)]
         self.model = Model(ModelId("model", 1), given, b"", engine, made, asyncio.get_running_loop(), any_thread=False)
 
     def submit(self, *values: int, **more: Any) -> list[Inflight]:
@@ -115,7 +113,7 @@ async def test_a_wrong_request_is_refused_and_not_counted(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     "bench",
-    [config(dynamic_batching=DynamicBatching((8,), max_queue_size=1))],
+    [config(dynamic_batching=DynamicBatching((8,), default_policy=QueuePolicy(max_queue_size=1)))],
     indirect=True,
     ids=["queue of one"],
 )
@@ -139,7 +137,7 @@ async def test_a_deadline_that_has_passed_counts_as_rejected(bench: Bench) -> No
 
 @pytest.mark.parametrize(
     "bench",
-    [config(dynamic_batching=DynamicBatching((8,), max_queue_delay_ns=10**15, default_timeout_ns=1))],
+    [config(dynamic_batching=DynamicBatching((8,), default_policy=QueuePolicy(default_timeout_ns=1)))],
     indirect=True,
     ids=["timeout of 1 ns"],
 )

@@ -104,13 +104,13 @@ def test_statistics_before_any_request_have_every_key() -> None:
 
 def test_statistics_after_two_requests_in_one_batch() -> None:
     model = loaded(config())
-    timing = ExecutionTiming()
+    timing = ExecutionTiming(3, "full")
     timing.compute_start_ns, timing.compute_input_end_ns = 100, 110
     timing.compute_output_start_ns, timing.compute_end_ns = 140, 141
     members = [inflight(2), inflight(1)]
     for member in members:
         member.request_start_ns, member.queue_start_ns = 10, 60
-    model.statistics.record_execution(3, timing, 1_700_000_000_000)
+    model.statistics.record_execution(timing, members, 1_700_000_000_000)
     model.statistics.record_successes(members, timing, 150)
     assert statistics.json([model])["model_stats"] == [
         {
@@ -146,6 +146,6 @@ def test_statistics_after_two_requests_in_one_batch() -> None:
 def test_batch_statistics_are_in_order_of_size() -> None:
     model = loaded(config())
     for size in (4, 1, 8):
-        model.statistics.record_execution(size, ExecutionTiming(), 1)
+        model.statistics.record_execution(ExecutionTiming(size), [inflight(size)], 1)
     (answer,) = statistics.message([model]).model_stats
     assert [batch.batch_size for batch in answer.batch_stats] == [1, 4, 8]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
-from modserve.core.request import InferenceRequest
+from modserve.core.request import InferenceRequest, ParameterValue
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.pb import inference as pb
@@ -325,7 +325,7 @@ def test_an_answer() -> None:
         "T": Tensor.from_array(np.array([[b"ab"]], object), dtypes.BYTES),
         "OUT": Tensor.from_array(np.array([[1, 2]], np.int32)),
     }
-    given = {"b": True, "i": -1, "u": 2**63, "l": 2**64, "s": "x", "d": 0.5}
+    given: dict[str, ParameterValue] = {"b": True, "i": -1, "u": 2**63, "l": 2**64, "s": "x", "d": 0.5}
     response = InferenceResponse("m", 2, outputs, "7", given)
     assert grpc_messages.encode_response(response) == pb.ModelInferResponse(
         model_name="m",

@@ -1,45 +1,125 @@
-"""The queue that requests can leave in the middle."""
+"""The queue that requests can leave in the middle, by level, and by who may share a batch."""
 
 import weakref
+from typing import Any
 
 import pytest
 
 from modserve.core.errors import cancelled
 from modserve.core.inflight import Inflight
-from modserve.core.timing import ExecutionTiming
-from modserve.scheduling.queue import RequestQueue
+from modserve.scheduling.queue import GONE, RequestQueue
 from modserve.testing import RecordingSink, inflight
 
 
-def fill(queue: RequestQueue, *entries: Inflight) -> list[Inflight]:
+def fill(queue: RequestQueue, *entries: Inflight, level: int = 0) -> list[Inflight]:
     for entry in entries:
-        queue.append(entry)
+        queue.append(entry, level)
     return list(entries)
+
+
+def many(count: int, **more: Any) -> list[Inflight]:
+    return [inflight(**more) for _ in range(count)]
 
 
 def leave(queue: RequestQueue, *entries: Inflight) -> None:
     for entry in entries:
+        queue.left(entry)
         entry.fail(cancelled())
-        queue.left()
+
+
+def take(queue: RequestQueue, count: int) -> list[Inflight]:
+    """Of those that may share a batch with the most urgent."""
+    return queue.take(queue.head(), count)
 
 
 def test_first_in_first_out() -> None:
     queue = RequestQueue()
-    entries = fill(queue, *(inflight() for _ in range(5)))
-    assert (len(queue), list(queue)) == (5, entries)
-    assert queue.take(2) == entries[:2]
-    assert (len(queue), list(queue)) == (3, entries[2:])
-    assert queue.take(3) == entries[2:]
-    assert (len(queue), list(queue)) == (0, [])
+    entries = fill(queue, *many(5))
+    assert (len(queue), list(queue), queue.head()) == (5, entries, entries[0])
+    assert list(queue.together(entries[3])) == entries
+    assert take(queue, 2) == entries[:2]
+    assert (len(queue), list(queue), queue.head()) == (3, entries[2:], entries[2])
+    assert take(queue, 3) == entries[2:]
+    assert (len(queue), list(queue), queue.waiting(0)) == (0, [], 0)
+    assert {entry.level for entry in entries} == {GONE}
 
 
 def test_those_that_left_are_neither_counted_nor_taken() -> None:
     queue = RequestQueue()
-    first, second, third, fourth = fill(queue, *(inflight() for _ in range(4)))
+    first, second, third, fourth = fill(queue, *many(4))
     leave(queue, first, third)
-    assert (len(queue), list(queue)) == (2, [second, fourth])
-    assert queue.take(2) == [second, fourth]
+    assert (len(queue), list(queue), queue.waiting(0)) == (2, [second, fourth], 2)
+    assert take(queue, 2) == [second, fourth]
     assert len(queue) == 0
+
+
+# Who shares a batch
+
+
+def test_others_are_passed_over() -> None:
+    queue = RequestQueue()
+    a, b, c, d, e = fill(queue, *(inflight(shape_key=shape) for shape in "xyxyx"))
+    assert list(queue.together(c)) == [a, c, e]
+    assert queue.take(a, 2) == [a, c]
+    assert queue.head() is b
+    assert list(queue.together(d)) == [b, d]
+    assert queue.take(b, 2) == [b, d]
+    assert queue.take(e, 1) == [e]
+
+
+def test_who_came_much_later_does_not_overtake() -> None:
+    queue = RequestQueue(look_ahead=3)
+    entries = fill(queue, *(inflight(shape_key=shape) for shape in "xyyxyyx"))
+    assert list(queue.together(entries[0])) == [entries[0], entries[3]]
+
+
+def test_groups_with_enough_for_a_batch() -> None:
+    queue = RequestQueue(ripe_size=4)
+    x1, y1, x2, y2 = fill(queue, *(inflight(2, shape_key=shape) for shape in "xyxy"))
+    (z,) = fill(queue, inflight(3, shape_key="z"))
+    assert list(queue.ripe()) == [x1, y1]
+    leave(queue, y1)
+    assert list(queue.ripe()) == [x1]
+    queue.take(x1, 1)
+    assert list(queue.ripe()) == []
+    fill(queue, inflight(1, shape_key="z"))
+    assert list(queue.ripe()) == [z]
+    queue.take(z, 2)
+    assert list(queue.ripe()) == []
+    assert sorted(map(id, queue)) == sorted(map(id, (x2, y2)))
+
+
+# Levels
+
+
+def test_the_most_urgent_come_first() -> None:
+    queue = RequestQueue()
+    (low,) = fill(queue, inflight(), level=4)
+    high, higher = fill(queue, *many(2), level=2)
+    assert (queue.head(), queue.oldest()) == (high, low)
+    assert list(queue.together(low)) == list(queue) == [high, higher, low]
+    assert queue.take(low, 2) == [high, higher]
+    assert queue.head() is low
+
+
+def test_levels_count_their_own() -> None:
+    queue = RequestQueue()
+    entries = [*fill(queue, *many(3), level=2), *fill(queue, *many(2), level=4)]
+    leave(queue, entries[1])
+    assert [queue.waiting(level) for level in (0, 2, 4)] == [0, 2, 2]
+
+
+def test_moved_to_another_level() -> None:
+    queue = RequestQueue()
+    first, second, third = fill(queue, *many(3))
+    queue.move(first, 1, 70)
+    assert (len(queue), list(queue)) == (3, [second, third, first])
+    assert list(queue.together(third)) == [second, third, first]
+    assert (queue.head(), first.level_ns, queue.heads()) == (second, 70, [second, first])
+    assert take(queue, 3) == [second, third, first]
+
+
+# What is kept
 
 
 def fill_with_sinks(queue: RequestQueue, count: int) -> "weakref.WeakSet[RecordingSink]":
@@ -57,17 +137,17 @@ def fill_with_sinks(queue: RequestQueue, count: int) -> "weakref.WeakSet[Recordi
 @pytest.mark.parametrize("how", ["run", "cancelled"])
 def test_those_that_left_are_not_kept_though_others_stay(how: str, others: int) -> None:
     queue = RequestQueue()
+    fill(queue, *many(others, deadline_ns=5, shape_key="other"))
     sinks = fill_with_sinks(queue, 1000)
-    fill(queue, *(inflight(deadline_ns=5) for _ in range(others)))
+    fill(queue, *many(others, deadline_ns=5))
     if how == "run":
-        for entry in queue.take(1000):
-            entry.timing = ExecutionTiming()
+        queue.take(list(queue)[-1], 1000)
     else:
-        for entry in list(queue)[:1000]:
+        for entry in list(queue)[others:-others]:
             leave(queue, entry)
-    del entry
+        del entry
     fill(queue, inflight(deadline_ns=5))
-    assert len(queue) == others + 1
+    assert len(queue) == 2 * others + 1
     assert len(sinks) <= 64 + 2 * len(queue)
 
 
@@ -76,37 +156,53 @@ def test_an_idle_queue_keeps_nothing(how: str) -> None:
     queue = RequestQueue()
     sinks = fill_with_sinks(queue, 10)
     if how == "taken":
-        queue.take(10)
+        take(queue, 10)
     else:
         leave(queue, *queue)
     assert len(sinks) == 0
 
 
+# Times
+
+
 def test_deadlines() -> None:
     queue = RequestQueue()
     late, early, never = fill(queue, inflight(deadline_ns=30), inflight(deadline_ns=20), inflight())
-    assert queue.next_deadline_ns() == 20
+    assert (queue.next_deadline_ns(), queue.pressing()) == (20, early)
     assert queue.expired(19) == []
     assert queue.expired(20) == [early]
     leave(queue, early)
-    assert queue.next_deadline_ns() == 30
+    assert (queue.next_deadline_ns(), queue.pressing()) == (30, late)
     assert queue.expired(1000) == [late]
     leave(queue, late)
-    assert queue.next_deadline_ns() == 0
-    assert queue.take(1) == [never]
+    assert (queue.next_deadline_ns(), queue.pressing()) == (0, None)
+    assert take(queue, 1) == [never]
+
+
+def test_what_its_policy_finds_too_old() -> None:
+    queue = RequestQueue()
+    entry, other = inflight(deadline_ns=50), inflight()
+    queue.append(entry, 0, timeout_ns=20)
+    queue.append(other, 0, timeout_ns=40)
+    assert queue.next_deadline_ns() == 20
+    assert queue.expired(20) == []
+    assert queue.timed_out(20) == [entry]
+    queue.move(entry, 1, 20)
+    assert queue.next_deadline_ns() == 40
+    assert queue.timed_out(40) == [other]
+    assert queue.expired(50) == [entry]
 
 
 def test_equal_deadlines_expire_in_order_of_arrival() -> None:
     queue = RequestQueue()
-    entries = fill(queue, *(inflight(deadline_ns=5) for _ in range(10)))
+    entries = fill(queue, *many(10, deadline_ns=5))
     assert queue.expired(5) == entries
 
 
-def test_the_deadlines_of_those_that_left_or_run_do_not_count() -> None:
+def test_the_deadlines_of_those_that_left_do_not_count() -> None:
     queue = RequestQueue()
     gone, running, waiting = fill(queue, *(inflight(deadline_ns=deadline) for deadline in (1, 2, 3)))
     leave(queue, gone)
-    queue.take(1)
-    running.timing = ExecutionTiming()
+    assert take(queue, 1) == [running]
     assert queue.next_deadline_ns() == 3
     assert queue.expired(10) == [waiting]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching
+from modserve.core.model_config import DynamicBatching, QueuePolicy
+from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.scheduling import batching
 from modserve.scheduling.batching import Decision, Rule
@@ -18,6 +19,7 @@ from modserve.testing import FakeClock, PuppetRunner, RecordingSink, inflight, r
 
 RESPONSE = InferenceResponse("model", 1, {})
 DELAY = 1000
+MS = 1_000_000
 
 
 class HastyClock(FakeClock):
@@ -30,28 +32,32 @@ class HastyClock(FakeClock):
         return super().call_at(when_ns, callback)
 
 
+NO_POLICY = DynamicBatching()
+
+
 class Bench:
     """A scheduler between a clock and a runner, with a record of what it drops and how much its rule looks at."""
 
-    def __init__(self, rule: Rule = batching.direct, slots: int = 1, **options: int) -> None:
+    def __init__(self, rule: Rule = batching.direct, slots: int = 1, policy: DynamicBatching = NO_POLICY) -> None:
         self.clock = HastyClock()
         self.runner = PuppetRunner(slots)
         self.dropped: list[tuple[Inflight, ModserveError]] = []
         self.decisions = 0
         self.most_looked_at = 0
         self._rule = rule
-        self.scheduler = QueuedScheduler(self._decide, self.runner, self.clock, self._drop, **options)
+        ripe = batching.ripe_size(policy, 8)
+        self.scheduler = QueuedScheduler(self._decide, self.runner, self.clock, self._drop, policy, ripe_size=ripe)
 
     def _drop(self, entry: Inflight, error: ModserveError) -> None:
         self.dropped.append((entry, error))
         entry.fail(error)
 
-    def _decide(self, waiting: Iterable[Inflight], now_ns: int) -> Decision:
+    def _decide(self, together: Iterable[Inflight], now_ns: int) -> Decision:
         looked_at = 0
 
         def counting() -> Iterator[Inflight]:
             nonlocal looked_at
-            for entry in waiting:
+            for entry in together:
                 looked_at += 1
                 yield entry
 
@@ -89,9 +95,18 @@ def many(count: int, **more: Any) -> list[Inflight]:
     return [inflight(**more) for _ in range(count)]
 
 
-def batcher(delay: int = 0, preferred: tuple[int, ...] = (8,), slots: int = 1, **options: int) -> Bench:
-    policy = DynamicBatching(preferred_batch_sizes=preferred, max_queue_delay_ns=delay)
-    return Bench(batching.dynamic(policy, 8), slots, **options)
+def batcher(
+    delay: int = 0,
+    preferred: tuple[int, ...] = (8,),
+    slots: int = 1,
+    *,
+    max_queue_size: int = 0,
+    default_timeout_ns: int = 0,
+    **more: Any,
+) -> Bench:
+    queue_policy = QueuePolicy(max_queue_size, default_timeout_ns)
+    policy = DynamicBatching(preferred, delay, default_policy=queue_policy, **more)
+    return Bench(batching.dynamic(policy, 8), slots, policy)
 
 
 # Forming batches late
@@ -145,11 +160,21 @@ def test_direct_runs_requests_one_by_one_in_order() -> None:
     assert bench.runner.batches == [[entry] for entry in entries]
 
 
-def test_other_shapes_run_in_a_batch_of_their_own() -> None:
+def test_other_shapes_run_in_a_batch_of_their_own_and_break_up_no_other() -> None:
     bench = batcher(slots=3)
-    bench.enqueue(*(inflight(shape_key=shape) for shape in "aabba"))
+    a, b, c, d, e = bench.enqueue(*(inflight(shape_key=shape) for shape in "xxyyx"))
     bench.clock.run()
-    assert bench.runner.sizes == [2, 2, 1]
+    assert bench.runner.batches == [[a, b, e], [c, d]]
+
+
+def test_a_complete_batch_does_not_wait_behind_one_that_waits_for_its_delay() -> None:
+    bench = batcher(DELAY)
+    (odd,) = bench.submit(inflight(shape_key="x"))
+    full = bench.submit(*many(8, shape_key="y"))
+    assert bench.runner.batches == [full]
+    bench.clock.advance(DELAY)
+    bench.finish()
+    assert bench.runner.batches == [full, [odd]]
 
 
 # The queue delay
@@ -208,11 +233,9 @@ def test_the_delay_counts_from_the_oldest_that_still_waits() -> None:
 # Deadlines
 
 
-@pytest.mark.parametrize("busy", [True, False], ids=["no slot free", "in the delay"])
-def test_a_deadline_removes_exactly_one(busy: bool) -> None:
+def test_a_deadline_removes_exactly_one() -> None:
     bench = batcher(DELAY)
-    if busy:
-        bench.submit(*many(8))
+    bench.submit(*many(8))
     deadline = bench.clock.now_ns() + 10
     before, late, after = bench.submit(inflight(), inflight(deadline_ns=deadline), inflight())
     bench.clock.advance(9)
@@ -220,9 +243,22 @@ def test_a_deadline_removes_exactly_one(busy: bool) -> None:
     bench.clock.advance(1)
     assert bench.reasons == [(late, Code.UNAVAILABLE, "Request timeout expired")]
     bench.clock.advance(DELAY)
-    if busy:
-        bench.finish()
+    bench.finish()
     assert bench.runner.batches[-1] == [before, after]
+
+
+def test_a_deadline_within_the_delay_is_met() -> None:
+    bench = batcher(60 * MS)
+    (odd,) = bench.submit(inflight(shape_key="x"))
+    bench.clock.advance(MS)
+    (pressed,) = bench.submit(inflight(shape_key="y", deadline_ns=bench.clock.now_ns() + 10 * MS))
+    bench.clock.advance(9 * MS - 1)
+    assert bench.runner.batches == []
+    bench.clock.advance(1)
+    assert (bench.runner.batches, bench.runner.reasons) == ([[pressed]], ["deadline"])
+    bench.finish()
+    bench.clock.advance(50 * MS)
+    assert bench.runner.batches[1:] == [[odd]]
 
 
 def test_a_deadline_that_has_passed_is_refused_though_a_slot_is_free() -> None:
@@ -247,7 +283,7 @@ def test_a_request_that_runs_has_no_deadline_any_more() -> None:
     ids=["none of its own", "its own is shorter", "its own is longer"],
 )
 def test_the_queues_timeout_only_shortens(own: int, expected: int) -> None:
-    bench = Bench(default_timeout_ns=100)
+    bench = Bench(policy=DynamicBatching(default_policy=QueuePolicy(default_timeout_ns=100)))
     now = bench.clock.now_ns()
     _, entry = bench.submit(inflight(), inflight(deadline_ns=now + own if own else 0))
     assert entry.deadline_ns == now + expected
@@ -255,6 +291,82 @@ def test_the_queues_timeout_only_shortens(own: int, expected: int) -> None:
     assert bench.dropped == []
     bench.clock.advance(1)
     assert [dropped for dropped, _ in bench.dropped] == [entry]
+
+
+# Priorities
+
+
+def prioritised(slots: int = 1, **more: Any) -> Bench:
+    return batcher(slots=slots, priority_levels=3, default_priority_level=2, **more)
+
+
+def asked(priority: Any, **more: Any) -> Inflight:
+    entry = inflight(8, **more)
+    given = InferenceRequest("model", {}, parameters={} if priority is None else {"priority": priority})
+    entry.request = given
+    return entry
+
+
+def test_the_most_urgent_run_first_and_each_level_in_order() -> None:
+    bench = prioritised()
+    bench.submit(asked(1))
+    entries = bench.submit(*(asked(priority) for priority in (3, None, 2, 1, 0, 4, 1)))
+    while bench.runner.running:
+        bench.finish()
+    three, none, two, one, zero, four, other_one = entries
+    assert bench.runner.batches[1:] == [[each] for each in (one, other_one, none, two, zero, four, three)]
+
+
+def test_a_batch_is_filled_up_with_less_urgent_ones() -> None:
+    bench = prioritised()
+    bench.submit(asked(1))
+    entries = [asked(priority) for priority in (3, 2, 1)]
+    for entry in entries:
+        entry.batch_size = 2
+    bench.submit(*entries)
+    bench.finish()
+    assert bench.runner.batches[-1] == entries[::-1]
+
+
+def test_a_level_has_its_own_queue_size_and_timeout() -> None:
+    policies = {1: QueuePolicy(max_queue_size=1), 3: QueuePolicy(default_timeout_ns=50)}
+    bench = prioritised(level_policies=policies)
+    bench.submit(asked(2))
+    _, low = bench.submit(asked(1), asked(3))
+    with pytest.raises(ModserveError, match="Exceeds maximum queue size"):
+        bench.enqueue(asked(1))
+    bench.submit(asked(2))
+    bench.clock.advance(50)
+    assert bench.reasons == [(low, Code.UNAVAILABLE, "Request timeout expired")]
+
+
+def test_what_has_waited_too_long_goes_behind_the_others_of_its_level() -> None:
+    delayed = QueuePolicy(max_queue_size=3, default_timeout_ns=50, delay=True)
+    bench = prioritised(level_policies={2: delayed})
+    bench.submit(asked(2))
+    (old,) = bench.submit(asked(2))
+    bench.clock.advance(40)
+    young, low = bench.submit(asked(2), asked(3))
+    bench.clock.advance(10)
+    assert bench.dropped == []
+    (youngest,) = bench.submit(asked(2))
+    with pytest.raises(ModserveError, match="Exceeds maximum queue size"):
+        bench.enqueue(asked(2))
+    while bench.runner.running:
+        bench.finish()
+    assert bench.runner.batches[1:] == [[young], [youngest], [old], [low]]
+
+
+def test_ageing_lets_nobody_starve() -> None:
+    bench = prioritised(ageing_ns=10)
+    bench.submit(asked(1))
+    (low,) = bench.submit(asked(3))
+    for _ in range(10):
+        bench.clock.advance(8)
+        bench.submit(asked(1))
+        bench.finish()
+    # Two levels up after 16 and 32, each time behind those that wait there.
+    assert bench.runner.batches.index([low]) == 5
 
 
 # Refusals
@@ -445,9 +557,11 @@ def test_whatever_happens(
     run = [entry for batch in bench.runner.batches for entry in batch]
     left = [entry for entry, _ in bench.dropped]
     assert sorted(map(id, [*run, *left])) == sorted(map(id, accepted))
-    # They run in order, and no batch is above its limits.
+    # Those of a shape run in order, and no batch is above its limits.
     places = {id(entry): place for place, entry in enumerate(accepted)}
-    assert [places[id(entry)] for entry in run] == sorted(places[id(entry)] for entry in run)
+    for shape in "ab":
+        order = [places[id(entry)] for entry in run if entry.shape_key == shape]
+        assert order == sorted(order)
     for batch in bench.runner.batches:
         assert sum(entry.batch_size or 1 for entry in batch) <= 8
         assert len({entry.shape_key for entry in batch}) == 1

@@ -264,11 +264,16 @@ def _models(server: Server) -> APIRouter:
         """Cumulative counts and durations since the model was loaded."""
         return json_answer(statistics.json(server.with_statistics(model, version)))
 
+    async def model_batches(model: str, version: int | None = None) -> Response:
+        """The batches executed last, and why each did not grow any more."""
+        return json_answer(statistics.batches_json(server.model(model, version)))
+
     for suffix, handler, answer in (
         ("", model_metadata, ModelMetadata),
         ("/ready", model_ready, ModelReady),
         ("/config", model_config, dict[str, Any]),
         ("/stats", model_statistics, dict[str, Any]),
+        ("/batches", model_batches, dict[str, Any]),
     ):
         responses = answers(answer, 400, 404, 503)
         router.add_api_route("/v2/models/{model}" + suffix, handler, responses=responses)

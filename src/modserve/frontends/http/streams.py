@@ -149,7 +149,7 @@ class StreamedAnswer(StreamingResponse):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             with suppress(ModserveError):  # the client has gone, and reads nothing
-                await self.stream_response(send)
+                await unless_gone(Request(scope, receive), self.stream_response(send))
         finally:
             self._call.close()
 

@@ -1,0 +1,68 @@
+"""Responses in the order of requests: what ``preserve_ordering`` of the dynamic batcher asks for."""
+
+from collections import deque
+from collections.abc import Callable
+
+from modserve.core.errors import ModserveError
+from modserve.core.response import InferenceResponse, ResponseSink
+
+
+class ResponseOrder:
+    """Holds back what is said to a request until all requests before it have heard everything."""
+
+    def __init__(self) -> None:
+        self._open: deque[_Held] = deque()
+
+    def behind(self, sink: ResponseSink) -> "_Held":
+        """A sink for the next request, in front of its own. Call `withdraw` if the request is not taken."""
+        held = _Held(self, sink)
+        self._open.append(held)
+        return held
+
+    def is_next(self, held: "_Held") -> bool:
+        return self._open[0] is held
+
+    def go_on(self) -> None:
+        """The first has heard everything; those behind it hear what was held back."""
+        while self._open and self._open[0].ended:
+            self._open.popleft()
+            if self._open:
+                self._open[0].release()
+
+    def withdraw(self, held: "_Held") -> None:
+        self._open.remove(held)
+
+
+class _Held:
+    """Implements `core.response.ResponseSink`."""
+
+    __slots__ = ("_order", "_sink", "_waiting", "ended")
+
+    def __init__(self, order: ResponseOrder, sink: ResponseSink) -> None:
+        self._order = order
+        self._sink = sink
+        self._waiting: list[Callable[[], None]] = []
+        self.ended = False
+
+    def respond(self, response: InferenceResponse, final: bool) -> None:
+        self._say(lambda: self._sink.respond(response, final), final)
+
+    def fail(self, error: ModserveError, final: bool) -> None:
+        self._say(lambda: self._sink.fail(error, final), final)
+
+    def complete(self) -> None:
+        self._say(self._sink.complete, True)
+
+    def release(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for say in waiting:
+            say()
+
+    def _say(self, say: Callable[[], None], final: bool) -> None:
+        self.ended = self.ended or final
+        if not self._order.is_next(self):
+            self._waiting.append(say)
+            return
+        say()
+        if final:
+            self._order.go_on()

@@ -1,0 +1,121 @@
+"""Fuzzes one target, starting from its corpus: ``python tests/fuzz/fuzz_target.py NAME [SECONDS] [SEED]``.
+
+With atheris, where there is one for this machine, and otherwise with the same mutations unguided. The first input that
+fails is written to the current directory as ``crash-...``, and the process ends with a code that is not 0.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import random
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import ModuleType
+
+_SLOW = 5
+"""Seconds in which an input must be done; libFuzzer counts the whole ones."""
+_MEGABYTES = 1024
+_GROWTH = 200
+_MAX_INPUT = 20_000
+
+
+def main(name: str, seconds: float, seed: int) -> None:
+    try:
+        atheris: ModuleType | None = importlib.import_module("atheris")
+    except ImportError:
+        atheris = None
+    if atheris is None:
+        unguided(name, seconds, seed)
+    else:
+        guided(atheris, name, seconds, seed)
+
+
+def guided(atheris: ModuleType, name: str, seconds: float, seed: int) -> None:
+    """Does not return."""
+    with atheris.instrument_imports(include=["modserve"], exclude=_untraced()):
+        import targets
+    import mutations
+
+    def mutate(data: bytes, max_size: int, mutation_seed: int) -> bytes:
+        def fallback(given: bytes) -> bytes:
+            return bytes(atheris.Mutate(given, max_size))
+
+        return mutations.mutated(name, data, mutation_seed, fallback)[:max_size]
+
+    def one(data: bytes) -> None:
+        targets.run(name, data)
+
+    with tempfile.TemporaryDirectory() as found:  # what atheris finds interesting is not kept
+        atheris.Setup(
+            [
+                sys.argv[0],
+                f"-max_total_time={seconds:.0f}",
+                f"-seed={seed}",
+                f"-timeout={_SLOW}",
+                f"-rss_limit_mb={_MEGABYTES}",
+                f"-max_len={_MAX_INPUT}",
+                "-verbosity=1",
+                "-print_final_stats=1",
+                found,
+                str(targets.CORPUS / name),
+            ],
+            one,
+            custom_mutator=mutate,
+        )
+        atheris.Fuzz()
+
+
+def _untraced() -> list[str]:
+    """All modules but those of the two packages that targets are about: tracing takes seconds to set up.
+
+    And ``config.override`` recurses, which atheris does not survive when the stack is at its end.
+    """
+    spec = importlib.util.find_spec("modserve")
+    assert spec is not None
+    assert spec.origin is not None
+    root = Path(spec.origin).parent
+    modules = [path.relative_to(root.parent).with_suffix("").parts for path in root.rglob("*.py")]
+    return [".".join(parts).removesuffix(".__init__") for parts in modules if parts[1] not in ("core", "protocol")]
+
+
+def unguided(name: str, seconds: float, seed: int) -> int:
+    """Returns how many inputs there were."""
+    import mutations
+    import targets
+
+    kept = list(targets.corpus(name).values())
+    choose = random.Random(seed)
+    end = time.monotonic() + seconds
+    count = 0
+    before = _megabytes()
+    while time.monotonic() < end:
+        data = choose.choice(kept)
+        for _ in range(choose.choice((1, 1, 2, 5))):
+            data = mutations.mutated(name, data, choose.getrandbits(32))
+        data = data[:_MAX_INPUT]
+        began = time.process_time()
+        try:
+            targets.run(name, data)
+            assert time.process_time() - began < _SLOW, "too slow"
+        except BaseException:
+            path = Path(f"crash-{hashlib.sha1(data).hexdigest()}")
+            path.write_bytes(data)
+            print(f"wrote {path.absolute()}", file=sys.stderr)
+            raise
+        count += 1
+    grown = _megabytes() - before
+    assert grown < _GROWTH, f"{grown:.0f} MB more memory after {count} inputs"
+    return count
+
+
+def _megabytes() -> float:
+    """The most memory that was in use so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    main(given[0], float(given[1]) if len(given) > 1 else 60, int(given[2]) if len(given) > 2 else 1)

@@ -1,0 +1,222 @@
+"""What is fuzzed: one function a decoder, from bytes as a client may send them.
+
+Each goes as far as a server would without a backend: decode, check against the model, look at every element, and write
+the answer of a model that gives back what it gets. Whatever is wrong with the bytes must come out as a `ModserveError`
+whose code blames the client; a target swallows those, and lets everything else out.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from modserve.config import override
+from modserve.core import dtypes
+from modserve.core.errors import Code, ModserveError
+from modserve.core.log_settings import LogSettings
+from modserve.core.model_config import TensorSpec
+from modserve.core.normalize import Signature
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse
+from modserve.core.shared_memory import Place
+from modserve.core.tensor import Buffer, Tensor, TruncatedError, decode_elements, element_ends, encode_elements
+from modserve.pb import inference as pb
+from modserve.protocol import (
+    classification,
+    compression,
+    generate,
+    grpc_messages,
+    http_infer,
+    logging_settings,
+    predict_v1,
+    regions,
+    repository,
+    trace_settings,
+)
+from modserve.testing import builders
+
+Target = Callable[[bytes], None]
+
+CORPUS = Path(__file__).parent / "corpus"
+
+_BLAMES_CLIENT = frozenset({Code.INVALID_ARG, Code.NOT_FOUND})
+_CONTROL = _BLAMES_CLIENT | {Code.UNSUPPORTED, Code.UNAVAILABLE}
+"""Triton's 501 for files that may not be set over the network, and 503 for an unknown format of the log."""
+
+_SPECS = (
+    *(TensorSpec(each.name, each, (-1,), optional=True) for each in dtypes.ALL),
+    TensorSpec("FIXED", dtypes.INT32, (2, 2), optional=True),
+    TensorSpec("TWO", dtypes.FP32, (-1, -1), optional=True),
+    TensorSpec("RESHAPED", dtypes.INT32, (-1, 2), (2, -1), optional=True),
+)
+MODEL = builders.config(inputs=_SPECS, outputs=_SPECS)
+"""Has an input of every datatype, none of them required."""
+RAW = builders.config(inputs=_SPECS[:1], outputs=_SPECS[:1])
+_MAX_JSON = 1_000_000
+_SIGNATURE = Signature(MODEL)
+_RAW_SIGNATURE = Signature(RAW)
+_ONE_SECOND_NS = 1_000_000_000
+
+
+class _Region:
+    """Stands for shared memory: one region, of 64 bytes."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray(64)
+
+    def _check(self, place: Place) -> None:
+        if place.region != "region":
+            raise ModserveError(Code.NOT_FOUND, f"no region {place.region}")
+        if not 0 <= place.offset <= place.offset + place.byte_size <= len(self._memory):
+            raise ModserveError(Code.INVALID_ARG, "out of the region")
+
+    def read(self, place: Place) -> Buffer:
+        self._check(place)
+        return memoryview(self._memory)[place.offset : place.offset + place.byte_size]
+
+    def reserve(self, place: Place) -> None:
+        self._check(place)
+
+    def write(self, place: Place, raw: Buffer) -> None:
+        self._check(place)
+        self._memory[place.offset : place.offset + len(raw)] = raw
+
+    def release(self) -> None:
+        pass
+
+
+def _echo(request: InferenceRequest, signature: Signature = _SIGNATURE) -> InferenceResponse:
+    """The answer of an identity model, every element having been looked at."""
+    accepted = signature.accept(request, builders.RecordingSink(), 0)
+    for tensor in accepted.inputs.values():
+        assert tensor.array.shape == tensor.shape
+        assert tensor.array.size == math.prod(tensor.shape)
+    wanted = request.outputs or tuple(accepted.inputs)
+    outputs = {name: accepted.inputs[name] for name in wanted if name in accepted.inputs}
+    return InferenceResponse(request.model_name, 1, outputs, request.id, request.parameters)
+
+
+def _ranked(response: InferenceResponse, counts: Mapping[str, int]) -> InferenceResponse:
+    outputs = {
+        name: classification.top_classes(tensor, counts[name], (), True) if name in counts else tensor
+        for name, tensor in response.outputs.items()
+    }
+    return InferenceResponse(response.model_name, 1, outputs, response.id, response.parameters)
+
+
+def _answer(request: InferenceRequest, reply: http_infer.Reply) -> None:
+    response = _ranked(_echo(request), reply.classes)
+    for shape in (reply, http_infer.Reply(all_binary=True)):
+        body = http_infer.encode_response(response, shape)
+        if body.header_length is None:
+            http_infer.parse(b"".join(body.parts))
+
+
+def http_json(data: bytes) -> None:
+    """The JSON of an inference request."""
+    _answer(*http_infer.decode_request("model", None, data, None, _ONE_SECOND_NS, _Region, _MAX_JSON))
+
+
+def http_binary(data: bytes) -> None:
+    """A line with the header's length, and a body with binary tensor data."""
+    line, _, body = data.partition(b"\n")
+    length = http_infer.header_length(line, len(body))
+    if length == 0:
+        request, reply = http_infer.decode_raw(RAW, None, body)
+        http_infer.encode_response(_echo(request, _RAW_SIGNATURE), reply)
+        return
+    _answer(*http_infer.decode_request("model", None, body, length, _ONE_SECOND_NS, _Region, _MAX_JSON))
+
+
+def bytes_tensor(data: bytes) -> None:
+    """A byte with the number of elements, and raw BYTES."""
+    count, raw = data[0] if data else 0, data[1:]
+    try:
+        elements = decode_elements(raw)
+        assert encode_elements(elements) == raw
+        assert len(element_ends(raw)) == len(elements)
+    except TruncatedError:
+        pass
+    response = _echo(InferenceRequest("model", {"BYTES": Tensor.from_raw(dtypes.BYTES, (1, count), raw)}))
+    assert bytes(response.outputs["BYTES"].raw) == raw
+    http_infer.encode_response(response, http_infer.Reply())
+
+
+def grpc_message(data: bytes) -> None:
+    """A ModelInferRequest."""
+    try:
+        message = pb.ModelInferRequest.FromString(data)
+    except DecodeError:
+        return
+    region = _Region()
+    request = grpc_messages.decode_request(message, _ONE_SECOND_NS, 2 * _ONE_SECOND_NS, region)
+    grpc_messages.output_places(message, region)
+    counts = grpc_messages.class_counts(message)
+    grpc_messages.wants_empty_final(message)
+    grpc_messages.encode_response(_ranked(_echo(request), counts)).SerializeToString()
+
+
+def generate_body(data: bytes) -> None:
+    """The body of a generate call."""
+    generate.encode(_echo(generate.decode(MODEL, None, data, _MAX_JSON)))
+
+
+def predict_body(data: bytes) -> None:
+    """The body of a KServe v1 or TensorFlow Serving prediction."""
+    prediction = predict_v1.decode(MODEL, data)
+    parts = predict_v1.batches(MODEL, prediction.inputs)
+    answers = [_echo(InferenceRequest("model", part)).outputs for part in parts]
+    if answers:
+        predict_v1.encode(answers, prediction.rows)
+
+
+_BODIES: tuple[Callable[[bytes], object], ...] = (
+    lambda body: logging_settings.changed_by_json(LogSettings(), body),
+    trace_settings.change_by_json,
+    repository.only_ready,
+    repository.load_json,
+    repository.unload_dependents_json,
+    lambda body: regions.register_system_json("region", body),
+    lambda body: regions.register_cuda_json("region", body),
+    lambda body: override.read_override(body.decode(errors="replace"), Path("/nosuch/config.pbtxt"), "model"),
+    lambda body: compression.decode(body, "gzip", 100_000),
+)
+
+
+def control_body(data: bytes) -> None:
+    """A digit that says of which call, and its body."""
+    _BODIES[(data[0] - ord("0") if data else 0) % len(_BODIES)](data[1:])
+
+
+_TARGETS: dict[str, tuple[Target, frozenset[Code]]] = {
+    "http_json": (http_json, _BLAMES_CLIENT),
+    "http_binary": (http_binary, _BLAMES_CLIENT),
+    "bytes_tensor": (bytes_tensor, _BLAMES_CLIENT),
+    "grpc_message": (grpc_message, _BLAMES_CLIENT),
+    "generate_body": (generate_body, _BLAMES_CLIENT),
+    "predict_body": (predict_body, _BLAMES_CLIENT),
+    "control_body": (control_body, _CONTROL),
+}
+NAMES = tuple(_TARGETS)
+
+
+def run(name: str, data: bytes) -> ModserveError | None:
+    """One input; returns the client's mistake, if it is one. Raises whatever should not have come out."""
+    target, allowed = _TARGETS[name]
+    try:
+        target(data)
+    except ModserveError as error:
+        if error.code not in allowed:
+            raise
+        mistake = error
+    else:
+        return None
+    assert mistake.message, "a mistake that is not told"
+    http_infer.encode_error(mistake)
+    return mistake
+
+
+def corpus(name: str) -> dict[str, bytes]:
+    """The kept inputs of a target, by the names of their files."""
+    return {path.name: path.read_bytes() for path in sorted((CORPUS / name).iterdir())}

@@ -1,0 +1,99 @@
+"""What clients may send, of any kind, is taken or told to be wrong: by decoders on their own, without a server.
+
+Every kept input runs each time; then each target is fuzzed for some seconds, with the same seed each time.
+"""
+
+import gc
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeAlias
+
+import fuzz_target
+import mutations
+import pytest
+import targets
+
+Run: TypeAlias = tuple[subprocess.CompletedProcess[str], list[bytes]]
+
+SECONDS = 3
+SEED = 1
+SLOW = 1.0
+"""Seconds of CPU for one kept input; they take milliseconds."""
+
+KEPT = [(name, file) for name in targets.NAMES for file in targets.corpus(name)]
+
+
+@pytest.mark.parametrize(("name", "file"), KEPT, ids=[f"{name}-{file}" for name, file in KEPT])
+def test_kept_inputs(name: str, file: str) -> None:
+    data = targets.corpus(name)[file]
+    began = time.thread_time()
+    error = targets.run(name, data)
+    assert time.thread_time() - began < SLOW
+    # The names of files tell what is in them: valid requests, from which fuzzing starts, and mistakes.
+    assert (error is not None) == file.startswith("wrong_"), error
+
+
+@pytest.mark.parametrize("name", targets.NAMES)
+def test_no_growth_of_memory(name: str) -> None:
+    """A thousand requests of all kinds leave no more behind than a hundred have."""
+    kept = list(targets.corpus(name).values())
+    inputs = kept + [mutations.mutated(name, kept[seed % len(kept)], seed) for seed in range(300)]
+
+    def once() -> None:
+        for data in inputs:
+            targets.run(name, data)
+
+    once()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        once()
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        once()
+        once()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 50_000
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Run]]]:
+    """All targets being fuzzed, two at a time."""
+
+    def fuzz(name: str) -> Run:
+        directory = tmp_path_factory.mktemp(name)
+        command = [sys.executable, str(Path(fuzz_target.__file__)), name, str(SECONDS), str(SEED)]
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=30 * SECONDS)
+        return done, [path.read_bytes() for path in directory.iterdir()]
+
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(fuzz, name) for name in targets.NAMES}
+
+
+@pytest.mark.parametrize("name", targets.NAMES)
+def test_fuzzing(name: str, runs: Mapping[str, Future[Run]]) -> None:
+    done, found = runs[name].result()
+    assert done.returncode == 0, f"{found}\n{done.stderr[-6000:]}"
+    assert not found
+
+
+def test_unguided_fuzzing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way without atheris."""
+    monkeypatch.chdir(tmp_path)
+    assert fuzz_target.unguided("http_json", 0.2, SEED) > 10
+
+
+@pytest.mark.parametrize("name", targets.NAMES)
+def test_mutations_get_further_than_noise(name: str) -> None:
+    """Of the variations some are still valid, and some are not."""
+    kept = list(targets.corpus(name).values())
+    outcomes = {targets.run(name, mutations.mutated(name, kept[seed % len(kept)], seed)) is None for seed in range(200)}
+    assert outcomes == {True, False}

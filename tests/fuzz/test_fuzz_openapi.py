@@ -1,0 +1,93 @@
+"""Every call in the OpenAPI document, with requests that follow it and requests that do not."""
+
+import importlib
+import json
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+
+sys.path.append(str(Path(__file__).parents[1] / "e2e"))
+
+from repositories import EXAMPLES, write_identity
+from server_process import ServerProcess, serving
+from wire import assert_serving
+
+schemathesis: Any = importlib.import_module("schemathesis")
+
+EXAMPLES_A_CALL = 12
+MODELS = ("simple", "repeat", "fuzzed", "nosuch")
+"""Made-up names would seldom be those of models."""
+UNDOCUMENTED = {501, 503}
+"""What any call may be answered by the codes of errors: not supported, or not now. 500 is for nobody's requests."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository = tmp_path_factory.mktemp("models")
+    write_identity(repository, "fuzzed", "FP32")
+    options = ["--model-control-mode=explicit", "--load-model=*"]
+    with serving(EXAMPLES, repository, options=options) as running:
+        yield running
+
+
+def test_every_call(server: ServerProcess) -> None:
+    schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{server.http_port}/openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    assert len(operations) > 40
+    seen: dict[str, set[int]] = {}
+    wrong: list[str] = []
+
+    def send(case: Any, names: random.Random) -> None:
+        for parameter, value in (("model", names.choice(MODELS)), ("version", names.choice((1, 1, 9)))):
+            if parameter in (case.path_parameters or {}) and names.random() < 0.9:
+                case.path_parameters[parameter] = value
+        response = case.call(timeout=10)
+        status = response.status_code
+        seen.setdefault(case.operation.label, set()).add(status)
+        if problem := _problem(response):
+            wrong.append(f"{case.operation.label}: {status} {problem}: {case.as_curl_command()}")
+
+    for mode in schemathesis.GenerationMode:
+        for operation in operations:
+            strategy = operation.as_strategy(generation_mode=mode)
+
+            @given(strategy, st.randoms(use_true_random=False))
+            @settings(
+                max_examples=EXAMPLES_A_CALL // 2,
+                derandomize=True,
+                deadline=None,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            def run(case: Any, names: random.Random) -> None:
+                send(case, names)
+
+            with suppress(Unsatisfiable):  # some calls take nothing that could be wrong
+                run()
+    assert len(seen) == len(operations)
+    assert not wrong, "\n".join(wrong[:20])
+    assert_serving(server)
+
+
+def _problem(response: Any) -> str:
+    """What is wrong with an answer, if anything."""
+    status = response.status_code
+    if status >= 500 and status not in UNDOCUMENTED:
+        return f"blames the server: {response.text[:300]}"
+    if status >= 400 and response.request.method != "HEAD":
+        try:
+            body = json.loads(response.content)
+        except ValueError:
+            return f"no JSON: {response.content[:300]!r}"
+        if set(body) != {"error"} and "reasons" not in body and "model_version_status" not in body:
+            return f"no error in {body}"
+    return ""

@@ -1,0 +1,57 @@
+"""Responses leave in the order of their requests."""
+
+import itertools
+
+import pytest
+
+from modserve.core.errors import internal
+from modserve.core.response import InferenceResponse
+from modserve.scheduling.ordering import ResponseOrder
+from modserve.testing import RecordingSink
+
+RESPONSE = InferenceResponse("m", 1, {})
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_whatever_order_they_end_in(order: tuple[int, ...]) -> None:
+    heard: list[int] = []
+
+    class Sink(RecordingSink):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def respond(self, response: InferenceResponse, final: bool) -> None:
+            heard.append(self.number)
+
+    ordered = ResponseOrder()
+    sinks = [ordered.behind(Sink(number)) for number in range(3)]
+    for count, number in enumerate(order, start=1):
+        sinks[number].respond(RESPONSE, True)
+        assert heard == list(range(len(heard)))
+        assert len(heard) >= (count if order[:count] == tuple(range(count)) else 0)
+    assert heard == [0, 1, 2]
+
+
+def test_several_responses_failures_and_ends() -> None:
+    first, second, third = sinks = [RecordingSink() for _ in range(3)]
+    ordered = ResponseOrder()
+    a, b, c = [ordered.behind(sink) for sink in sinks]
+    b.respond(RESPONSE, False)
+    c.fail(internal("oops"), True)
+    a.respond(RESPONSE, False)
+    assert (len(first.responses), second.settled, third.settled) == (1, 0, 0)
+    a.complete()
+    assert (first.ended, len(second.responses), third.settled) == (1, 1, 0)
+    b.fail(internal("no"), False)
+    b.respond(RESPONSE, True)
+    assert (len(second.errors), len(second.responses), second.ended, third.ended) == (1, 2, 1, 1)
+
+
+def test_one_that_was_not_taken_holds_nobody_up() -> None:
+    sink = RecordingSink()
+    ordered = ResponseOrder()
+    refused, taken = ordered.behind(RecordingSink()), ordered.behind(sink)
+    ordered.withdraw(refused)
+    taken.respond(RESPONSE, True)
+    assert sink.ended == 1
