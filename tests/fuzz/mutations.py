@@ -182,7 +182,7 @@ def _change_message(message: Any, choose: random.Random) -> None:
 
 
 def _scalar(field: Any, choose: random.Random) -> Any:
-    kinds = {
+    kinds: dict[int, Callable[[], Any]] = {
         field.CPPTYPE_BOOL: lambda: choose.random() < 0.5,
         field.CPPTYPE_INT32: lambda: choose.choice((0, 1, -1, 127, 128, 2**31 - 1, -(2**31))),
         field.CPPTYPE_INT64: lambda: choose.choice((0, 1, 2, -1, 8, 9, 2**31, 2**63 - 1, -(2**63))),

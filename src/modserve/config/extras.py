@@ -47,7 +47,7 @@ def validate(message: pb.ModelConfig, problems: Problems) -> None:
         where: FieldPath = ("parameters", key)
         extra = EXTRAS.get(key)
         if extra is None:
-            near = difflib.get_close_matches(key, EXTRAS, n=1)
+            near = difflib.get_close_matches(key, EXTRAS, n=1, cutoff=0.8)
             hint = f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(EXTRAS)}"
             problems.add(where, f"unknown parameter '{key}'; {hint}")
             continue

@@ -5,12 +5,14 @@ The application is complete without that short cut: its ``infer`` runs the same 
 
 import asyncio
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from pydantic import BaseModel, Field
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from modserve.core.errors import ModserveError
 from modserve.core.lifecycle import IndexEntry
@@ -159,10 +161,19 @@ _INFER_BODY = {
 
 
 class _App(FastAPI):
+    """Nothing is asked for in the query, as in Triton. FastAPI would take from there what is only in some paths."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__({**scope, "query_string": b""}, receive, send)
+
     def openapi(self) -> dict[str, Any]:
         """FastAPI's document, with the request body it does not know of, since ``infer`` reads that by itself."""
         if self.openapi_schema is None:
-            schemas = super().openapi()["components"]["schemas"]
+            document = super().openapi()
+            for operation in chain.from_iterable(path.values() for path in document["paths"].values()):
+                given = operation.get("parameters", [])
+                operation["parameters"] = [parameter for parameter in given if parameter["in"] != "query"]
+            schemas = document["components"]["schemas"]
             body = InferenceRequestBody.model_json_schema(ref_template=_SCHEMA_REFERENCE)
             for name, schema in {**body.pop("$defs"), InferenceRequestBody.__name__: body}.items():
                 schemas.setdefault(name, schema)
