@@ -1,10 +1,12 @@
 """What the routers of the REST surface have in common: answers, their documentation, and bodies."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 from fastapi import Request, Response
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from modserve.protocol import header_forwarding
 from modserve.protocol.header_forwarding import Forwarded
@@ -14,22 +16,55 @@ from .asgi import HEADERS_AS_SENT
 from .infer import check_json_size
 from .options import HttpOptions
 
+SCHEMA_REFERENCE = "#/components/schemas/{model}"
 
-class ErrorAnswer(BaseModel):
+
+class Described(BaseModel):
+    """A JSON body that the documentation describes. Answers are written without its help."""
+
+
+class ErrorAnswer(Described):
     error: str
 
 
+def answer(model: type[Described] | None, description: str = "Successful Response", *, many: bool = False) -> Any:
+    """The documentation of an answer: a `model`, an array of it if `many`, or any object for None.
+
+    FastAPI could be told the model itself; it would then build a validator for each place, at every start.
+    """
+    schema: dict[str, Any] = {"type": "object"}
+    if model is not None:
+        schema = {"$ref": SCHEMA_REFERENCE.format(model=model.__name__)}
+    if many:
+        schema = {"type": "array", "items": schema}
+    return {"description": description, "content": {MIME_JSON: {"schema": schema}}}
+
+
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorAnswer, "description": "The request is wrong"},
-    404: {"model": ErrorAnswer, "description": "There is no such model or version"},
-    501: {"model": ErrorAnswer, "description": "Not supported"},
-    503: {"model": ErrorAnswer, "description": "Not ready, or too busy: try again"},
+    400: answer(ErrorAnswer, "The request is wrong"),
+    404: answer(ErrorAnswer, "There is no such model or version"),
+    501: answer(ErrorAnswer, "Not supported"),
+    503: answer(ErrorAnswer, "Not ready, or too busy: try again"),
 }
 
 
-def answers(model: Any, *errors: int) -> dict[int | str, dict[str, Any]]:
-    """The documentation of a call's answers: `model` with status 200, and `errors` by status."""
-    return {200: {"model": model}, **{status: ERRORS[status] for status in errors}}
+def answers(model: type[Described] | None, *errors: int, many: bool = False) -> dict[int | str, dict[str, Any]]:
+    """The documentation of a call's answers: `model` with status 200 as `answer` takes it, and `errors` by status."""
+    return {200: answer(model, many=many), **{status: ERRORS[status] for status in errors}}
+
+
+def described_schemas() -> dict[str, Any]:
+    """The schemas of everything that is described, by name."""
+    models = [(model, "serialization") for model in _subclasses(Described)]
+    _, found = models_json_schema(models, ref_template=SCHEMA_REFERENCE)  # type: ignore[arg-type]
+    schemas: dict[str, Any] = found["$defs"]
+    return schemas
+
+
+def _subclasses(model: type[Described]) -> Iterator[type[Described]]:
+    for each in model.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def json_body(*names: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
@@ -17,14 +17,14 @@ from modserve.protocol import header_forwarding, http_infer
 from modserve.protocol.status import MIME_JSON
 from modserve.protocol.streams import EVENTS
 
-from .answers import ERRORS, answers, forwarded_headers, read_body
+from .answers import ERRORS, Described, answers, forwarded_headers, read_body
 from .gone import unless_gone
 from .infer import LARGE_JSON
 from .options import HttpOptions
 from .streams import Outcome, StreamCall, StreamedAnswer, Streams, next_message
 
 
-class GenerateRequestBody(BaseModel):
+class GenerateRequestBody(Described):
     """Names of inputs with their elements, and parameters for the model, here or in `parameters`."""
 
     model_config = ConfigDict(extra="allow")
@@ -34,7 +34,7 @@ class GenerateRequestBody(BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class GenerateResponseBody(BaseModel):
+class GenerateResponseBody(Described):
     """Names of outputs with their elements, and the response's parameters."""
 
     model_config = ConfigDict(extra="allow")

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -24,7 +24,19 @@ from modserve.protocol.status import MIME_JSON, STATUS
 from modserve.server import Phase, Server
 
 from . import generate, infer_stream, methods, v1
-from .answers import ERRORS, answers, forwarded_headers, json_answer, json_body, raw_header, read_body
+from .answers import (
+    ERRORS,
+    SCHEMA_REFERENCE,
+    Described,
+    answer,
+    answers,
+    described_schemas,
+    forwarded_headers,
+    json_answer,
+    json_body,
+    raw_header,
+    read_body,
+)
 from .infer import InferCall, InferHead
 from .options import HttpOptions
 from .restricted import RestrictedApp
@@ -48,11 +60,11 @@ class _VersionConvertor(Convertor[int]):
 register_url_convertor("version", _VersionConvertor())
 
 
-class Live(BaseModel):
+class Live(Described):
     live: bool
 
 
-class ReadinessReason(BaseModel):
+class ReadinessReason(Described):
     """A model version that is not READY. `version` is empty where the model has none to speak of."""
 
     name: str
@@ -61,29 +73,29 @@ class ReadinessReason(BaseModel):
     reason: str
 
 
-class Ready(BaseModel):
+class Ready(Described):
     """`reasons` lists what is in the way when `ready` is false."""
 
     ready: bool
     reasons: list[ReadinessReason] = Field(default_factory=list)
 
 
-class ModelReady(BaseModel):
+class ModelReady(Described):
     name: str
     ready: bool
 
 
-class ServerMetadata(BaseModel):
+class ServerMetadata(Described):
     name: str
     version: str
     extensions: list[str]
 
 
-class ModelList(BaseModel):
+class ModelList(Described):
     models: list[str]
 
 
-class IndexedVersion(BaseModel):
+class IndexedVersion(Described):
     """A model version; what there is nothing to say about is left out."""
 
     name: str
@@ -92,7 +104,7 @@ class IndexedVersion(BaseModel):
     reason: str | None = None
 
 
-class LogSettings(BaseModel):
+class LogSettings(Described):
     log_file: str
     log_info: bool
     log_warning: bool
@@ -101,7 +113,7 @@ class LogSettings(BaseModel):
     log_format: str
 
 
-class TensorMetadata(BaseModel):
+class TensorMetadata(Described):
     """`shape` has -1 for variable dimensions, the batch dimension among them."""
 
     name: str
@@ -109,7 +121,7 @@ class TensorMetadata(BaseModel):
     shape: list[int]
 
 
-class ModelMetadata(BaseModel):
+class ModelMetadata(Described):
     name: str
     versions: list[str]
     platform: str
@@ -117,7 +129,7 @@ class ModelMetadata(BaseModel):
     outputs: list[TensorMetadata]
 
 
-class TensorData(BaseModel):
+class TensorData(Described):
     """A tensor with its elements, nested in any way or flat, or ``binary_data_size`` among its parameters."""
 
     name: str
@@ -127,19 +139,19 @@ class TensorData(BaseModel):
     data: list[Any] | None = None
 
 
-class RequestedOutput(BaseModel):
+class RequestedOutput(Described):
     name: str
     parameters: dict[str, Any] | None = None
 
 
-class InferenceRequestBody(BaseModel):
+class InferenceRequestBody(Described):
     id: str | None = None
     parameters: dict[str, Any] | None = None
     inputs: list[TensorData]
     outputs: list[RequestedOutput] | None = None
 
 
-class InferenceResponseBody(BaseModel):
+class InferenceResponseBody(Described):
     id: str | None = None
     model_name: str
     model_version: str
@@ -147,13 +159,12 @@ class InferenceResponseBody(BaseModel):
     outputs: list[TensorData]
 
 
-_SCHEMA_REFERENCE = "#/components/schemas/{model}"
 _INFER_BODY = {
     "requestBody": {
         "required": True,
         "description": "JSON; or JSON of Inference-Header-Content-Length bytes and then binary tensor data",
         "content": {
-            MIME_JSON: {"schema": {"$ref": _SCHEMA_REFERENCE.format(model="InferenceRequestBody")}},
+            MIME_JSON: {"schema": {"$ref": SCHEMA_REFERENCE.format(model="InferenceRequestBody")}},
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         },
     }
@@ -173,10 +184,7 @@ class _App(FastAPI):
             for operation in chain.from_iterable(path.values() for path in document["paths"].values()):
                 given = operation.get("parameters", [])
                 operation["parameters"] = [parameter for parameter in given if parameter["in"] != "query"]
-            schemas = document["components"]["schemas"]
-            body = InferenceRequestBody.model_json_schema(ref_template=_SCHEMA_REFERENCE)
-            for name, schema in {**body.pop("$defs"), InferenceRequestBody.__name__: body}.items():
-                schemas.setdefault(name, schema)
+            document.setdefault("components", {}).setdefault("schemas", {}).update(described_schemas())
         return super().openapi()
 
 
@@ -220,7 +228,7 @@ def _health(server: Server) -> APIRouter:
         """Is the process up and answering? True from the moment the ports open."""
         return _exiting(server) or json_answer({"live": True})
 
-    @router.get("/v2/health/ready", responses={**answers(Ready, 503), 400: {"model": Ready}})
+    @router.get("/v2/health/ready", responses={**answers(Ready, 503), 400: answer(Ready)})
     async def ready() -> Response:
         """May inference be sent? When not, `reasons` tells which models are in the way and why."""
         if server.ready:
@@ -245,7 +253,7 @@ def _metadata(server: Server) -> APIRouter:
         """The names of all models, whatever their state."""
         return json_answer({"models": server.model_names()})
 
-    @router.get("/v2/models/stats", responses=answers(dict[str, Any]))
+    @router.get("/v2/models/stats", responses=answers(None))
     async def all_statistics() -> Response:
         """The statistics of all ready model versions."""
         return json_answer(statistics.json(server.with_statistics()))
@@ -279,14 +287,14 @@ def _models(server: Server) -> APIRouter:
         """The batches executed last, and why each did not grow any more."""
         return json_answer(statistics.batches_json(server.model(model, version)))
 
-    for suffix, handler, answer in (
+    for suffix, handler, body in (
         ("", model_metadata, ModelMetadata),
         ("/ready", model_ready, ModelReady),
-        ("/config", model_config, dict[str, Any]),
-        ("/stats", model_statistics, dict[str, Any]),
-        ("/batches", model_batches, dict[str, Any]),
+        ("/config", model_config, None),
+        ("/stats", model_statistics, None),
+        ("/batches", model_batches, None),
     ):
-        responses = answers(answer, 400, 404, 503)
+        responses = answers(body, 400, 404, 503)
         router.add_api_route("/v2/models/{model}" + suffix, handler, responses=responses)
         router.add_api_route("/v2/models/{model}/versions/{version:version}" + suffix, handler, responses=responses)
     return router
@@ -314,7 +322,7 @@ def _repository(server: Server, max_json: int) -> APIRouter:
         return Response(media_type=MIME_JSON)
 
     for prefix in ("/v2/repository", "/v2/repository/{repository}"):
-        documented = answers(list[IndexedVersion], 400, 503)
+        documented = answers(IndexedVersion, 400, 503, many=True)
         router.add_api_route(
             f"{prefix}/index", index, methods=["POST"], responses=documented, openapi_extra=json_body("ready")
         )

@@ -1,24 +1,23 @@
 """The calls about regions of memory that clients share."""
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
 from modserve.core.shared_memory import CudaRegion, SystemRegion
 from modserve.protocol import regions
 from modserve.protocol.status import MIME_JSON
 from modserve.server import Server
 
-from .answers import ERRORS, answers, json_answer, json_body, read_body
+from .answers import ERRORS, Described, answers, json_answer, json_body, read_body
 
 
-class SystemRegionStatus(BaseModel):
+class SystemRegionStatus(Described):
     name: str
     key: str
     offset: int
     byte_size: int
 
 
-class CudaRegionStatus(BaseModel):
+class CudaRegionStatus(Described):
     name: str
     device_id: int
     byte_size: int
@@ -78,7 +77,7 @@ def shared_memory_router(server: Server, max_json: int) -> APIRouter:
         ),
     ):
         for prefix in (f"/v2/{kind}sharedmemory", f"/v2/{kind}sharedmemory/region/{{region}}"):
-            router.add_api_route(f"{prefix}/status", status, responses=answers(list[model], 404))  # type: ignore[valid-type]
+            router.add_api_route(f"{prefix}/status", status, responses=answers(model, 404, many=True))
             router.add_api_route(
                 f"{prefix}/register",
                 register,

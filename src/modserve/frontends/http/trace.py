@@ -1,15 +1,14 @@
 """The trace extension's routes."""
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
 from modserve.protocol import trace_settings
 from modserve.server import Server
 
-from .answers import answers, json_answer, json_body, read_body
+from .answers import Described, answers, json_answer, json_body, read_body
 
 
-class TraceSettings(BaseModel):
+class TraceSettings(Described):
     """Numbers are strings."""
 
     trace_level: list[str]

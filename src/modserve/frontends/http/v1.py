@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import Any, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
@@ -20,7 +20,7 @@ from modserve.protocol.predict_v1 import Prediction
 from modserve.protocol.status import MIME_JSON
 from modserve.server import Phase, Server
 
-from .answers import ERRORS, ErrorAnswer, answers, json_answer
+from .answers import ERRORS, Described, ErrorAnswer, answer, answers, json_answer
 from .gone import unless_gone
 from .infer import check_json_size
 from .options import HttpOptions
@@ -37,20 +37,20 @@ _AT_ONCE = 32
 """How many parts of one prediction wait or run at a time; more would crowd out those of other clients."""
 
 
-class Alive(BaseModel):
+class Alive(Described):
     status: str
 
 
-class ModelNames(BaseModel):
+class ModelNames(Described):
     models: list[str]
 
 
-class VersionHealth(BaseModel):
+class VersionHealth(Described):
     error_code: str
     error_message: str
 
 
-class VersionStatus(BaseModel):
+class VersionStatus(Described):
     """`state` is START, LOADING, AVAILABLE, UNLOADING or END."""
 
     version: str
@@ -58,7 +58,7 @@ class VersionStatus(BaseModel):
     status: VersionHealth
 
 
-class VersionStatuses(BaseModel):
+class VersionStatuses(Described):
     model_version_status: list[VersionStatus]
 
 
@@ -73,12 +73,12 @@ class UnreadyModelStatus(ModelStatus):
     error: str
 
 
-class SignatureMetadata(BaseModel):
+class SignatureMetadata(Described):
     model_spec: dict[str, str]
     metadata: dict[str, Any]
 
 
-class PredictRequestBody(BaseModel):
+class PredictRequestBody(Described):
     """Either `instances` or `inputs`."""
 
     signature_name: str | None = None
@@ -86,7 +86,7 @@ class PredictRequestBody(BaseModel):
     inputs: Any = Field(None, description="column format: an object by input name, or one tensor")
 
 
-class PredictResponseBody(BaseModel):
+class PredictResponseBody(Described):
     """`predictions` answers `instances`, `outputs` answers `inputs`."""
 
     predictions: list[Any] | None = None
@@ -178,7 +178,7 @@ def _add_models(found: APIRouter, server: Server) -> None:
             raise error if error.code is not Code.NOT_FOUND else models_v1.unservable(model, version) from None
         return json_answer(models_v1.metadata_json(servable))
 
-    unready = {**answers(ModelStatus, 404), 503: {"model": UnreadyModelStatus, "description": "Not ready"}}
+    unready = {**answers(ModelStatus, 404), 503: answer(UnreadyModelStatus, "Not ready")}
     found.add_api_route("/", alive, responses=answers(Alive, 503))
     found.add_api_route("/v1/models", models, responses=answers(ModelNames))
     found.add_api_route(_MODEL, model_status, responses=unready)
@@ -203,7 +203,7 @@ def _add_labels(found: APIRouter) -> None:
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: ERRORS.get(status, {"model": ErrorAnswer}) for status in statuses}
+    return {status: ERRORS.get(status, answer(ErrorAnswer)) for status in statuses}
 
 
 def _entries(server: Server, model: str) -> list[IndexEntry]:
