@@ -172,6 +172,35 @@ def wrk(target: ServerProcess, model: str, body: bytes, json_length: int, connec
     )
 
 
+def steady_rate(target: ServerProcess, model: str, load: Callable[[int], object], seconds: int) -> float:
+    """Inferences per second by the server's own counter, between two ends of executions in the middle of a `load`.
+
+    A load generator does not count what is under way at its end, which is much where executions take long.
+    """
+    lead = max(2, seconds // 4)
+    loading = threading.Thread(target=load, args=(seconds + 2 * lead,))
+    loading.start()
+    time.sleep(lead)
+    first, began = _next_count(target, model)
+    time.sleep(seconds)
+    last, ended = _next_count(target, model)
+    loading.join()
+    return (last - first) / (ended - began)
+
+
+def _next_count(target: ServerProcess, model: str) -> tuple[int, float]:
+    """How many inferences were done at the end of the next execution, and when that was."""
+    before = _inference_count(target, model)
+    while (count := _inference_count(target, model)) == before:
+        time.sleep(0.005)
+    return count, time.perf_counter()
+
+
+def _inference_count(target: ServerProcess, model: str) -> int:
+    with urllib.request.urlopen(f"http://localhost:{target.http}/v2/models/{model}/stats") as answer:
+        return int(orjson.loads(answer.read())["model_stats"][0]["inference_count"])
+
+
 def h2load(target: ServerProcess, message: bytes, connections: int, requests: int) -> Load:
     with tempfile.TemporaryDirectory() as directory:
         body, log = Path(directory) / "message", Path(directory) / "log"
@@ -328,7 +357,11 @@ def engine_table(rounds: int, seconds: int) -> list[str]:
             wrk(target, "encoder", body, json_length, 16, seconds)  # warm
             for _ in range(rounds):
                 bare.append(bare_encoder(model, *best, sequence=size.sequence, seconds=seconds))
-                served.append(wrk(target, "encoder", body, json_length, 16, seconds).per_second)
+                served.append(
+                    steady_rate(
+                        target, "encoder", lambda length: wrk(target, "encoder", body, json_length, 16, length), seconds
+                    )
+                )
     ratio = statistics.median(mine / theirs for mine, theirs in zip(served, bare, strict=True))
     return [
         f"Transformer encoder, {size.layers} layers, {size.width} wide, sequence {size.sequence}, random weights; "

@@ -1,4 +1,7 @@
-"""What is no HTTP, or no gRPC, at all: refused on its own connection, and nobody else notices."""
+"""What is no HTTP, or no gRPC, at all: refused on its own connection, and nobody else notices.
+
+What is said of malformed requests is in `bad_requests_table`.
+"""
 
 import re
 import socket
@@ -6,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from conftest import MAX_JSON
 from server_process import ServerProcess
 from wire import HOST, SECONDS, Ask, assert_serving, binary_request, infer_path
 
@@ -43,44 +45,6 @@ LENGTHS = (
 )
 GOOD = post(BODY, *LENGTHS)
 CLIENT_HELLO = bytes.fromhex("16030100050100000100")
-
-REFUSED = {
-    "no request line": (b"GARBAGE\r\n\r\n", 400),
-    "no HTTP": (b"\x00\x01\x02\x03\r\n\r\n", 400),
-    "a TLS hello": (CLIENT_HELLO, 400),
-    "an HTTP/2 preface": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
-    "an unknown version": (b"GET /v2 HTTP/9.9\r\n\r\n", 400),
-    "an unknown method": (b"FOO /v2 HTTP/1.1\r\n\r\n", 400),
-    "a header without a colon": (b"GET /v2 HTTP/1.1\r\nHost localhost\r\n\r\n", 400),
-    "a space in a header's name": (b"GET /v2 HTTP/1.1\r\nBad Name: 1\r\n\r\n", 400),
-    "a control character in a header": (b"GET /v2 HTTP/1.1\r\nX: \x01\r\n\r\n", 400),
-    "a length that is no number": (post(b"", "Content-Length: abc"), 400),
-    "a negative length": (post(b"", "Content-Length: -5"), 400),
-    "two lengths": (post(b"", "Content-Length: 5", "Content-Length: 6"), 400),
-    "a length and chunks": (post(b"", "Content-Length: 5", "Transfer-Encoding: chunked"), 400),
-    "chunks of no size": (post(b"zz\r\nabc\r\n", "Transfer-Encoding: chunked"), 400),
-    "a chunk longer than said": (post(b"2\r\nabcdef\r\n0\r\n\r\n", "Transfer-Encoding: chunked"), 400),
-    "JSON announced too long": (post(b"", f"Content-Length: {MAX_JSON + 1}"), 400),
-    "JSON too long, in chunks that go on": (
-        post(b"c350\r\n%b\r\n" % (b" " * 50_000) * 5, "Transfer-Encoding: chunked"),
-        400,
-    ),
-    "JSON announced absurdly long": (post(b"", f"Content-Length: {10**15}"), 400),
-    "a head too long": (b"GET /v2 HTTP/1.1\r\n" + b"X: " + b"a" * 70_000 + b"\r\n\r\n", 431),
-    "a head too long, of many headers": (b"GET /v2 HTTP/1.1\r\n" + b"X: aaaaaaaaaaaaaaaa\r\n" * 7_000 + b"\r\n", 431),
-}
-
-
-@pytest.mark.parametrize(("data", "status"), REFUSED.values(), ids=REFUSED)
-def test_refused_with_a_reason(server: ServerProcess, data: bytes, status: int) -> None:
-    with dialled(server.http_port) as connection:
-        connection.sendall(data)
-        answer = read_to_end(connection)
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 %d " % status), answer
-    assert b"Connection: close" in head
-    assert re.fullmatch(rb'\{"error":".+"\}', body)
-
 
 BROKEN_OFF = {
     "nothing": b"",

@@ -131,7 +131,7 @@ POLL_FAILED = "failed to load '{}', failed to poll from model repository"
 @pytest.mark.parametrize(
     ("name", "more", "http_status", "grpc_status", "text"),
     [
-        ("nosuch", {}, "500", "INTERNAL", POLL_FAILED.format("nosuch")),
+        ("nosuch", {}, "404", "NOT_FOUND", POLL_FAILED.format("nosuch")),
         ("mistaken", {}, "500", "INTERNAL", POLL_FAILED.format("mistaken") + ": 1 problem in the configuration"),
         (
             "renamed",

@@ -13,7 +13,7 @@ from repositories import EXAMPLES, write_identity
 from server_process import ServerProcess, serving
 from wire import HOST, statistics
 
-DELAY_MS = 100
+DELAY_MS = 200
 REQUESTS = 200
 WORDS = ["--shape=INPUT0:4", "--string-length=16"]
 WINDOWS = ["--measurement-interval=200", "--stability-percentage=999", "--max-trials=3"]
@@ -67,7 +67,6 @@ def profile(server: ServerProcess, model: str, options: Sequence[str]) -> list[R
     """The measurements of a run that must succeed; each is sane by itself."""
     code, text = run(server, model, options)
     assert code == 0, text
-    assert not re.search("WARNING(?!.*'nv_gpu_)", text), text  # here are none to be measured
     _, *sections = re.split(r"^Request (?:concurrency: \d+$|Rate: \d+ inference)", text, flags=re.MULTILINE)
     reports = [read(section) for section in sections]
     for report in reports:
@@ -129,9 +128,8 @@ def test_each_way(measured: ServerProcess, options: list[str]) -> None:
 def test_what_it_reports_of_the_server(measured: ServerProcess, way: str) -> None:
     """Exactly, as nothing is counted before the first request is answered, long after the run's start."""
     options = [option for option in WAYS[way] if "concurrency" not in option]
-    (report,) = profile(measured, "slow", [*options, "--shape=INPUT0:4", "--request-count=10"])
-    assert report[0] == 10
-    assert (report.inferences, report.executions, report.successes) == (10, 10, 10)
+    (report,) = profile(measured, "slow", [*options, "--shape=INPUT0:4", "--request-count=5"])
+    assert (report.requests, report.inferences, report.executions, report.successes) == (5, 5, 5, 5)
     assert DELAY_MS * 1000 <= report.parts["compute infer"] <= report.latency
     others = report.latency - report.parts["compute infer"]
     assert 0 < others < DELAY_MS * 1000

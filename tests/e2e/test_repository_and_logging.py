@@ -86,7 +86,7 @@ async def test_refused_log_settings(client: Client) -> None:
         "log file location can not be updated through network protocol",
     )
     assert await client.refused("update_log_settings", {"log_format": "x"}) == (
-        ("503", "invalid argument for --log_format, got: x")
+        ("400", "invalid argument for --log_format, got: x")
         if http
         else ("StatusCode.INVALID_ARGUMENT", "invalid argument for log_format, got: x")
     )

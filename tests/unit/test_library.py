@@ -350,6 +350,7 @@ async def test_what_is_there_after_the_start(server: InferenceServer) -> None:
     assert [(entry.name, entry.version, entry.state) for entry in server.index()] == [
         ("digits", 1, State.READY),
         ("digits", 2, State.READY),
+        ("repeat", 1, State.READY),
         ("simple", 1, State.READY),
     ]
     assert all(entry.load_ns > 0 for entry in server.index())

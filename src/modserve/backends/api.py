@@ -105,6 +105,14 @@ class EngineRequest(Protocol):
         """No more answers. Does nothing after the final one."""
         ...
 
+    def reschedule(self) -> None:
+        """In place of a final answer: run the request again in a later execution, with the states it has by then.
+
+        It comes back as another object. For models with ``sequence_batching { iterative_sequence: true }``; raises
+        RuntimeError for others, and after the final answer.
+        """
+        ...
+
 
 @runtime_checkable
 class RequestInstance(Protocol):

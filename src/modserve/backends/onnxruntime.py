@@ -25,7 +25,6 @@ from modserve.core.model_config import (
     InstanceKind,
     ModelConfig,
     ModelDescription,
-    TensorSpec,
 )
 from modserve.core.tensor import Array
 
@@ -114,9 +113,14 @@ class OnnxRuntimeModel:
 class OnnxRuntimeInstance:
     def __init__(self, session: ort.InferenceSession, config: ModelConfig) -> None:
         self._session = session
-        self._strings = _names(config.inputs, dtypes.BYTES)
-        self._bfloat16 = _names(config.inputs, dtypes.BF16)
-        self._gives_bfloat16 = bool(_names(config.outputs, dtypes.BF16))
+        inputs = [(spec.name, spec.datatype) for spec in config.inputs]
+        outputs = [(spec.name, spec.datatype) for spec in config.outputs]
+        if config.sequence_batching is not None:
+            inputs += config.sequence_batching.inputs
+            outputs += config.sequence_batching.state_outputs
+        self._strings = _names(inputs, dtypes.BYTES)
+        self._bfloat16 = _names(inputs, dtypes.BF16)
+        self._gives_bfloat16 = bool(_names(outputs, dtypes.BF16))
         if self._gives_bfloat16 and self._strings:
             raise unsupported(
                 f"model '{config.name}': ONNX Runtime's Python interface can not give BF16 outputs to a model that "
@@ -159,8 +163,8 @@ _CLIENT_FAULTS = frozenset({"InvalidArgument"})
 """ONNX Runtime's exception types for inputs that do not fit the graph."""
 
 
-def _names(specs: Iterable[TensorSpec], datatype: Datatype) -> list[str]:
-    return [spec.name for spec in specs if spec.datatype is datatype]
+def _names(tensors: Iterable[tuple[str, Datatype]], datatype: Datatype) -> list[str]:
+    return [name for name, found in tensors if found is datatype]
 
 
 def _to_value(array: Array) -> ort.OrtValue:

@@ -12,6 +12,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from modserve.core.model_config import DescribedTensor, ModelDescription
 from modserve.pb import inference as pb
 
+from . import ragged, sequences
 from .problems import Problems
 
 
@@ -19,12 +20,15 @@ def complete(message: pb.ModelConfig, description: ModelDescription, problems: P
     """Completes the message in place. False, with a problem added, when max_batch_size does not fit the model."""
     # Triton leaves all alone where inputs and outputs are given, max_batch_size too.
     fits = bool(message.input and message.output) or _batching(message, description, problems)
+    ours_in, ours_out = sequences.inputs(message).keys() | ragged.targets(message), sequences.state_outputs(message)
     if not message.input:
         for described in description.inputs:
-            message.input.add(name=described.name, optional=described.optional)
+            if described.name not in ours_in:
+                message.input.add(name=described.name, optional=described.optional)
     if not message.output:
         for described in description.outputs:
-            message.output.add(name=described.name)
+            if described.name not in ours_out:
+                message.output.add(name=described.name)
     batching = message.max_batch_size > 0
     _tensors(message.input, description.inputs, batching)
     _tensors(message.output, description.outputs, batching)
@@ -70,6 +74,8 @@ def _tensors(
             continue
         if tensor.data_type == pb.TYPE_INVALID:
             tensor.data_type = pb.DataType.Value(known.datatype.config_name)
+        if ragged.is_ragged(tensor) and not tensor.dims:
+            tensor.dims.append(-1)  # the model has one dimension of it whatever shape the requests have
         if not tensor.dims and not tensor.HasField("reshape"):
             tensor.dims.extend(known.shape[1:] if batching else known.shape)
             if not tensor.dims:

@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Iterator
 
 from modserve.core import dtypes
 from modserve.core.model_config import (
+    Admission,
     DynamicBatching,
     InstanceGroup,
     InstanceKind,
@@ -14,7 +15,7 @@ from modserve.core.model_config import (
 from modserve.core.version import VersionPolicy
 from modserve.pb import inference as pb
 
-from . import extras
+from . import extras, padding, ragged, sequences
 
 _KINDS: dict[int, InstanceKind] = {
     pb.ModelInstanceGroup.KIND_AUTO: InstanceKind.AUTO,
@@ -48,6 +49,11 @@ def to_model_config(
             for index, group in enumerate(message.instance_group)
         ),
         dynamic_batching=_dynamic_batching(message) if message.HasField("dynamic_batching") else None,
+        sequence_batching=sequences.to_value(message) if message.HasField("sequence_batching") else None,
+        admission=Admission(**extras.values(message, extras.ADMISSION)),
+        padding=padding.to_padding(message),
+        batch_inputs=ragged.batch_inputs(message),
+        batch_outputs=ragged.batch_outputs(message),
         default_model_filename=message.default_model_filename,
         decoupled=message.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in message.parameters.items()},
@@ -68,6 +74,7 @@ def _tensors(tensors: Iterable[pb.ModelInput | pb.ModelOutput], scalars: Contain
             dims=tuple(tensor.dims),
             reshape=() if tensor.name in scalars else reshape,
             optional=isinstance(tensor, pb.ModelInput) and tensor.optional,
+            ragged=isinstance(tensor, pb.ModelInput) and tensor.allow_ragged_batch,
             label_filename=tensor.label_filename if isinstance(tensor, pb.ModelOutput) else "",
         )
 
@@ -97,7 +104,7 @@ def _dynamic_batching(message: pb.ModelConfig) -> DynamicBatching:
         default_priority_level=batching.default_priority_level,
         default_policy=_queue_policy(batching.default_queue_policy),
         level_policies={level: _queue_policy(policy) for level, policy in batching.priority_queue_policy.items()},
-        **extras.values(message),
+        **extras.values(message, extras.BATCHER),
     )
 
 
@@ -106,4 +113,5 @@ def _queue_policy(policy: pb.ModelQueuePolicy) -> QueuePolicy:
         policy.max_queue_size,
         policy.default_timeout_microseconds * _NS_PER_US,
         policy.timeout_action == pb.ModelQueuePolicy.DELAY,
+        policy.allow_timeout_override,
     )

@@ -2,6 +2,7 @@
 
 from modserve.pb import inference as pb
 
+from . import padding, sequences
 from .problems import Problems
 
 
@@ -21,6 +22,9 @@ def normalise(
     batching = message.dynamic_batching
     if message.HasField("dynamic_batching") and not batching.preferred_batch_size and message.max_batch_size > 0:
         batching.preferred_batch_size.append(message.max_batch_size)
+    padding.make_mask_optional(message)
+    if message.HasField("sequence_batching"):
+        sequences.normalise(message)
     optimization = message.optimization
     if not optimization.HasField("input_pinned_memory"):
         optimization.input_pinned_memory.enable = True

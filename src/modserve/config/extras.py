@@ -1,6 +1,7 @@
 """Settings of ours that config.pbtxt has no field for: model parameters whose keys begin with ``scheduling.``."""
 
 import difflib
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,10 @@ from modserve.pb import inference as pb
 from .problems import FieldPath, Problems
 
 PREFIX = "scheduling."
+BATCHER = "dynamic_batching"
+"""Settings that are fields of `core.model_config.DynamicBatching`."""
+ADMISSION = "admission"
+"""Settings that are fields of `core.model_config.Admission`; any model may have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +23,12 @@ class Extra:
     """One of them: `read` takes its text, or raises ValueError with what is expected."""
 
     name: str
-    """The field of `DynamicBatching` that it sets."""
+    """The field that it sets."""
     read: Callable[[str], Any]
+    of: str = BATCHER
+    """Whose field that is."""
+    needs: str = ""
+    """Another of them, without which it would do nothing."""
 
 
 def whole_number(least: int, scale: int = 1) -> Callable[[str], int]:
@@ -33,10 +42,43 @@ def whole_number(least: int, scale: int = 1) -> Callable[[str], int]:
     return read
 
 
+def choice(**values: Any) -> Callable[[str], Any]:
+    """Reads one of these names."""
+
+    def read(text: str) -> Any:
+        if text not in values:
+            raise ValueError(" or ".join(f"'{name}'" for name in values))
+        return values[text]
+
+    return read
+
+
+def ascending(text: str) -> tuple[int, ...]:
+    """Reads numbers of 1 or more, each larger than the one before."""
+    found = tuple(int(part) for part in text.split(",")) if re.fullmatch("[0-9]{1,9}(, *[0-9]{1,9})*", text) else ()
+    if not found or found[0] < 1 or any(one >= other for one, other in itertools.pairwise(found)):
+        raise ValueError("ascending whole numbers of 1 or more with commas between, such as '1,2,4,8'")
+    return found
+
+
 EXTRAS: Mapping[str, Extra] = {
     "scheduling.look_ahead": Extra("look_ahead", whole_number(0)),
     "scheduling.ageing_microseconds": Extra("ageing_ns", whole_number(0, scale=1000)),
+    "scheduling.batch_sizes": Extra("batch_sizes", ascending),
+    "scheduling.max_batch_elements": Extra("max_batch_elements", whole_number(1)),
+    "scheduling.p99_goal_microseconds": Extra("p99_goal_ns", whole_number(1, scale=1000)),
+    "scheduling.max_delay_microseconds": Extra(
+        "tuned_delay_limit_ns", whole_number(1, scale=1000), needs="scheduling.p99_goal_microseconds"
+    ),
+    "scheduling.admission": Extra("by_deadline", choice(off=False, deadline=True), ADMISSION),
+    "scheduling.latency_goal_microseconds": Extra(
+        "latency_goal_ns", whole_number(1, scale=1000), ADMISSION, needs="scheduling.admission"
+    ),
+    "scheduling.overload_status": Extra("too_many", choice(**{"503": False, "429": True}), ADMISSION),
 }
+
+
+_WITHOUT_ADMISSION = ("sequence_batching", "ensemble_scheduling")
 
 
 def validate(message: pb.ModelConfig, problems: Problems) -> None:
@@ -51,19 +93,24 @@ def validate(message: pb.ModelConfig, problems: Problems) -> None:
             hint = f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(EXTRAS)}"
             problems.add(where, f"unknown parameter '{key}'; {hint}")
             continue
-        if not message.HasField("dynamic_batching"):
-            problems.add(where, f"parameter '{key}' needs dynamic_batching")
+        if extra.of == BATCHER and not message.HasField(BATCHER):
+            problems.add(where, f"parameter '{key}' needs {BATCHER}")
+        for other in _WITHOUT_ADMISSION if extra.of == ADMISSION else ():
+            if message.HasField(other):
+                problems.add(where, f"parameter '{key}' can not be combined with {other}")
+        if extra.needs and extra.needs not in message.parameters:
+            problems.add(where, f"parameter '{key}' needs '{extra.needs}'")
         try:
             extra.read(parameter.string_value)
         except ValueError as error:
             problems.add(where, f"parameter '{key}' is '{parameter.string_value}', expected {error}")
 
 
-def values(message: pb.ModelConfig) -> dict[str, Any]:
-    """Field names of `DynamicBatching` with their values; those that can not be read are left out."""
+def values(message: pb.ModelConfig, of: str) -> dict[str, Any]:
+    """Field names of `BATCHER` or `ADMISSION` with their values; those that can not be read are left out."""
     found: dict[str, Any] = {}
     for key, parameter in message.parameters.items():
-        if key in EXTRAS:
+        if key in EXTRAS and EXTRAS[key].of == of:
             try:
                 found[EXTRAS[key].name] = EXTRAS[key].read(parameter.string_value)
             except ValueError:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from modserve.core.model_config import DescribedTensor, ModelDescription
 from modserve.pb import inference as pb
 
+from . import ragged, sequences
 from .problems import FieldPath, Problems
 
 _VARIABLE = -1
@@ -94,7 +95,7 @@ def _element_counts(sizes: Sequence[int]) -> list[int]:
 
 def compare(message: pb.ModelConfig, description: ModelDescription, problems: Problems, *, shapes: bool) -> None:
     """Adds where the configuration and the model differ, as the ONNX Runtime backend's instances do in Triton."""
-    given = {tensor.name for tensor in message.input}
+    given = {tensor.name for tensor in message.input} | sequences.inputs(message).keys() | ragged.targets(message)
     missing = [known.name for known in description.inputs if not known.optional and known.name not in given]
     if missing:
         problems.add(
@@ -104,6 +105,8 @@ def compare(message: pb.ModelConfig, description: ModelDescription, problems: Pr
         )
     _compare("input", message.input, description.inputs, message, problems, shapes)
     _compare("output", message.output, description.outputs, message, problems, shapes)
+    sequences.compare(message, description, problems)
+    ragged.compare(message, description, problems)
 
 
 def _compare(
@@ -115,6 +118,7 @@ def _compare(
     shapes: bool,
 ) -> None:
     by_name = {known.name: known for known in described}
+    scattered = ragged.batch_outputs(message)
     for index, tensor in enumerate(tensors):
         here: FieldPath = (side, index)
         known = by_name.get(tensor.name)
@@ -133,7 +137,8 @@ def _compare(
                     f"unable to load model '{message.name}', configuration expects datatype {written} for {side} "
                     f"'{tensor.name}', model provides {provided}",
                 )
-        if tensor.dims and shapes:
+        other_shape = ragged.is_ragged(tensor) or (side == "output" and tensor.name in scattered)
+        if tensor.dims and shapes and not other_shape:
             field, dims = ("reshape", tensor.reshape.shape) if tensor.HasField("reshape") else ("dims", tensor.dims)
             fault = _difference(list(dims), list(known.shape), message.max_batch_size > 0, exact=side == "output")
             if fault:

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from modserve.pb import inference as pb
 
-from . import extras, platforms, tensors
+from . import extras, padding, platforms, ragged, sequences, tensors
 from .problems import FieldPath, Problems
 
 
@@ -30,7 +30,10 @@ def validate(
     tensors.validate("output", message.output, message, problems, partial=partial)
     _files(message, problems)
     _dynamic_batching(message, problems)
+    sequences.validate(message, problems)
+    ragged.validate(message, problems, partial=partial)
     extras.validate(message, problems)
+    padding.validate(message, problems, partial=partial)
     for index, group in enumerate(message.instance_group):
         _instance_group(group, index, message, problems, gpu_count)
 

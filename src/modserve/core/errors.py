@@ -1,6 +1,8 @@
 """The one error type, with Triton's eight codes. How a code is spelled on a wire is `protocol/status.py`'s business."""
 
 import enum
+from functools import partial
+from typing import Any
 
 
 class Code(enum.Enum):
@@ -24,7 +26,7 @@ class ModserveError(Exception):
         self.code = code
         self.message = message
 
-    def __reduce__(self) -> tuple[type["ModserveError"], tuple[Code, str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.code, self.message)
 
     def __repr__(self) -> str:
@@ -34,6 +36,21 @@ class ModserveError(Exception):
     def reason(self) -> str:
         """The form used in the repository index, e.g. ``Invalid argument: unexpected ...``."""
         return f"{self.code.value}: {self.message}"
+
+
+class OverloadedError(ModserveError):
+    """There is too much to do: UNAVAILABLE, or for those who tell the two apart, too many requests.
+
+    `retry_after_ns`: when trying again is likely to help; 0 = nobody knows.
+    """
+
+    def __init__(self, message: str, retry_after_ns: int = 0, *, too_many: bool = False) -> None:
+        super().__init__(Code.UNAVAILABLE, message)
+        self.retry_after_ns = retry_after_ns
+        self.too_many = too_many
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(OverloadedError, too_many=self.too_many), (self.message, self.retry_after_ns)
 
 
 def invalid(message: str) -> ModserveError:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from .errors import ModserveError, cancelled
 from .request import InferenceRequest
 from .response import InferenceResponse, ResponseSink
+from .sequence import SequenceStates
 from .tensor import Tensor
 from .timing import ExecutionTiming
 
@@ -13,8 +14,10 @@ class Inflight:
     """A request between acceptance and its settlement, which happens exactly once.
 
     `inputs` have the model's shapes (batch dimension kept, reshapes applied). `batch_size` is 0 for models without a
-    batch dimension. `level` (since `level_ns`) and `arrival` are its place in the queue it waits in. It never points back to model or
-    server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once.
+    batch dimension. `length` is that of its paddable dimension, or the number of its ragged elements; 0 for models
+    without either. `level` (since `level_ns`) and `arrival` are its place in the queue it waits in. It never points
+    back to model or server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once.
+    `states` are those of its sequence, if the model has any, which its execution changes.
     """
 
     __slots__ = (
@@ -23,6 +26,7 @@ class Inflight:
         "cancelled",
         "deadline_ns",
         "inputs",
+        "length",
         "level",
         "level_ns",
         "on_cancel",
@@ -33,6 +37,7 @@ class Inflight:
         "settled",
         "shape_key",
         "sink",
+        "states",
         "timing",
     )
 
@@ -55,10 +60,12 @@ class Inflight:
         self.deadline_ns = request.deadline_ns
         self.request_start_ns = request_start_ns
         self.queue_start_ns = 0
+        self.length = 0
         self.level = -1
         self.level_ns = 0
         self.arrival = 0
         self.timing: ExecutionTiming | None = None
+        self.states: SequenceStates | None = None
         self.cancelled = False
         self.settled = False
         self.on_cancel: Callable[[Inflight], None] | None = None

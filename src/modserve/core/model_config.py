@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .dtypes import Datatype
+from .ensemble_config import Ensembling
+from .merging import BatchInput, Padding
+from .sequence_config import SequenceBatching
 from .tensor import Shape
 from .version import VersionPolicy
 
@@ -21,7 +24,8 @@ class InstanceKind(enum.Enum):
 class TensorSpec:
     """An input or output of a model. `dims` leave out the batch dimension; -1 stands for any size.
 
-    `reshape` is the shape the model itself sees in place of `dims`, None where it is the same.
+    `reshape` is the shape the model itself sees in place of `dims`, None where it is the same. `ragged`: the model gets
+    the elements of all requests in one dimension, so that their shapes may differ.
     """
 
     name: str
@@ -30,6 +34,7 @@ class TensorSpec:
     reshape: Shape | None = None
     optional: bool = False
     label_filename: str = ""
+    ragged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,30 @@ class QueuePolicy:
     """How long a request may wait; 0 = for ever."""
     delay: bool = False
     """What has waited too long goes behind the others of its level, in place of being refused."""
+    allow_timeout_override: bool = False
+    """Requests may shorten `default_timeout_ns` by their ``timeout`` parameter."""
+
+    def timeout_ns(self, asked_ns: int) -> int:
+        """How long a request may wait whose ``timeout`` parameter says `asked_ns`; 0 = for ever, for both.
+
+        As in Triton (core, PolicyQueue::Enqueue), but that a request's own is heard where the policy has none, too.
+        """
+        default_ns = self.default_timeout_ns
+        if not default_ns:
+            return asked_ns
+        return min(asked_ns, default_ns) if asked_ns and self.allow_timeout_override else default_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Which requests are refused before they queue, and how."""
+
+    by_deadline: bool = False
+    """Refuse what is likely to miss its deadline."""
+    latency_goal_ns: int = 0
+    """Refuse what is likely to take longer than this, too; 0 = no goal."""
+    too_many: bool = False
+    """Overload is the client's fault (HTTP 429, RESOURCE_EXHAUSTED), not the server's (503, UNAVAILABLE)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +101,15 @@ class DynamicBatching:
     """How many arrivals after the first of a batch a request may come and still join it, past those of other shapes."""
     ageing_ns: int = 0
     """A request counts as a level more urgent for each such time it has waited; 0 = never."""
+    p99_goal_ns: int = 0
+    """What 99 of 100 requests shall stay below, from queueing to the end of their execution: the delay and the batch
+    size are then found by trial; 0 = they are those given here."""
+    tuned_delay_limit_ns: int = 0
+    """The longest delay that may be tried; 0 = the goal is the only limit."""
+    batch_sizes: tuple[int, ...] = ()
+    """The only sizes that are executed, ascending: rows are added up to the next one. Empty: any size."""
+    max_batch_elements: int = 0
+    """How many elements a batch may have: with padding rows times length, of ragged inputs their sum; 0 = no limit."""
 
     def policy(self, level: int) -> QueuePolicy:
         return self.level_policies.get(level, self.default_policy)
@@ -91,6 +129,14 @@ class ModelConfig:
     version_policy: VersionPolicy = field(default_factory=lambda: VersionPolicy(latest=1))
     instance_groups: tuple[InstanceGroup, ...] = ()
     dynamic_batching: DynamicBatching | None = None
+    admission: Admission = Admission()
+    sequence_batching: SequenceBatching | None = None
+    padding: Padding | None = None
+    batch_inputs: tuple[BatchInput, ...] = ()
+    batch_outputs: Mapping[str, str] = field(default_factory=dict)
+    """Outputs whose elements are given to the requests by the shapes of an input, which is the value."""
+    ensemble: Ensembling | None = None
+    """The steps, for a model that is made of others and has no engine of its own."""
     default_model_filename: str = ""
     decoupled: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -113,6 +159,22 @@ class ModelConfig:
     @cached_property
     def required_input_count(self) -> int:
         return sum(not spec.optional for spec in self.inputs)
+
+    @cached_property
+    def state_outputs(self) -> tuple[str, ...]:
+        """The outputs that are kept for the next request of a sequence."""
+        sequences = self.sequence_batching
+        return () if sequences is None else tuple(name for name, _ in sequences.state_outputs)
+
+    @cached_property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The only sizes that are executed, ascending; empty: any size."""
+        return () if self.dynamic_batching is None else self.dynamic_batching.batch_sizes
+
+    @property
+    def fills_up(self) -> bool:
+        """Whether batches may have elements that are no request's."""
+        return self.padding is not None or bool(self.batch_sizes)
 
     @property
     def batching(self) -> bool:

@@ -5,12 +5,13 @@ dimension, batch size, and then each input's datatype, shape and byte size.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from . import dtypes
 from .errors import ModserveError, invalid
 from .inflight import Inflight
+from .merging import Padding
 from .model_config import ModelConfig, TensorSpec
 from .request import InferenceRequest
 from .response import ResponseSink
@@ -43,7 +44,13 @@ class Signature:
         self._rules = {spec.name: _rule(spec) for spec in config.inputs}
         self._all_required = config.required_input_count == len(config.inputs)
         self._required = tuple(spec.name for spec in config.inputs if not spec.optional)
-        self._keyed = tuple(spec.name for spec in config.inputs if spec.optional or -1 in spec.dims)
+        self._padding = config.padding
+        self._ragged = tuple(spec.name for spec in config.inputs if spec.ragged)
+        self._keyed = tuple(
+            spec.name
+            for spec in config.inputs
+            if (spec.optional or (-1 in spec.dims and not spec.ragged)) and not self._is_mask(spec.name)
+        )
 
     def accept(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         """`request`, in the model's own shapes and ready to be queued. Raises INVALID_ARG."""
@@ -83,12 +90,56 @@ class Signature:
             accepted[name] = tensor
         if not self._all_required and any(name not in accepted for name in self._required):
             raise self._wrong_count(request)
-        shape_key = None
-        if self._keyed:
+        shape_key: object = None
+        length = 0
+        if self._padding is not None:
+            length = self._length(request, accepted, self._padding)
+            shape_key = self._key(accepted)
+        elif self._ragged:
+            length = sum(math.prod(accepted[name].shape) for name in self._ragged if name in accepted)
+            shape_key = self._key(accepted)
+        elif self._keyed:
             # Requests share a batch if they give the same optional inputs, and equal shapes where shapes may vary.
             given = [accepted.get(name) for name in self._keyed]
             shape_key = tuple(None if tensor is None else tensor.shape[batching:] for tensor in given)
-        return Inflight(request, sink, accepted, output_names, batch_size, shape_key, now_ns)
+        inflight = Inflight(request, sink, accepted, output_names, batch_size, shape_key, now_ns)
+        inflight.length = length
+        return inflight
+
+    def _is_mask(self, name: str) -> bool:
+        """Whether it is there in every batch, of any shape that fits."""
+        return self._padding is not None and name == self._padding.mask
+
+    def _key(self, accepted: Mapping[str, Tensor]) -> object:
+        """As for other models, but for the dimensions that need not be equal."""
+        return tuple(
+            None if name not in accepted else self._equal_dims(name, accepted[name].shape) for name in self._keyed
+        )
+
+    def _equal_dims(self, name: str, shape: Shape) -> Shape:
+        if self._rules[name].spec.ragged:
+            return ()
+        item = shape[self.config.batching :]
+        axis = None if self._padding is None else self._padding.axes.get(name)
+        return item if axis is None else (*item[:axis], *item[axis + 1 :])
+
+    def _length(self, request: InferenceRequest, accepted: Mapping[str, Tensor], padding: Padding) -> int:
+        """The size of the dimension that batches are padded in, which all inputs that have it must agree on."""
+        first, length = "", 0
+        for name, axis in padding.axes.items():
+            tensor = accepted.get(name)
+            if tensor is None:
+                continue
+            size = tensor.shape[1 + axis]
+            if not first:
+                first, length = name, size
+            elif size != length:
+                raise invalid(
+                    f"{request.label}input '{name}' has {size} in dimension {1 + axis} but input '{first}' has "
+                    f"{length} in dimension {1 + padding.axes[first]} for model '{self.config.name}'; they are padded "
+                    "together and must be of equal length"
+                )
+        return length
 
     def _check_outputs(self, request: InferenceRequest) -> None:
         known = self.config.outputs_by_name

@@ -14,7 +14,8 @@ class InferenceRequest:
     """One call as decoded. Tensors carry the shapes the client gave; `core.normalize` checks them against the model.
 
     `version` None asks for the latest ready one. `outputs` names the wanted outputs, empty for all.
-    `deadline_ns` is on the monotonic clock; past it the request is dropped wherever it waits; 0 = none.
+    `deadline_ns` is on the monotonic clock; past it the request is dropped wherever it waits; 0 = none. `timeout_ns` is
+    how long the client lets it wait in a queue, whose policy decides what comes of that; 0 = for ever.
     """
 
     model_name: str
@@ -24,11 +25,18 @@ class InferenceRequest:
     id: str = ""
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     deadline_ns: int = 0
+    timeout_ns: int = 0
 
     @property
     def label(self) -> str:
         """The prefix of messages about this request."""
         return label(self.id)
+
+
+def timeout_ns(parameters: Mapping[str, ParameterValue]) -> int:
+    """The ``timeout`` parameter, which counts microseconds, in nanoseconds; 0 if there is none."""
+    timeout = parameters.get("timeout")
+    return timeout * 1000 if type(timeout) is int else 0
 
 
 def label(request_id: str) -> str:

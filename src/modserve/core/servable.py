@@ -1,9 +1,9 @@
 """What the server and the repository see of models. Both are implemented in `models/`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from .errors import ModserveError
 from .inflight import Inflight
@@ -49,6 +49,21 @@ class Servable(Protocol):
         ...
 
 
+class Handle(Protocol):
+    """A borrowed servable. Until it is given back it takes requests, also while its version is being unloaded."""
+
+    @property
+    def servable(self) -> Servable: ...
+
+    def release(self) -> None:
+        """Give it back; once."""
+        ...
+
+
+Borrow: TypeAlias = Callable[[str, int | None], Handle]
+"""Lends the READY version of a model, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts."""
+
+
 class Lease(Protocol):
     """A claim on a temporary directory, which is deleted when nobody holds it any more."""
 
@@ -90,6 +105,13 @@ class ModelLoader(Protocol):
         """Which of the versions its version policy selects.
 
         Raises `UnreadableModelError`, or another `ModserveError` for an unusable configuration.
+        """
+        ...
+
+    async def needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
+        """The models, with their versions (None: any), that must be READY before this one is loaded.
+
+        None for a configuration that can not be read or used: `wanted_versions` tells what is wrong with it.
         """
         ...
 

@@ -16,6 +16,7 @@ from .timing import ExecutionTiming
 _MILLISECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 LATENCY_BUCKETS_NS = tuple(int(bound * 1e6) for bound in _MILLISECONDS)
 RECENT_BATCHES = 256
+RECENT_DECISIONS = 64
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -94,6 +95,38 @@ class BatchRecord(NamedTuple):
     waited_ns: int
     """How long the first of its requests had waited."""
     compute_ns: int
+    elements: int = 0
+    """The requests' rows times their lengths, in models whose batches are filled up."""
+    padding: int = 0
+    """What was added to them."""
+
+
+class TunerDecision(NamedTuple):
+    """What a tuner made of a while's requests, for people to look at."""
+
+    at_ms: int
+    """Unix time."""
+    reason: str
+    p99_ns: int
+    """What 99 of 100 of them stayed below, from queueing to the end of their execution."""
+    per_second: float
+    """Batch items executed."""
+    delay_ns: int
+    """The queue delay from then on."""
+    batch_size: int
+    """The size that batches are dispatched at from then on."""
+
+
+class TunerStatistics:
+    """Where a model's tuner stands, and its latest decisions."""
+
+    def __init__(self, goal_ns: int, delay_ns: int, batch_size: int) -> None:
+        self.goal_ns = goal_ns
+        self.delay_ns = delay_ns
+        self.batch_size = batch_size
+        self.p99_ns = 0
+        """0 before the first decision."""
+        self.decisions: deque[TunerDecision] = deque(maxlen=RECENT_DECISIONS)
 
 
 class ModelStatistics:
@@ -118,7 +151,13 @@ class ModelStatistics:
         self.batches: dict[int, BatchStatistics] = {}
         self.close_reasons: dict[str, int] = {}
         """How many batches did not grow any more, by reason."""
+        self.elements = 0
+        """Of all batches, without what filled them up; counted in models that do fill them up."""
+        self.padding = 0
+        """What filled up all batches."""
         self.recent: deque[BatchRecord] = deque(maxlen=RECENT_BATCHES)
+        self.tuner: TunerStatistics | None = None
+        """Of models whose batching tunes itself."""
         self.responses: dict[int, ResponseStatistics] = {}
         """By the response's index in its request; of decoupled models only."""
         self.request_histogram = Histogram(LATENCY_BUCKETS_NS)
@@ -140,7 +179,12 @@ class ModelStatistics:
         self.close_reasons[reason] = self.close_reasons.get(reason, 0) + 1
         waited_ns = timing.compute_start_ns - min([inflight.queue_start_ns for inflight in members])
         compute_ns = timing.compute_end_ns - timing.compute_start_ns
-        self.recent.append(BatchRecord(now_unix_ms, batch_size, len(members), reason, waited_ns, compute_ns))
+        elements, padding = timing.elements, timing.padding
+        self.elements += elements
+        self.padding += padding
+        self.recent.append(
+            BatchRecord(now_unix_ms, batch_size, len(members), reason, waited_ns, compute_ns, elements, padding)
+        )
         self.last_inference_ms = now_unix_ms
         batch = self.batches.get(batch_size)
         if batch is None:

@@ -8,6 +8,8 @@ class ExecutionTiming:
     """The four stamps of one execution, shared by all requests of its batch (Triton's COMPUTE_* trace points).
 
     `batch_size` is the sum of the requests' batch sizes, each counting 1 for models without a batch dimension.
+    `elements` counts the requests' rows times their lengths, and `padding` what was added to them, in models whose
+    batches are filled up.
     `close_reason` tells why the batch did not grow any more: a value of `scheduling.batching.Reason`.
     """
 
@@ -18,6 +20,8 @@ class ExecutionTiming:
         "compute_input_end_ns",
         "compute_output_start_ns",
         "compute_start_ns",
+        "elements",
+        "padding",
     )
 
     def __init__(self, batch_size: int = 0, close_reason: str = "") -> None:
@@ -27,3 +31,5 @@ class ExecutionTiming:
         self.compute_input_end_ns = 0
         self.compute_output_start_ns = 0
         self.compute_end_ns = 0
+        self.elements = 0
+        self.padding = 0

@@ -22,17 +22,20 @@ def merge(members: Sequence[Inflight]) -> dict[str, Array]:
     first = members[0]
     if len(members) == 1:
         return {name: tensor.array for name, tensor in first.inputs.items()}
-    merged: dict[str, Array] = {}
-    for name, tensor in first.inputs.items():
-        tensors = [inflight.inputs[name] for inflight in members]
-        if tensor.datatype.size:
-            # Row-major tensors that differ in the first dimension only join as bytes: one copy, one array object.
-            data = bytearray().join([each.raw for each in tensors])
-            rows = sum([each.shape[0] for each in tensors])
-            merged[name] = np.frombuffer(data, dtype=tensor.datatype.numpy).reshape((rows, *tensor.shape[1:]))
-        else:
-            merged[name] = np.concatenate([each.array for each in tensors])
-    return merged
+    return {name: join([inflight.inputs[name] for inflight in members]) for name in first.inputs}
+
+
+def join(tensors: Sequence[Tensor]) -> Array:
+    """Tensors that differ in the first dimension only, as one array; that of a single one as it is."""
+    first = tensors[0]
+    if len(tensors) == 1:
+        return first.array
+    if not first.datatype.size:
+        return np.concatenate([each.array for each in tensors])
+    # Such tensors in row-major order join as bytes: one copy, one array object.
+    data = bytearray().join([each.raw for each in tensors])
+    rows = sum([each.shape[0] for each in tensors])
+    return np.frombuffer(data, dtype=first.datatype.numpy).reshape((rows, *first.shape[1:]))
 
 
 def wanted_outputs(members: Sequence[Inflight]) -> tuple[str, ...]:
@@ -72,6 +75,36 @@ def split(
         responses.append(InferenceResponse(config.name, version, tensors, inflight.request.id))
         start = end
     return responses
+
+
+def take_rows(name: str, outputs: Mapping[str, Array], sizes: Sequence[int], config: ModelConfig) -> list[Tensor]:
+    """One output, cut into parts of so many rows; without a batch dimension all of it, for each. Raises as `split`."""
+    rows = sum(sizes)
+    datatype, item, raw, row_bytes, whole = _column(name, outputs, rows, config)
+    if not config.batching:
+        return [whole] * len(sizes)
+    parts: list[Tensor] = []
+    start = 0
+    for size in sizes:
+        end = start + size
+        if row_bytes:
+            parts.append(Tensor(datatype, (size, *item), raw[start * row_bytes : end * row_bytes], None))
+        else:
+            parts.append(Tensor.from_array(whole.array[start:end], datatype))
+        start = end
+    return parts
+
+
+def check_output(spec: TensorSpec, array: Array | None, config: ModelConfig) -> Array:
+    """What an engine gave, if it is there and of the configured type; raises INTERNAL otherwise."""
+    if array is None:
+        raise internal(f"model '{config.name}' gave no output '{spec.name}'")
+    if spec.datatype.size and array.dtype != spec.datatype.numpy:
+        raise internal(
+            f"output '{spec.name}' of model '{config.name}' is of type {array.dtype}, "
+            f"but the model configuration says {spec.datatype.config_name}"
+        )
+    return array
 
 
 def single(

@@ -15,20 +15,23 @@ from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 
 from .batch import merge, split, wanted_outputs
+from .layout import layout_of
 from .running import Running, RunningRequest, Tell
+from .states import keep_states
 
 
 class Job:
     """One batch on its way through an instance.
 
     When `done` is called, `error` or one of the others is set: `responses` in the order of `members`, or `running` for
-    engines that answer each request by itself.
+    engines that answer each request by itself. `rows` are the members with the fillers that keep them in their rows.
     """
 
-    __slots__ = ("error", "members", "responses", "running", "timing")
+    __slots__ = ("error", "members", "responses", "rows", "running", "timing")
 
-    def __init__(self, members: list[Inflight], close_reason: str = "") -> None:
+    def __init__(self, members: list[Inflight], close_reason: str = "", rows: list[Inflight] | None = None) -> None:
         self.members = members
+        self.rows = members if rows is None else rows
         self.timing = ExecutionTiming(sum([inflight.batch_size or 1 for inflight in members]), close_reason)
         self.running: list[Running] = []
         self.responses: list[InferenceResponse] = []
@@ -51,6 +54,7 @@ class Instance:
         self._model = model
         self._config = config
         self._engine = engine
+        self._layout = layout_of(config)
         self._run: Callable[[Job], None]
         if isinstance(engine, RequestInstance):
             self._run = partial(self._run_requests, engine)
@@ -90,16 +94,33 @@ class Instance:
         timing.compute_end_ns = time.monotonic_ns()
 
     def _run_batch(self, engine: BackendInstance, job: Job) -> None:
-        timing, members = job.timing, job.members
-        inputs = merge(members)
+        timing, rows, config = job.timing, job.rows, self._config
+        layout = self._layout
+        inputs = merge(rows) if layout is None else layout.merge(rows, timing)
         timing.compute_input_end_ns = time.monotonic_ns()
-        outputs = engine.execute(inputs, wanted_outputs(members))
+        wanted = wanted_outputs(rows)
+        if config.state_outputs:
+            wanted = tuple(dict.fromkeys((*wanted, *config.state_outputs)))
+        outputs = engine.execute(inputs, wanted)
         timing.compute_output_start_ns = time.monotonic_ns()
-        job.responses = split(outputs, members, self._config, self._model.version)
+        if layout is None:
+            responses = split(outputs, rows, config, self._model.version)
+        else:
+            responses = layout.split(outputs, rows, self._model.version)
+        if config.state_outputs:
+            keep_states(outputs, rows, config)
+        if rows is not job.members:
+            members = set(job.members)
+            responses = [each for row, each in zip(rows, responses, strict=True) if row in members]
+        job.responses = responses
 
     def _run_requests(self, engine: RequestInstance, job: Job) -> None:
         timing = job.timing
-        job.running = [Running(inflight) for inflight in job.members]
+        job.running = [Running(inflight) for inflight in job.rows]
+        if job.rows is not job.members:
+            members = set(job.members)
+            for running in job.running:
+                running.filler = running.ended = running.inflight not in members
         requests = [RunningRequest(running, self._config, self._model.version, self._tell) for running in job.running]
         timing.compute_input_end_ns = time.monotonic_ns()
         engine.execute_requests(requests)

@@ -16,7 +16,7 @@ from modserve.core.version import ModelId
 
 from .instance import Instance, Job
 from .quick import QuickRule
-from .running import Answer, Running
+from .running import Again, Answer, Running
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class InstancePool:
         quick: QuickRule | None = None,
     ) -> None:
         self.on_free: Callable[[], None] = lambda: None
+        self.on_done: Callable[[list[Inflight]], None] | None = None
+        self.on_again: Callable[[Inflight], None] = _never_again
         self._model = model
         self._statistics = statistics
         self._on_settled = on_settled
@@ -55,18 +57,30 @@ class InstancePool:
     def reserve(self) -> Instance | None:
         return self._free.popleft() if self._free else None
 
+    @property
+    def count(self) -> int:
+        return len(self._instances)
+
+    def reserve_number(self, number: int) -> Instance | None:
+        instance = self._instances[number]
+        if instance not in self._free:
+            return None
+        self._free.remove(instance)
+        return instance
+
     def release(self, slot: Instance) -> None:
         self._free.appendleft(slot)
 
-    def run(self, slot: Instance, batch: list[Inflight], close_reason: str) -> None:
+    def run(self, slot: Instance, batch: list[Inflight], close_reason: str, rows: list[Inflight] | None = None) -> None:
         self._statistics.pending -= len(batch)
-        job = Job(batch, close_reason)
+        job = Job(batch, close_reason, rows)
         for inflight in batch:
             inflight.timing = job.timing
         if self._quick is not None and self._quick.quick:
             slot.execute(job)
             # The scheduler goes on by itself when this returns: it need not be told of the free slot.
             self._free.append(slot)
+            self._tell_done(job)
             self._settle(job)
         else:
             slot.start(job)
@@ -94,6 +108,11 @@ class InstancePool:
 
     def _finish(self, instance: Instance, job: Job) -> None:
         self._free.append(instance)
+        if job.running and self.on_done is not None:
+            self._settle(job)  # which tells of those whose sequences can go on in the next batch
+            self.on_free()
+            return
+        self._tell_done(job)
         # The next batch starts before this one's answers are written: the engine should not wait for sockets.
         self.on_free()
         self._settle(job)
@@ -119,6 +138,8 @@ class InstancePool:
         else:
             self._log_failure(job.error)
         for running in job.running:
+            if running.filler:
+                continue
             running.executed = True
             if running.ended:
                 self._end(running)
@@ -131,6 +152,11 @@ class InstancePool:
             return  # what an engine says after its execution has failed
         inflight, what = running.inflight, answer.what
         kind = "success"
+        if isinstance(what, Again):
+            running.again = running.ended = True
+            if running.executed:
+                self._end(running)
+            return
         if inflight.cancelled:
             kind = "cancel"
         elif isinstance(what, ModserveError):
@@ -154,8 +180,12 @@ class InstancePool:
                 self._end(running)
 
     def _end(self, running: Running) -> None:
-        """Count a request that is over in every respect."""
+        """Count a request that is over in every respect, unless it is to run again."""
         inflight, now_ns = running.inflight, time.monotonic_ns()
+        if running.again and not inflight.settled:
+            self._statistics.pending += 1
+            self.on_again(inflight)
+            return
         assert inflight.timing is not None, "set when its batch started: this is a bug"
         if inflight.cancelled:
             self._statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
@@ -163,7 +193,14 @@ class InstancePool:
             self._statistics.record_failure(inflight, FailureReason.BACKEND, now_ns)
         else:
             self._statistics.record_successes([inflight], inflight.timing, now_ns)
+        if self.on_done is not None:
+            self.on_done([inflight])
         self._on_settled(1)
+
+    def _tell_done(self, job: Job) -> None:
+        """Requests that engines answer by themselves are done one by one."""
+        if self.on_done is not None and not job.running:
+            self.on_done(job.members)
 
     def _answer(self, job: Job, now_ns: int) -> None:
         statistics, members = self._statistics, job.members
@@ -188,3 +225,7 @@ class InstancePool:
     def _log_failure(self, error: ModserveError) -> None:
         if error.code is Code.INTERNAL:
             _log.error("model '%s': execution failed: %s", self._model.name, error.message, exc_info=error.__cause__)
+
+
+def _never_again(inflight: Inflight) -> None:
+    raise RuntimeError("a request is to run again, and its scheduler knows no such thing: this is a bug")

@@ -1,5 +1,6 @@
 """Requests in the hands of an engine that answers each by itself, as often as it likes, from any thread."""
 
+import enum
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -15,10 +16,19 @@ from modserve.core.tensor import Array
 from .batch import single
 
 
-class Answer(NamedTuple):
-    """What an engine said of a request: a response, a failure, or None for the end alone. Stamps as for statistics."""
+class Again(enum.Enum):
+    """The engine wants to execute a request again."""
 
-    what: InferenceResponse | ModserveError | None
+    AGAIN = enum.auto()
+
+
+class Answer(NamedTuple):
+    """What an engine said of a request. Stamps as for statistics.
+
+    A response, a failure, None for the end alone, or AGAIN for the end of this execution only.
+    """
+
+    what: InferenceResponse | ModserveError | Again | None
     final: bool
     start_ns: int
     output_start_ns: int
@@ -28,7 +38,7 @@ class Answer(NamedTuple):
 class Running:
     """The event loop's side: how far a request has come."""
 
-    __slots__ = ("answers", "ended", "error", "executed", "inflight")
+    __slots__ = ("again", "answers", "ended", "error", "executed", "filler", "inflight")
 
     def __init__(self, inflight: Inflight) -> None:
         self.inflight = inflight
@@ -39,6 +49,10 @@ class Running:
         """The engine has given its final answer."""
         self.error: ModserveError | None = None
         """What it ended with, if that was a failure."""
+        self.again = False
+        """The engine asked for another execution in place of a final answer."""
+        self.filler = False
+        """Nobody's request: nobody hears of it, and it counts nowhere."""
 
 
 Tell = Callable[[Running, Answer], None]
@@ -79,6 +93,8 @@ class RunningRequest:
         what: InferenceResponse | ModserveError
         try:
             what = single(outputs, self._running.inflight, self._config, self._version, parameters)
+            if self._running.inflight.states is not None:
+                self._running.inflight.states.keep(self._config.name, outputs, some=True)
         except Exception as error:
             what = from_exception(error, f"model '{self._config.name}'")
         # What is not decoupled has one response.
@@ -91,7 +107,15 @@ class RunningRequest:
         if not self._ended:
             self._say(None, True, time.monotonic_ns())
 
-    def _say(self, what: InferenceResponse | ModserveError | None, final: bool, output_start_ns: int) -> None:
+    def reschedule(self) -> None:
+        batching = self._config.sequence_batching
+        if batching is None or not batching.iterative:
+            raise RuntimeError(
+                f"{self!r} can not run again: that takes sequence_batching {{ iterative_sequence: true }}"
+            )
+        self._say(Again.AGAIN, True, time.monotonic_ns())
+
+    def _say(self, what: InferenceResponse | ModserveError | Again | None, final: bool, output_start_ns: int) -> None:
         if self._ended:
             raise RuntimeError(f"{self!r} has had its final response")
         self._ended = final

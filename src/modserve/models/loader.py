@@ -13,13 +13,16 @@ from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, 
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
 from modserve.core.model_config import InstanceKind, ModelConfig
+from modserve.core.sequence import file_state
 from modserve.core.servable import ModelDirectory, UnreadableModelError
+from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.placement import placements, thread_share
 
 from .model import Model
 
 CONFIG_FILE = "config.pbtxt"
+INITIAL_STATE_FOLDER = "initial_state"
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ class _Loaded:
     instances: Sequence[tuple[str, Executor]]
     any_thread: bool
     labels: Mapping[str, tuple[str, ...]]
+    initial_states: Mapping[str, Tensor]
 
 
 class Loader:
@@ -80,6 +84,7 @@ class Loader:
             loop,
             any_thread=loaded.any_thread,
             labels=loaded.labels,
+            initial_states=loaded.initial_states,
         )
 
     def forget(self, name: str) -> None:
@@ -105,6 +110,7 @@ class Loader:
             options=self._options.backend_options.get(draft.backend, {}),
         )
         labels = _read_labels(model.path, provisional)
+        initial_states = _read_initial_states(model.path, provisional)
         doing = f"failed to load model '{model.name}' version {version}"
         try:
             engine = backend.open(source)
@@ -132,7 +138,7 @@ class Loader:
                     stack.callback(instance.close)
             raise from_exception(error, doing) from error
         message = complete.message.SerializeToString(deterministic=True)
-        return _Loaded(complete.config, message, engine, instances, backend.any_thread, labels)
+        return _Loaded(complete.config, message, engine, instances, backend.any_thread, labels, initial_states)
 
     def _read(self, model: ModelDirectory) -> tuple[model_config.Draft, Backend, ModelConfig]:
         """The configuration as far as it is known without the engine's help, and the engine."""
@@ -187,6 +193,25 @@ def _read_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, .
             ) from error
         labels[output.name] = tuple(text.removesuffix("\n").split("\n")) if text else ()
     return labels
+
+
+def _read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """The states of new sequences that come from files, by input. Raises INTERNAL for a file that can not be read."""
+    states: dict[str, Tensor] = {}
+    for state in config.sequence_batching.states if config.sequence_batching is not None else ():
+        initial = state.initial
+        if initial is None or not initial.file:
+            continue
+        path = directory / INITIAL_STATE_FOLDER / initial.file
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise internal(
+                f"failed to open text file for read {path}: {error.strerror} (data_file of the initial_state of state "
+                f"'{state.input_name}' of model '{config.name}')"
+            ) from error
+        states[state.input_name] = file_state(state, initial, content)
+    return states
 
 
 def _count_cpu(places: Sequence[tuple[str, Placement]]) -> int:

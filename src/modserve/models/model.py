@@ -13,6 +13,7 @@ from modserve.core.normalize import Signature
 from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
 from modserve.core.statistics import FailureReason, ModelStatistics, failure_reason
+from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.execution.quick import QuickRule, could_be_quick
@@ -20,6 +21,7 @@ from modserve.scheduling import batching
 from modserve.scheduling.ordering import ResponseOrder
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock, Scheduler
+from modserve.scheduling.sequence import SequenceScheduler
 
 
 class Model:
@@ -36,6 +38,7 @@ class Model:
         *,
         any_thread: bool,
         labels: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        initial_states: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         self.id = model_id
         self.config = config
@@ -51,6 +54,7 @@ class Model:
         self._settled.set()
         quick = QuickRule() if any_thread and could_be_quick(config) else None
         self._pool = InstancePool(model_id, config, list(instances), self.statistics, self._on_settled, loop, quick)
+        self._initial_states = initial_states
         self._scheduler = self._make_scheduler(LoopClock(loop))
 
     def __repr__(self) -> str:
@@ -90,6 +94,8 @@ class Model:
     def _make_scheduler(self, clock: LoopClock) -> Scheduler:
         config = self.config
         policy = config.dynamic_batching
+        if config.sequence_batching is not None:
+            return SequenceScheduler(config, self._pool, clock, self._drop, self._initial_states)
         if policy is None:
             return QueuedScheduler(batching.direct, self._pool, clock, self._drop)
         return QueuedScheduler(

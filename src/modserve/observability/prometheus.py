@@ -74,6 +74,12 @@ class StatisticsCollector(Collector):
             for why, count in servable.statistics.close_reasons.items():
                 closed.add_sample(closed.name, {**labels, "reason": why}, count)
         yield closed
+        elements = Metric("modserve_batch_elements", "Elements of the batches executed, and what filled them up", "counter")
+        for labels, servable in models:
+            if servable.config.fills_up:
+                elements.add_sample(elements.name, {**labels, "kind": "useful"}, servable.statistics.elements)
+                elements.add_sample(elements.name, {**labels, "kind": "padding"}, servable.statistics.padding)
+        yield elements
         pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait to run")
         for labels, servable in models:
             pending.add_sample(pending.name, labels, servable.statistics.pending)

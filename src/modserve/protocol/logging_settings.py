@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from modserve.core.errors import ModserveError, invalid, unavailable, unsupported
+from modserve.core.errors import ModserveError, invalid, unsupported
 from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.pb import inference as pb
 
@@ -55,7 +55,7 @@ def changed_by_json(settings: LogSettings, body: bytes) -> LogSettings:
     if "log_format" in given:
         spoken = control_body.typed(given["log_format"], str)
         if spoken not in _FORMATS:
-            raise unavailable(f"invalid argument for --log_format, got: {spoken}")
+            raise invalid(f"invalid argument for --log_format, got: {spoken}")
         changes["format"] = _FORMATS[spoken]
     return replace(settings, **changes)
 

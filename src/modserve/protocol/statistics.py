@@ -46,6 +46,7 @@ def batches_json(servable: Servable) -> JsonObject:
                 "close_reason": batch.close_reason,
                 "waited_us": batch.waited_ns // 1000,
                 "compute_us": batch.compute_ns // 1000,
+                **({"elements": batch.elements, "padding": batch.padding} if servable.config.fills_up else {}),
             }
             for batch in reversed(statistics.recent)
         ],

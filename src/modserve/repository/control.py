@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from modserve.core.errors import ModserveError, internal, invalid, unavailable
+from modserve.core.errors import ModserveError, internal, invalid, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.servable import ModelDirectory
 
@@ -223,4 +223,4 @@ class ModelControl:
 
 
 def _not_in_repository(name: str) -> ModserveError:
-    return internal(f"failed to load '{name}', failed to poll from model repository")
+    return not_found(f"failed to load '{name}', failed to poll from model repository")

@@ -56,7 +56,7 @@ def direct(together: Iterable[Inflight], now_ns: int) -> Decision:
 
 
 _ALONE = Dispatch(1, Reason.SINGLE)
-_MARGIN_NS = 1_000_000
+MARGIN_NS = 1_000_000
 """Timers of event loops count whole milliseconds: who has to be in time begins one earlier."""
 
 
@@ -108,7 +108,7 @@ def dynamic(policy: DynamicBatching, max_batch_size: int, run_ns: Callable[[int]
             return Dispatch(count, Reason.IDLE_INSTANCE)
         when_ns = oldest_ns + delay_ns
         if deadline_ns:
-            latest_ns = deadline_ns - run_ns(size) - _MARGIN_NS
+            latest_ns = deadline_ns - run_ns(size) - MARGIN_NS
             if now_ns >= latest_ns:
                 return Dispatch(count, Reason.DEADLINE)
             when_ns = min(when_ns, latest_ns)

@@ -13,14 +13,18 @@ _SWEEP_FROM = 64
 
 
 class _Level:
-    """The requests of one level of urgency, in order of arrival. Those that left are swept out in bulk."""
+    """The requests of one level of urgency, in order of arrival. Those that left are swept out in bulk.
 
-    __slots__ = ("entries", "live", "number")
+    `size` is the sum of their batch sizes.
+    """
+
+    __slots__ = ("entries", "live", "number", "size")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.entries: deque[Inflight] = deque()
         self.live = 0
+        self.size = 0
 
     def head(self) -> Inflight:
         """The first that waits; there must be one."""
@@ -29,8 +33,9 @@ class _Level:
             entries.popleft()
         return entries[0]
 
-    def left(self) -> None:
+    def left(self, inflight: Inflight) -> None:
         self.live -= 1
+        self.size -= inflight.batch_size or 1
         if not self.live:
             self.entries.clear()  # an idle queue keeps no request alive
         elif len(self.entries) > _SWEEP_FROM + 2 * self.live:
@@ -83,6 +88,11 @@ class RequestQueue:
         """How many wait at a level."""
         found = self._levels.get(level)
         return 0 if found is None else found.live
+
+    def ahead(self, level: int) -> tuple[int, int]:
+        """How many wait at a level or a more urgent one, and the sum of their batch sizes."""
+        found = [each for number, each in self._levels.items() if number <= level]
+        return sum([each.live for each in found]), sum([each.size for each in found])
 
     # In and out
 
@@ -146,6 +156,7 @@ class RequestQueue:
         lane.append(inflight)
         level.entries.append(inflight)
         level.live += 1
+        level.size += inflight.batch_size or 1
         group.live += 1
         group.size += inflight.batch_size or 1
         self._live += 1
@@ -155,7 +166,7 @@ class RequestQueue:
     def _forget(self, inflight: Inflight, group: _Group) -> None:
         level = self._levels[inflight.level]
         inflight.level = GONE
-        level.left()
+        level.left(inflight)
         group.live -= 1
         group.size -= inflight.batch_size or 1
         self._live -= 1

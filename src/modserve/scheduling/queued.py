@@ -7,6 +7,7 @@ from modserve.core.errors import ModserveError, cancelled, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
 
+from .admission import Gate
 from .batching import Dispatch, Rule
 from .queue import RequestQueue
 from .scheduler import BatchRunner, Clock, Drop, SlotT, TimerHandle
@@ -31,12 +32,14 @@ class QueuedScheduler(Generic[SlotT]):
         policy: DynamicBatching = DynamicBatching(),  # noqa: B008 - frozen
         *,
         ripe_size: int = 0,
+        gate: Gate = Gate(),  # noqa: B008 - it changes nothing
     ) -> None:
         self._rule = rule
         self._runner = runner
         self._clock = clock
         self._drop = drop
         self._policy = policy
+        self._gate = gate
         self._queue = RequestQueue(
             ripe_size=ripe_size if policy.max_queue_delay_ns else 0, look_ahead=policy.look_ahead
         )
@@ -60,17 +63,19 @@ class QueuedScheduler(Generic[SlotT]):
         policy = self._policy.policy(priority)
         # Each priority has two levels: the second one is for those that have waited too long.
         level = 2 * priority
-        if policy.max_queue_size and queue.waiting(level) + queue.waiting(level + 1) >= policy.max_queue_size:
-            raise unavailable(f"{inflight.request.label}Exceeds maximum queue size")
         now_ns = self._clock.now_ns()
-        inflight.queue_start_ns = now_ns
-        inflight.on_cancel = self._cancelled
-        timeout_ns = 0
-        if policy.default_timeout_ns:
-            timeout_ns = now_ns + policy.default_timeout_ns
+        if policy.max_queue_size and queue.waiting(level) + queue.waiting(level + 1) >= policy.max_queue_size:
+            raise self._gate.full(inflight, *queue.ahead(level + 1), now_ns)
+        timeout_ns = policy.timeout_ns(inflight.request.timeout_ns)
+        if timeout_ns:
+            timeout_ns += now_ns
             if not policy.delay:
                 inflight.deadline_ns = min(inflight.deadline_ns or timeout_ns, timeout_ns)
                 timeout_ns = 0
+        if self._gate.predicts:
+            self._gate.check(inflight, *queue.ahead(level), now_ns)
+        inflight.queue_start_ns = now_ns
+        inflight.on_cancel = self._cancelled
         queue.append(inflight, level, timeout_ns)
         if not self._pump_due:
             self._pump_due = True

@@ -48,6 +48,30 @@ class BatchRunner(Protocol[SlotT]):
         ...
 
 
+class PinnedRunner(BatchRunner[SlotT], Protocol):
+    """A runner whose slots are told apart, for schedulers that keep requests in their places.
+
+    `on_done` is called with requests whose execution is over in every respect, before their slot is free: what they
+    leave behind for their sequence is there. In its place `on_again` is called with one that is to run again.
+    """
+
+    on_done: Callable[[list[Inflight]], None] | None
+    on_again: Callable[[Inflight], None]
+
+    @property
+    def count(self) -> int:
+        """How many slots there are."""
+        ...
+
+    def reserve_number(self, number: int) -> SlotT | None:
+        """As `reserve`, for one of them: 0 to `count` - 1."""
+        ...
+
+    def run(self, slot: SlotT, batch: list[Inflight], close_reason: str, rows: list[Inflight] | None = None) -> None:
+        """As for any runner. `rows` are the batch in the model's rows, with fillers between, which count nowhere."""
+        ...
+
+
 Drop = Callable[[Inflight, ModserveError], None]
 """Settles a request that leaves the queue without having run, and counts it."""
 

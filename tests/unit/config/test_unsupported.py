@@ -10,13 +10,10 @@ FAILING = {
     "platform": ('platform: "ensemble"', "platform"),
     "ensemble_scheduling": ("ensemble_scheduling { }", "ensemble_scheduling"),
     "sequence_batching": ("sequence_batching { direct { } }", "sequence_batching"),
-    "input.allow_ragged_batch": ("input { allow_ragged_batch: true }", "input[0].allow_ragged_batch"),
     "input.is_shape_tensor": ("input { is_shape_tensor: true }", "input[0].is_shape_tensor"),
     "output.is_shape_tensor": ("output { is_shape_tensor: true }", "output[0].is_shape_tensor"),
     "input.is_non_linear_format_io": ("input { is_non_linear_format_io: true }", "input[0].is_non_linear_format_io"),
     "output.is_non_linear_format_io": ("output { is_non_linear_format_io: true }", "output[0].is_non_linear_format_io"),
-    "batch_input": ("batch_input { }", "batch_input"),
-    "batch_output": ("batch_output { }", "batch_output"),
     "model_repository_agents": ("model_repository_agents { agents { name: 'a' } }", "model_repository_agents"),
     "model_operations": ("model_operations { op_library_filename: 'a.so' }", "model_operations"),
 }

@@ -94,7 +94,7 @@ def test_executions() -> None:
     statistics.record_execution(timing(0, 2, 22, 25, 4, "full"), pair, now_unix_ms=2000)
     statistics.record_execution(timing(70, 71, 72, 73, 1, "delay"), single, now_unix_ms=3000)
     assert statistics.close_reasons == {"full": 2, "delay": 1}
-    assert list(statistics.recent)[1:] == [(2000, 4, 2, "full", 0, 25), (3000, 1, 1, "delay", 40, 3)]
+    assert list(statistics.recent)[1:] == [(2000, 4, 2, "full", 0, 25, 0, 0), (3000, 1, 1, "delay", 40, 3, 0, 0)]
     assert (statistics.execution_count, statistics.last_inference_ms) == (3, 3000)
     assert moved(statistics) == {}
     assert list(statistics.batches) == [4, 1]

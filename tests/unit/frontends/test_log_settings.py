@@ -69,7 +69,7 @@ async def test_settings_over_grpc(server: Server, logs: Logs) -> None:
 
 async def test_a_refused_change_changes_nothing(client: httpx.AsyncClient, server: Server, logs: Logs) -> None:
     answer = await client.post("/v2/logging", content=b'{"log_info":false,"log_format":"x"}')
-    assert (answer.status_code, answer.json()) == (503, {"error": "invalid argument for --log_format, got: x"})
+    assert (answer.status_code, answer.json()) == (400, {"error": "invalid argument for --log_format, got: x"})
     value = pb.LogSettingsRequest.SettingValue
     request = pb.LogSettingsRequest(settings={"log_info": value(bool_param=False), "log_file": value(string_param="x")})
     assert await Stub(server).failure("LogSettings", request) == (

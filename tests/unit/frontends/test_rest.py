@@ -282,6 +282,7 @@ def test_the_document_has_every_path(document: dict[str, Any]) -> None:
             ("/ready", "get"),
             ("/config", "get"),
             ("/stats", "get"),
+            ("/batches", "get"),
             ("/infer", "post"),
             ("/infer_stream", "post"),
             ("/generate", "post"),
@@ -323,6 +324,16 @@ def test_every_reference_in_the_document_resolves(document: dict[str, Any]) -> N
         for key in reference.removeprefix("#/").split("/"):
             assert key in target, reference
             target = target[key]
+
+
+def test_nothing_is_asked_for_in_the_query(document: dict[str, Any]) -> None:
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    assert {parameter["in"] for operation in operations for parameter in operation["parameters"]} == {"path"}
+
+
+async def test_a_query_changes_nothing(client: httpx.AsyncClient) -> None:
+    for path in ("/v2/models", "/v2/systemsharedmemory/status"):
+        assert (await client.get(f"{path}?version=x&region=y&model=z")).json() == (await client.get(path)).json()
 
 
 def test_the_document_describes_the_body_of_an_inference(document: dict[str, Any]) -> None:

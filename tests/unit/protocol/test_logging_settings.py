@@ -96,7 +96,7 @@ NO_FILE = "log file location can not be updated through network protocol"
         (b'{"log_verbose_level":1.0}', Code.INVALID_ARG, NO_UNSIGNED),
         (b'{"log_verbose_level":4294967296}', Code.INVALID_ARG, NO_UNSIGNED),
         (b'{"log_format":1}', Code.INVALID_ARG, "attempt to access JSON non-string as string"),
-        (b'{"log_format":"x"}', Code.UNAVAILABLE, "invalid argument for --log_format, got: x"),
+        (b'{"log_format":"x"}', Code.INVALID_ARG, "invalid argument for --log_format, got: x"),
         (b"[]", Code.INVALID_ARG, "attempt to access JSON non-object as object"),
         (b"", Code.INVALID_ARG, "failed to parse the request JSON buffer: The document is empty. at 0"),
     ],

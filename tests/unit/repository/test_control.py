@@ -38,7 +38,7 @@ class Bench:
     async def refusal(self, name: str, config: str | None = None, files: dict[str, bytes] | None = None) -> str:
         with pytest.raises(ModserveError) as caught:
             await self.control.load(name, config, files)
-        assert caught.value.code in (Code.INVALID_ARG, Code.INTERNAL)
+        assert caught.value.code in (Code.INVALID_ARG, Code.NOT_FOUND, Code.INTERNAL)
         return f"{caught.value.code.name}: {caught.value.message}"
 
     def touch(self, path: str, seconds: int) -> None:
@@ -75,7 +75,7 @@ async def test_a_model_to_load_at_the_start_that_is_not_there(tmp_path: Path) ->
     bench = Bench(tmp_path, ControlOptions(ControlMode.EXPLICIT, ("a", "nosuch")))
     await bench.control.start()
     assert bench.ready == [("a", 1)]
-    reason = "Internal: failed to load 'nosuch', failed to poll from model repository"
+    reason = "Not found: failed to load 'nosuch', failed to poll from model repository"
     assert bench.manager.unready() == [IndexEntry("nosuch", None, State.UNAVAILABLE, reason)]
     write_model(tmp_path, "nosuch")
     await bench.control.load("nosuch")
@@ -158,15 +158,15 @@ async def test_files_of_a_failed_load_are_deleted(tmp_path: Path) -> None:
     assert bench.ready == [("a", 1)]
 
 
-NOT_FOUND = "INTERNAL: failed to load '{name}', failed to poll from model repository"
+POLL_FAILED = "failed to load '{name}', failed to poll from model repository"
 
 
 @pytest.mark.parametrize(
     ("name", "config", "files", "text"),
     [
-        ("nosuch", None, {}, NOT_FOUND.format(name="nosuch")),
-        (".hidden", None, {}, NOT_FOUND.format(name=".hidden")),
-        ("twice", "{}", {}, NOT_FOUND.format(name="twice") + ": model appears in two or more repositories"),
+        ("nosuch", None, {}, "NOT_FOUND: " + POLL_FAILED.format(name="nosuch")),
+        (".hidden", None, {}, "NOT_FOUND: " + POLL_FAILED.format(name=".hidden")),
+        ("twice", "{}", {}, "INTERNAL: " + POLL_FAILED.format(name="twice") + ": model appears in two or more repositories"),
         ("", None, {}, "INVALID_ARG: Model name cannot be empty. Please enter a valid name to deploy."),
         (
             "../a",

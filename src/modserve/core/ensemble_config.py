@@ -1,0 +1,89 @@
+"""What a configuration says of an ensemble, as frozen values (``ensemble_scheduling`` of config.pbtxt)."""
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from . import dtypes
+from .errors import invalid
+from .tensor import Tensor, format_shape
+
+Operand: TypeAlias = bool | int | float | bytes
+
+COMPARISONS: Mapping[str, Callable[[Operand, Operand], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+EQUALITY = frozenset({"==", "!="})
+"""The comparisons of truth values and texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``<tensor> <comparison> <value>``: when a step runs. The tensor must have one element."""
+
+    tensor: str
+    comparison: str
+    value: Operand
+
+    def __str__(self) -> str:
+        value = self.value.decode(errors="replace") if isinstance(self.value, bytes) else self.value
+        return f"{self.tensor} {self.comparison} {value!r}"
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether it is true of `tensor`. Raises INVALID_ARG if that has not one element, or one of another kind."""
+        array = tensor.array
+        if array.size != 1:
+            raise invalid(
+                f"condition '{self}' needs a tensor of one element, '{self.tensor}' has shape "
+                f"{format_shape(tensor.shape)}"
+            )
+        if not self.fits(tensor.datatype):
+            raise invalid(f"condition '{self}' can not be asked of tensor '{self.tensor}' of type {tensor.datatype}")
+        return bool(COMPARISONS[self.comparison](array.reshape(-1).tolist()[0], self.value))
+
+    def fits(self, datatype: dtypes.Datatype) -> bool:
+        """Whether a tensor of that type can be compared with the value."""
+        if isinstance(self.value, bytes) or datatype is dtypes.BYTES:
+            return isinstance(self.value, bytes) and datatype is dtypes.BYTES
+        if isinstance(self.value, bool) or datatype is dtypes.BOOL:
+            return isinstance(self.value, bool) and datatype is dtypes.BOOL
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One model. The maps go from its own tensor names to those of the ensemble; `version` None is the latest."""
+
+    model: str
+    version: int | None
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    when: Condition | None = None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The ensemble's tensors that must be known before it can run."""
+        return frozenset(self.inputs.values()) | ({self.when.tensor} if self.when else frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Ensembling:
+    """The steps of an ensemble."""
+
+    steps: tuple[Step, ...]
+    max_inflight_requests: int = 0
+    """Requests that a step may have under way, of all requests to the ensemble together; 0 = no limit."""
+    needs: Mapping[str, frozenset[int | None]] = field(init=False, default_factory=dict)
+    """The composing models with their versions."""
+
+    def __post_init__(self) -> None:
+        needs: dict[str, frozenset[int | None]] = {}
+        for step in self.steps:
+            needs[step.model] = needs.get(step.model, frozenset()) | {step.version}
+        object.__setattr__(self, "needs", needs)

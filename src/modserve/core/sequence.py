@@ -1,0 +1,216 @@
+"""What a request says of its sequence, and the tensors that the model gets beside the client's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from . import dtypes
+from .dtypes import Datatype
+from .errors import ModserveError, internal, invalid
+from .request import InferenceRequest
+from .sequence_config import Control, ControlKind, InitialState, SequenceBatching, State
+from .tensor import Array, Shape, Tensor, TruncatedError, decode_elements, format_shape
+
+SequenceId: TypeAlias = int | str
+
+_LONGEST_ID = 128
+_LARGEST_ID = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A request's place in a sequence. `id` is 0 or empty for a request that is in none."""
+
+    id: SequenceId
+    start: bool = False
+    end: bool = False
+
+
+def membership(request: InferenceRequest) -> Membership:
+    """From the parameters, which some calls pass on as they came. Raises INVALID_ARG for those of a wrong type."""
+    parameters = request.parameters
+    found = parameters.get("sequence_id", 0)
+    if type(found) is str:
+        if len(found.encode(errors="surrogatepass")) > _LONGEST_ID:
+            raise invalid(
+                f"{request.label}string correlation ID cannot be longer than {_LONGEST_ID} characters, got {len(found)}"
+            )
+    elif type(found) is not int or not 0 <= found <= _LARGEST_ID:
+        raise invalid(
+            f"{request.label}parameter 'sequence_id' is {found!r}, expected a string or an integer from 0 to 2^64 - 1"
+        )
+    return Membership(found, _flag(request, "sequence_start"), _flag(request, "sequence_end"))
+
+
+def _flag(request: InferenceRequest, name: str) -> bool:
+    value = request.parameters.get(name, False)
+    if type(value) is not bool:
+        raise invalid(f"{request.label}parameter '{name}' is {value!r}, expected true or false")
+    return value
+
+
+def check_id(found: SequenceId, request: InferenceRequest, batching: SequenceBatching) -> None:
+    """Raises INVALID_ARG for an id that the model's correlation id input does not take."""
+    control = batching.correlation
+    given = dtypes.BYTES if isinstance(found, str) else dtypes.UINT64
+    if control is not None and (given is dtypes.BYTES) is not (control.datatype is dtypes.BYTES):
+        raise invalid(
+            f"{request.label}sequence batching control '{control.name}' data-type is '{given.name}', but model "
+            f"'{request.model_name}' expects '{control.datatype.name}'"
+        )
+
+
+class ControlTensors:
+    """The control inputs of requests, made once where they can be. Shape [1], with batch dimension [1,1]."""
+
+    def __init__(self, controls: tuple[Control, ...], batching: bool) -> None:
+        self._shape: Shape = (1, 1) if batching else (1,)
+        self._correlation = next((control for control in controls if control.kind is ControlKind.CORRID), None)
+        flags = [control for control in controls if control.kind is not ControlKind.CORRID]
+        self._flags = {
+            (start, end): self._told(flags, {ControlKind.START: start, ControlKind.END: end, ControlKind.READY: True})
+            for start in (False, True)
+            for end in (False, True)
+        }
+        self._absent = self._told(flags, {})
+
+    def of(self, member: Membership) -> dict[str, Tensor]:
+        """For a request of a sequence."""
+        return self._with_id(self._flags[member.start, member.end], member.id)
+
+    def absent(self) -> dict[str, Tensor]:
+        """For a row of a batch that nobody's request is in."""
+        return self._with_id(self._absent, 0)
+
+    def _told(self, flags: list[Control], values: Mapping[ControlKind, bool]) -> dict[str, Tensor]:
+        return {
+            control.name: self._tensor(control.datatype, control.values[values.get(control.kind, False)])
+            for control in flags
+        }
+
+    def _with_id(self, flags: Mapping[str, Tensor], value: SequenceId) -> dict[str, Tensor]:
+        control = self._correlation
+        if control is None:
+            return dict(flags)
+        given: object = value
+        if control.datatype is dtypes.BYTES:
+            given = value.encode(errors="surrogatepass") if isinstance(value, str) else b""
+        elif isinstance(value, int):
+            # As Triton: what does not fit loses its upper half, and large ones turn negative.
+            given = np.uint64(value).astype(control.datatype.numpy)
+        return {**flags, control.name: self._tensor(control.datatype, given)}
+
+    def _tensor(self, datatype: Datatype, value: Any) -> Tensor:
+        return _filled(datatype, self._shape, value)
+
+
+def file_state(state: State, initial: InitialState, content: bytes) -> Tensor:
+    """The state that a file has, without batch dimension: raw elements as the protocol has them.
+
+    Raises INVALID_ARG, for numbers with Triton's text, for a file that is too short. More than is needed is ignored.
+    """
+    datatype, dims = state.datatype, initial.dims
+    count = int(np.prod(dims))
+    if datatype.size:
+        size = count * datatype.size
+        if len(content) < size:
+            raise invalid(
+                f"initial_state setting expects {size} bytes, but the data provided from {initial.file} only has "
+                f"{len(content)} bytes."
+            )
+        return Tensor.from_raw(datatype, dims, content[:size])
+    try:
+        found = len(decode_elements(content))
+    except TruncatedError as error:
+        found = error.complete
+    if found != count:
+        raise invalid(
+            f"initial_state setting expects {count} strings, each behind its length in 4 bytes, but the data provided "
+            f"from {initial.file} has {found}"
+        )
+    return Tensor.from_raw(datatype, dims, content)
+
+
+class StateTable:
+    """The states that the sequences of a model begin with. `files` has those that come from files, by input name."""
+
+    def __init__(self, states: tuple[State, ...], batching: bool, files: Mapping[str, Tensor]) -> None:
+        self.states = states
+        self._batch: Shape = (1,) if batching else ()
+        self._initial = {state.input_name: self._tensor(state, files.get(state.input_name)) for state in states}
+
+    def _tensor(self, state: State, found: Tensor | None) -> Tensor:
+        shape = (*self._batch, *state.initial_dims)
+        if found is not None:
+            return found.reshaped(shape)
+        return _zeros(state.datatype, shape)
+
+    def fresh(self) -> "SequenceStates":
+        """Of a sequence that starts."""
+        return SequenceStates(self.states, dict(self._initial))
+
+
+class SequenceStates:
+    """The states of one sequence between its requests.
+
+    Written by the thread that executes a request of it, read on the event loop's when that is over.
+    """
+
+    __slots__ = ("_states", "inputs")
+
+    def __init__(self, states: tuple[State, ...], inputs: dict[str, Tensor]) -> None:
+        self._states = states
+        self.inputs: Mapping[str, Tensor] = inputs
+        """The next request's, by input name."""
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return tuple(tensor.shape for tensor in self.inputs.values())
+
+    def keep(
+        self, model: str, outputs: Mapping[str, Array], row: int | None = None, rows: int = 1, *, some: bool = False
+    ) -> None:
+        """Take the states for the next request out of an execution's outputs; of row `row` of `rows` if there are rows.
+
+        With `some`, states that are not there stay as they are. Raises INTERNAL, and keeps all states as they were,
+        when the model does not give what its configuration says.
+        """
+        found = dict(self.inputs)
+        for state in self._states:
+            array = outputs.get(state.output_name)
+            if array is None:
+                if some:
+                    continue
+                raise internal(f"model '{model}' gave no state '{state.output_name}'")
+            if row is not None:
+                if not array.shape or array.shape[0] != rows:
+                    raise _wrong(model, state, f"has shape {format_shape(array.shape)}, expected {rows} rows")
+                array = array[row : row + 1]
+            if state.datatype.size:
+                if array.dtype != state.datatype.numpy:
+                    raise _wrong(model, state, f"is of type {array.dtype}, expected {state.datatype.config_name}")
+                array = array.copy()  # the engine may use its memory again
+            found[state.input_name] = Tensor.from_array(array, state.datatype)
+        self.inputs = found
+
+
+def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the rows of a batch get that nobody's request is in: tensors of the same datatypes and shapes."""
+    return {name: _zeros(tensor.datatype, tensor.shape) for name, tensor in tensors.items()}
+
+
+def _filled(datatype: Datatype, shape: Shape, value: Any) -> Tensor:
+    """A tensor that many requests share, so that nobody may write to it."""
+    tensor = Tensor.from_array(np.full(shape, value, dtype=datatype.numpy), datatype)
+    tensor.array.setflags(write=False)
+    return tensor
+
+
+def _zeros(datatype: Datatype, shape: Shape) -> Tensor:
+    return _filled(datatype, shape, 0 if datatype.size else b"")
+
+
+def _wrong(model: str, state: State, what: str) -> ModserveError:
+    return internal(f"state '{state.output_name}' of model '{model}' {what}")

@@ -1,0 +1,114 @@
+"""What a configuration says of sequence batching, as frozen values (``sequence_batching`` of config.pbtxt)."""
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from . import dtypes
+from .dtypes import Datatype
+from .tensor import Shape
+
+MICROSECOND_NS = 1000
+DEFAULT_IDLE_NS = 1_000_000 * MICROSECOND_NS
+
+CORRELATION_DATATYPES = (dtypes.UINT64, dtypes.INT64, dtypes.UINT32, dtypes.INT32, dtypes.BYTES)
+"""What a correlation id can be given to a model as."""
+
+
+class ControlKind(enum.Enum):
+    """What a control input tells the model of a request."""
+
+    START = "CONTROL_SEQUENCE_START"
+    READY = "CONTROL_SEQUENCE_READY"
+    END = "CONTROL_SEQUENCE_END"
+    CORRID = "CONTROL_SEQUENCE_CORRID"
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control input. `values` stand for false and true; there are none for the correlation id."""
+
+    name: str
+    kind: ControlKind
+    datatype: Datatype
+    values: tuple[float, float] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """What a state is when a sequence starts: zeros, or the content of `file` in the model's ``initial_state``."""
+
+    name: str
+    dims: Shape
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """An output that is kept, and given to the next request of its sequence as an input.
+
+    `dims` leave out the batch dimension; -1 stands for any size, and such a size may differ from request to request.
+    """
+
+    input_name: str
+    output_name: str
+    datatype: Datatype
+    dims: Shape
+    initial: InitialState | None = None
+
+    @property
+    def initial_dims(self) -> Shape:
+        """Without an initial state, dimensions of any size begin as 1, as in Triton."""
+        return self.initial.dims if self.initial is not None else tuple(max(1, size) for size in self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectStrategy:
+    """Each sequence has a row in the batches of one instance."""
+
+    max_queue_delay_ns: int = 0
+    minimum_slot_utilization: float = 0.0
+    """The share of rows that need not wait for the delay."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldestStrategy:
+    """Each instance has a number of sequences, whose oldest requests are batched."""
+
+    max_candidate_sequences: int = 0
+    """For each instance; 0: as many as fit a batch."""
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_ns: int = 0
+    preserve_ordering: bool = False
+    """Nothing to do: an instance runs one batch after the other, and answers in order."""
+
+
+Strategy: TypeAlias = DirectStrategy | OldestStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceBatching:
+    """How the requests of sequences are scheduled, and what the model is told of them."""
+
+    strategy: Strategy = DirectStrategy()
+    controls: tuple[Control, ...] = ()
+    states: tuple[State, ...] = ()
+    max_idle_ns: int = DEFAULT_IDLE_NS
+    """A sequence that has nothing to do for so long is ended."""
+    iterative: bool = False
+    """The model may ask to run a request again; each is a sequence of its own."""
+
+    @property
+    def inputs(self) -> tuple[tuple[str, Datatype], ...]:
+        """The model's inputs that no client gives."""
+        controls = [(control.name, control.datatype) for control in self.controls]
+        return (*controls, *((state.input_name, state.datatype) for state in self.states))
+
+    @property
+    def state_outputs(self) -> tuple[tuple[str, Datatype], ...]:
+        return tuple((state.output_name, state.datatype) for state in self.states)
+
+    @property
+    def correlation(self) -> Control | None:
+        """The control input for the correlation id."""
+        return next((control for control in self.controls if control.kind is ControlKind.CORRID), None)

@@ -1,0 +1,128 @@
+"""Ragged batches: the elements of all requests in one dimension, and inputs that tell which are whose.
+
+What the engine sees is what Triton's backends make of it (backend, BackendInputCollector and BackendOutputResponder).
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from modserve.core.errors import internal
+from modserve.core.inflight import Inflight
+from modserve.core.merging import BatchInput, BatchInputKind
+from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Array, Shape, Tensor, format_shape
+from modserve.core.timing import ExecutionTiming
+
+from .batch import check_output, join, take_rows, wanted_outputs
+
+Numbers = Sequence[int] | Sequence[Sequence[int]] | Array
+
+
+def _counts(shapes: Sequence[Shape]) -> list[int]:
+    return [math.prod(shape) for shape in shapes]
+
+
+def _item_shapes(shapes: Sequence[Shape]) -> Array:
+    """A row for each item of each request. Where there is no batch dimension the first one counts as such."""
+    rows = [shape[1:] for shape in shapes for _ in range(shape[0])]
+    return np.array(rows, np.int64).reshape(len(rows), len(shapes[0]) - 1)
+
+
+_CONTENTS: Mapping[BatchInputKind, Callable[[Sequence[Shape]], Numbers]] = {
+    BatchInputKind.ELEMENT_COUNT: _counts,
+    BatchInputKind.ACCUMULATED_ELEMENT_COUNT: lambda shapes: list(itertools.accumulate(_counts(shapes))),
+    BatchInputKind.ACCUMULATED_ELEMENT_COUNT_WITH_ZERO: lambda shapes: list(
+        itertools.accumulate(_counts(shapes), initial=0)
+    ),
+    # Only the shape says something; Triton leaves the content to chance.
+    BatchInputKind.MAX_ELEMENT_COUNT_AS_SHAPE: lambda shapes: [0] * max(_counts(shapes)),
+    BatchInputKind.ITEM_SHAPE: _item_shapes,
+    BatchInputKind.ITEM_SHAPE_FLATTEN: lambda shapes: _item_shapes(shapes).reshape(-1),
+}
+
+
+def batch_input(wanted: BatchInput, shapes: Sequence[Shape]) -> Array:
+    """What tells the model of a batch; `shapes` are those of the source input, of each request, complete."""
+    return np.asarray(_CONTENTS[wanted.kind](shapes), dtype=wanted.datatype.numpy)
+
+
+class RaggedLayout:
+    """Implements `layout.Layout`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._ragged = frozenset(spec.name for spec in config.inputs if spec.ragged)
+
+    def merge(self, members: Sequence[Inflight], timing: ExecutionTiming) -> dict[str, Array]:
+        merged: dict[str, Array] = {}
+        for name in members[0].inputs:
+            tensors = [inflight.inputs[name] for inflight in members]
+            if name in self._ragged:
+                tensors = [tensor.reshaped((math.prod(tensor.shape),)) for tensor in tensors]
+            merged[name] = join(tensors)
+        for wanted in self._config.batch_inputs:
+            source = [inflight.inputs.get(wanted.source) for inflight in members]
+            shapes = [tensor.shape for tensor in source if tensor is not None]
+            if shapes:
+                array = batch_input(wanted, shapes)
+                merged.update(dict.fromkeys(wanted.targets, array))
+        return merged
+
+    def split(self, outputs: Mapping[str, Array], members: Sequence[Inflight], version: int) -> list[InferenceResponse]:
+        config = self._config
+        parts = {name: self._parts(name, outputs, members) for name in wanted_outputs(members)}
+        return [
+            InferenceResponse(
+                config.name, version, {name: parts[name][index] for name in inflight.output_names}, inflight.request.id
+            )
+            for index, inflight in enumerate(members)
+        ]
+
+    def _parts(self, name: str, outputs: Mapping[str, Array], members: Sequence[Inflight]) -> list[Tensor]:
+        """An output's part for each request."""
+        source = self._config.batch_outputs.get(name)
+        if source is None:
+            return take_rows(name, outputs, [inflight.batch_size for inflight in members], self._config)
+        return self._scattered(name, outputs, [inflight.inputs[source] for inflight in members], source)
+
+    def _scattered(
+        self, name: str, outputs: Mapping[str, Array], sources: Sequence[Tensor], source: str
+    ) -> list[Tensor]:
+        """The elements in order, each request's as many as its shape has."""
+        config = self._config
+        spec = config.outputs_by_name[name]
+        flat = check_output(spec, outputs.get(name), config).reshape(-1)
+        shapes = [_filled_in(spec, tensor.shape, config.batching) for tensor in sources]
+        wanted = sum(_counts(shapes))
+        if wanted != flat.size:
+            raise internal(
+                f"output '{name}' of model '{config.name}' has {flat.size} elements, but with the shapes of input "
+                f"'{source}' the requests' parts have {wanted}: "
+                + ", ".join(format_shape(shape) for shape in shapes[:8])
+                + (", …" if len(shapes) > 8 else "")
+            )
+        parts: list[Tensor] = []
+        start = 0
+        for shape in shapes:
+            end = start + math.prod(shape)
+            parts.append(Tensor.from_array(flat[start:end].reshape(shape), spec.datatype))
+            start = end
+        return parts
+
+
+def _filled_in(spec: TensorSpec, source: Shape, batching: bool) -> Shape:
+    """The shape of an output whose variable dimensions are those that the source has in their place.
+
+    They are those of the shape the model sees; the client then sees the configured dims, as of any output.
+    """
+    model = spec.dims if spec.reshape is None else spec.reshape
+    full = (-1, *model) if batching else model
+    found = tuple(source[place] if size == -1 else size for place, size in enumerate(full))
+    if spec.reshape is None:
+        return found
+    variable = iter([got for want, got in zip(full[batching:], found[batching:], strict=True) if want == -1])
+    return (*found[:batching], *(next(variable) if size == -1 else size for size in spec.dims))

@@ -1,0 +1,227 @@
+"""Which steps of an ensemble are ready, given the tensors that are there: pure rules over the graph of its steps.
+
+The rules are those of Triton's ensemble scheduler (core, ensemble_scheduler.cc). Conditions are an addition.
+"""
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from modserve.core.ensemble_config import Ensembling, Step
+from modserve.core.errors import internal, invalid
+from modserve.core.model_config import TensorSpec
+from modserve.core.request import ParameterValue
+from modserve.core.tensor import Shape, Tensor, format_shape
+
+SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+
+
+class Missing(enum.Enum):
+    """Why a tensor is known not to be there."""
+
+    ABSENT = "absent"
+    """Optional and not given, or left out by the model that may give it."""
+    SKIPPED = "skipped"
+    """No step ran that gives it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A tensor of the ensemble. `batch_size` is that of the request it came with, 0 without a batch dimension.
+
+    `sequence` has the sequence parameters that go with it, if they are others than those of the request.
+    """
+
+    tensor: Tensor
+    batch_size: int = 0
+    sequence: Mapping[str, ParameterValue] | None = None
+
+
+Entry: TypeAlias = Value | Missing
+Sequenced: TypeAlias = Mapping[str, ParameterValue] | None
+
+
+class Plan:
+    """The steps that are needed for some of an ensemble's outputs, and how their tensors hang together."""
+
+    def __init__(self, ensembling: Ensembling, outputs: Iterable[str]) -> None:
+        self.outputs = frozenset(outputs)
+        self.steps = ensembling.steps
+        self.needed = _needed(ensembling.steps, self.outputs)
+        wanted = self.outputs | {tensor for index in self.needed for tensor in self.steps[index].needs}
+        consumers: dict[str, list[int]] = {}
+        for index in self.needed:
+            for tensor in sorted(self.steps[index].needs):
+                consumers.setdefault(tensor, []).append(index)
+        self.consumers: Mapping[str, Sequence[int]] = consumers
+        self.uses = Counter({tensor: len(indices) for tensor, indices in consumers.items()})
+        """How often each tensor is read."""
+        self.uses.update(self.outputs)
+        self.writers = Counter(
+            tensor for index in self.needed for tensor in self.steps[index].outputs.values() if tensor in wanted
+        )
+        """How many steps may give each tensor: one, unless they have conditions."""
+        self.asked: Mapping[int, tuple[str, ...]] = {
+            index: tuple(name for name, tensor in self.steps[index].outputs.items() if tensor in wanted)
+            for index in self.needed
+        }
+        """What each step's model is asked for."""
+        self.needs: tuple[tuple[str, int | None], ...] = tuple(
+            dict.fromkeys((self.steps[index].model, self.steps[index].version) for index in self.needed)
+        )
+        """The models that are needed, with their versions."""
+
+
+def _needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, ...]:
+    """Backwards from the outputs."""
+    found: set[int] = set()
+    wanted = set(outputs)
+    grown = True
+    while grown:
+        grown = False
+        for index, step in enumerate(steps):
+            if index not in found and not wanted.isdisjoint(step.outputs.values()):
+                found.add(index)
+                wanted |= step.needs
+                grown = True
+    return tuple(sorted(found))
+
+
+class Wave:
+    """The tensors that belong together: those of a request, or those that follow from one response of a decoupled step.
+
+    `order` is the place of its response among all responses to the request: that of the wave it came from, and the
+    number of the response in it.
+    """
+
+    __slots__ = ("_entries", "_plan", "_started", "_uses", "_writers", "order")
+
+    def __init__(self, plan: Plan, order: tuple[int, ...] = ()) -> None:
+        self.order = order
+        self._plan = plan
+        self._entries: dict[str, Entry] = {}
+        self._writers = dict(plan.writers)
+        self._uses = dict(plan.uses)
+        self._started: set[int] = set()
+
+    def settle(self, entries: Mapping[str, Entry]) -> list[int]:
+        """Take what is now known of some tensors; the steps that became ready by it, which count as started.
+
+        A step is ready when all of its inputs are known, be they there or not. Of a tensor that several steps may give,
+        all must have had their say. Raises INVALID_ARG if two of them gave it.
+        """
+        touched: set[int] = set()
+        for name, entry in entries.items():
+            left = self._writers.get(name, 1) - 1
+            self._writers[name] = left
+            known = self._entries.get(name)
+            if isinstance(known, Value) and isinstance(entry, Value):
+                raise invalid(f"more than one step gave tensor '{name}': of their conditions at most one may hold")
+            if not isinstance(known, Value):
+                self._entries[name] = entry
+            if not left:
+                touched.update(self._plan.consumers.get(name, ()))
+        ready = [index for index in sorted(touched - self._started) if self._has(self._plan.steps[index].needs)]
+        self._started.update(ready)
+        return ready
+
+    def _has(self, names: Iterable[str]) -> bool:
+        return all(name in self._entries and not self._writers.get(name) for name in names)
+
+    def take(self, index: int) -> tuple[dict[str, Entry], Entry | None]:
+        """What a ready step gets, by the names of its model's inputs, and the tensor of its condition."""
+        step = self._plan.steps[index]
+        inputs = {name: self._entries[tensor] for name, tensor in step.inputs.items()}
+        condition = self._entries[step.when.tensor] if step.when else None
+        for tensor in step.needs:
+            self._used(tensor)
+        return inputs, condition
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that the ensemble is asked for is known."""
+        return self._has(self._plan.outputs)
+
+    def outputs(self, names: Iterable[str]) -> dict[str, Entry]:
+        """What the ensemble was asked for."""
+        return {name: self._entries[name] for name in names}
+
+    def _used(self, tensor: str) -> None:
+        """Forget a tensor that nobody needs any more: it may be large."""
+        self._uses[tensor] -= 1
+        if not self._uses[tensor]:
+            self._entries[tensor] = Missing.ABSENT
+
+
+def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optional: Container[str]) -> bool:
+    """Whether a ready step runs, or is skipped.
+
+    It is skipped if its condition does not hold, if an input that its model needs comes from steps that were skipped,
+    or if nothing is left of its inputs for that reason. Raises INVALID_ARG if the condition can not be decided.
+    """
+    if step.when is not None and (not isinstance(condition, Value) or not step.when.holds(condition.tensor)):
+        return False
+    skipped = [name for name, entry in inputs.items() if entry is Missing.SKIPPED]
+    if any(name not in optional for name in skipped):
+        return False
+    return not skipped or any(isinstance(entry, Value) for entry in inputs.values())
+
+
+def follow_up(
+    step: Step, outputs: Mapping[str, Tensor], asked: Iterable[str], batch_size: int, sequence: Sequenced
+) -> dict[str, Entry]:
+    """The tensors of the ensemble that a response of a step gives; what it leaves out is known to be absent."""
+    return {
+        step.outputs[name]: Value(outputs[name], batch_size, sequence) if name in outputs else Missing.ABSENT
+        for name in asked
+    }
+
+
+def fitted(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tensor:
+    """A tensor for one that takes `dims`, behind a batch dimension if `batching`.
+
+    Between those that batch and those that do not, a batch dimension of 1 is added or taken away where the shapes only
+    fit so (core, EnsembleContext::ReshapeTensorDims).
+    """
+    shape = tensor.shape
+    if batching == (batch_size != 0):
+        return tensor
+    if batching:
+        return tensor.reshaped((1, *shape)) if matches(dims, shape) else tensor
+    return tensor if matches(dims, shape) or batch_size != 1 else tensor.reshaped(shape[1:])
+
+
+def matches(dims: Shape, shape: Shape) -> bool:
+    """Whether two shapes are the same where neither is variable."""
+    return len(dims) == len(shape) and all(a == b or -1 in (a, b) for a, b in zip(dims, shape, strict=True))
+
+
+def answered(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
+    """An output of the ensemble as clients see it. Raises INTERNAL if it has not the shape it is reshaped from."""
+    tensor = fitted(value.tensor, value.batch_size, spec.dims if spec.reshape is None else spec.reshape, batching)
+    if spec.reshape is None:
+        return tensor
+    batch, item = tensor.shape[:batching], tensor.shape[batching:]
+    if not matches(spec.reshape, item):
+        raise internal(
+            f"output '{spec.name}' has shape {format_shape(tensor.shape)}, but the model configuration reshapes it "
+            f"from {format_shape(spec.reshape)}"
+        )
+    variable = iter([got for want, got in zip(spec.reshape, item, strict=True) if want == -1])
+    shape = (*batch, *(next(variable) if size == -1 else size for size in spec.dims))
+    assert math.prod(shape) == math.prod(tensor.shape), "the configuration was validated: this is a bug"
+    return tensor.reshaped(shape)
+
+
+def sequence_parameters(
+    response: Mapping[str, ParameterValue], request: Mapping[str, ParameterValue]
+) -> dict[str, ParameterValue]:
+    """The sequence parameters of a response that sets some; the id is otherwise that of the request."""
+    return {
+        "sequence_id": response.get("sequence_id", request.get("sequence_id", 0)),
+        "sequence_start": response.get("sequence_start", False),
+        "sequence_end": response.get("sequence_end", False),
+    }

@@ -1,0 +1,406 @@
+"""The sequence scheduler: the requests of a sequence run in order, one at a time, on one instance.
+
+As Triton's (core, SequenceBatchScheduler): each instance has places for sequences; a sequence keeps its place from its
+first request until its end, and waits in the backlog for one. How batches are formed of the sequences that have a place
+is the business of a `Lane`, one for each instance.
+"""
+
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Mapping
+from typing import Generic
+
+from modserve.core import dtypes
+from modserve.core.errors import Code, ModserveError, cancelled, invalid, unavailable
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import DynamicBatching, ModelConfig
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse
+from modserve.core.sequence import (
+    ControlTensors,
+    Membership,
+    SequenceId,
+    SequenceStates,
+    StateTable,
+    check_id,
+    membership,
+    zeros_like,
+)
+from modserve.core.sequence_config import OldestStrategy, SequenceBatching
+from modserve.core.tensor import Tensor
+
+from . import batching
+from .queued import QueuedScheduler
+from .scheduler import Clock, Drop, PinnedRunner, SlotT, TimerHandle
+from .sequence_lane import Lane, OldestLane, OneSlot
+from .sequence_rows import DirectLane
+
+_log = logging.getLogger(__name__)
+
+
+class _Sequence:
+    """One that has begun, and has not ended or has something left to do."""
+
+    __slots__ = (
+        "busy",
+        "failure",
+        "id",
+        "idle_since_ns",
+        "over",
+        "place",
+        "running",
+        "states",
+        "timer",
+        "timer_ns",
+        "waiting",
+    )
+
+    def __init__(self, id: SequenceId, now_ns: int) -> None:
+        self.id = id
+        self.place: tuple[int, int] | None = None
+        """Its row and the number of its instance; None in the backlog."""
+        self.waiting: deque[Inflight] = deque()
+        """Its requests, but for the one that its instance has."""
+        self.busy: Inflight | None = None
+        """The request that its instance has."""
+        self.running = False
+        """Whether that one runs, or else waits for the others of its batch."""
+        self.states: SequenceStates | None = None
+        self.failure: ModserveError | None = None
+        """Why it was ended before its end."""
+        self.over = False
+        self.idle_since_ns = now_ns
+        self.timer: TimerHandle | None = None
+        self.timer_ns = 0
+
+
+class _Member:
+    """What is to be remembered of a request until it is over."""
+
+    __slots__ = ("arrived_ns", "says", "sequence", "shape_key")
+
+    def __init__(self, sequence: _Sequence, says: Membership, arrived_ns: int, shape_key: object) -> None:
+        self.sequence = sequence
+        self.says = says
+        self.arrived_ns = arrived_ns
+        self.shape_key = shape_key
+
+
+class SequenceScheduler(Generic[SlotT]):
+    """Implements `scheduling.Scheduler`. `state_files` has the initial states that come from files, by input name."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        runner: PinnedRunner[SlotT],
+        clock: Clock,
+        drop: Drop,
+        state_files: Mapping[str, Tensor],
+    ) -> None:
+        assert config.sequence_batching is not None, "made for models that have it: this is a bug"
+        self._batching: SequenceBatching = config.sequence_batching
+        self._model = config.name
+        self._clock = clock
+        self._drop = drop
+        self._controls = ControlTensors(self._batching.controls, config.batching)
+        self._states = StateTable(self._batching.states, config.batching, state_files)
+        self._open: dict[SequenceId, _Sequence] = {}
+        """Those that more requests may come for."""
+        self._live: dict[_Sequence, None] = {}
+        """Those that are not over."""
+        self._backlog: dict[_Sequence, None] = {}
+        self._members: dict[Inflight, _Member] = {}
+        self._numbers = itertools.count(1)
+        self._stopped = False
+        self._slots = [OneSlot(runner, number, self._on_run) for number in range(runner.count)]
+        self._lanes = [self._lane(config, slot) for slot in self._slots]
+        self._places = [(row, number) for row in range(_places(config)) for number in range(runner.count)]
+        runner.on_free = self._on_free
+        runner.on_done = self._on_done
+        runner.on_again = self._on_again
+
+    def __repr__(self) -> str:
+        return f"SequenceScheduler({len(self._live)} sequences, {len(self._backlog)} of them in the backlog)"
+
+    @property
+    def open_sequences(self) -> int:
+        """The sequences that have begun and not ended."""
+        return len(self._live)
+
+    # In
+
+    def enqueue(self, inflight: Inflight) -> None:
+        """As any scheduler's; raises INVALID_ARG for what is no request of a sequence, too."""
+        request = inflight.request
+        says = membership(request)
+        if not (self._batching.iterative and not says.id):
+            check_id(says.id, request, self._batching)
+        if inflight.batch_size > 1:
+            raise invalid(
+                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
+                "batcher"
+            )
+        if not says.id:
+            if not self._batching.iterative:
+                raise invalid(
+                    f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
+                )
+            says = Membership(self._unused_id(), start=True)
+        sequence = self._open.get(says.id)
+        if self._stopped and says.start:
+            raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+        if sequence is None and not says.start:
+            raise invalid(
+                f"inference request for sequence {says.id} to model '{self._model}' must specify the START flag on the "
+                "first request of the sequence"
+            )
+        now_ns = self._clock.now_ns()
+        if sequence is None:
+            sequence = self._begin(says.id, now_ns)
+        elif says.start:
+            _log.warning(
+                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
+                "start. Previous sequence will be terminated early.",
+                says.id,
+                self._model,
+            )
+        if says.end:
+            del self._open[says.id]
+        inflight.queue_start_ns = now_ns
+        inflight.on_cancel = self._cancelled
+        self._members[inflight] = _Member(sequence, says, now_ns, inflight.shape_key)
+        sequence.waiting.append(inflight)
+        sequence.idle_since_ns = now_ns
+        if inflight.deadline_ns:
+            self._arm(sequence, inflight.deadline_ns)
+        self._arm(sequence, now_ns + self._batching.max_idle_ns)
+        self._advance(sequence)
+
+    def _begin(self, id: SequenceId, now_ns: int) -> _Sequence:
+        sequence = _Sequence(id, now_ns)
+        self._open[id] = sequence
+        self._live[sequence] = None
+        if self._places:
+            sequence.place = heapq.heappop(self._places)
+        else:
+            self._backlog[sequence] = None
+        return sequence
+
+    def _unused_id(self) -> SequenceId:
+        control = self._batching.correlation
+        as_text = control is not None and control.datatype is dtypes.BYTES
+        while True:
+            number = next(self._numbers)
+            id: SequenceId = str(number) if as_text else number
+            if id not in self._open:
+                return id
+
+    # Through
+
+    def _advance(self, sequence: _Sequence) -> None:
+        """Give the next request to the instance, if it may have it."""
+        if sequence.place is None or sequence.busy is not None or not sequence.waiting:
+            return
+        head = sequence.waiting.popleft()
+        member = self._members[head]
+        inputs = {**head.inputs, **self._controls.of(member.says)}
+        if self._batching.states:
+            if sequence.states is None or member.says.start:
+                sequence.states = self._states.fresh()
+            head.states = sequence.states
+            inputs.update(sequence.states.inputs)
+            head.shape_key = (member.shape_key, sequence.states.shapes)
+        head.inputs = inputs
+        sequence.busy = head
+        row, number = sequence.place
+        self._lanes[number].offer(row, head)
+
+    def _on_run(self, batch: list[Inflight]) -> None:
+        for inflight in batch:
+            member = self._members[inflight]
+            # Batches wait since their requests could run, statistics since they came.
+            inflight.queue_start_ns = member.arrived_ns
+            inflight.on_cancel = self._cancelled_running
+            member.sequence.running = True
+
+    def _on_free(self) -> None:
+        for slot in self._slots:
+            slot.on_free()
+
+    def _on_done(self, batch: list[Inflight]) -> None:
+        now_ns = self._clock.now_ns()
+        for inflight in batch:
+            inflight.on_cancel = None
+            self._idle(self._members.pop(inflight).sequence, now_ns)
+
+    def _on_again(self, inflight: Inflight) -> None:
+        member = self._members[inflight]
+        now_ns = self._clock.now_ns()
+        member.says = Membership(member.says.id)
+        member.arrived_ns = now_ns
+        inflight.on_cancel = self._cancelled
+        member.sequence.waiting.appendleft(inflight)
+        self._idle(member.sequence, now_ns)
+
+    def _idle(self, sequence: _Sequence, now_ns: int) -> None:
+        """Its instance has nothing of it any more."""
+        sequence.busy = None
+        sequence.running = False
+        sequence.idle_since_ns = now_ns
+        if sequence.waiting:
+            self._advance(sequence)
+        elif self._batching.iterative or self._open.get(sequence.id) is not sequence:
+            self._finish(sequence)
+
+    # Out
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def close(self, error: ModserveError) -> None:
+        self._stopped = True
+        for sequence in list(self._live):
+            self._abort(sequence, error)
+        for lane in self._lanes:
+            lane.close(error)
+
+    def _finish(self, sequence: _Sequence) -> None:
+        """Nothing of it is left: its place goes to the next."""
+        if sequence.over:
+            return
+        sequence.over = True
+        self._close_to_more(sequence)
+        self._disarm(sequence)
+        del self._live[sequence]
+        self._backlog.pop(sequence, None)
+        place = sequence.place
+        if place is None:
+            return
+        if self._backlog:
+            following = next(iter(self._backlog))
+            del self._backlog[following]
+            following.place = place
+            self._advance(following)
+        else:
+            heapq.heappush(self._places, place)
+
+    def _close_to_more(self, sequence: _Sequence) -> None:
+        if self._open.get(sequence.id) is sequence:
+            del self._open[sequence.id]
+
+    def _abort(self, sequence: _Sequence, error: ModserveError) -> None:
+        """End it before its end: what has not begun to run is failed with `error`."""
+        self._close_to_more(sequence)
+        waiting = list(sequence.waiting)
+        sequence.waiting.clear()
+        busy = sequence.busy
+        if busy is not None and not sequence.running and busy.on_cancel is not None:
+            sequence.failure = error
+            busy.on_cancel(busy)  # its lane lets go of it, and tells `_dropped`
+        for inflight in waiting:
+            self._leave(inflight, error)
+        if sequence.busy is None:
+            self._finish(sequence)
+
+    def _leave(self, inflight: Inflight, error: ModserveError) -> None:
+        if self._members.pop(inflight, None) is not None:
+            inflight.on_cancel = None
+            self._drop(inflight, error)
+
+    def _dropped(self, inflight: Inflight, error: ModserveError) -> None:
+        """A lane has let go of a request: its sequence can not go on without it."""
+        sequence = self._members[inflight].sequence
+        sequence.busy = None
+        self._leave(inflight, sequence.failure or error)
+        self._abort(sequence, error if error.code is Code.CANCELLED else _expired())
+
+    def _cancelled(self, inflight: Inflight) -> None:
+        """A request was cancelled that waits for those before it."""
+        self._abort(self._members[inflight].sequence, cancelled())
+
+    def _cancelled_running(self, inflight: Inflight) -> None:
+        """The request itself runs on, and is settled by who runs it."""
+        self._abort(self._members[inflight].sequence, cancelled())
+
+    # Times
+
+    def _look(self, sequence: _Sequence) -> None:
+        """End a sequence whose client is too slow, or whose place in the backlog has cost too much time."""
+        sequence.timer = None
+        now_ns = self._clock.now_ns()
+        late_ns = min([inflight.deadline_ns for inflight in sequence.waiting if inflight.deadline_ns], default=0)
+        if late_ns and late_ns <= now_ns:
+            self._abort(sequence, _expired())
+            return
+        if late_ns:
+            self._arm(sequence, late_ns)
+        if sequence.waiting or sequence.busy is not None:
+            idle_ns = now_ns + self._batching.max_idle_ns
+        else:
+            idle_ns = sequence.idle_since_ns + self._batching.max_idle_ns
+            if idle_ns <= now_ns:
+                _log.info("sequence %s of model '%s' is ended: it has been idle too long", sequence.id, self._model)
+                self._finish(sequence)
+                return
+        self._arm(sequence, idle_ns)
+
+    def _arm(self, sequence: _Sequence, when_ns: int) -> None:
+        """Look at it then, unless that is done earlier anyway."""
+        if sequence.timer is not None and sequence.timer_ns <= when_ns:
+            return
+        self._disarm(sequence)
+        sequence.timer_ns = when_ns
+        sequence.timer = self._clock.call_at(when_ns, lambda: self._look(sequence))
+
+    def _disarm(self, sequence: _Sequence) -> None:
+        if sequence.timer is not None:
+            sequence.timer.cancel()
+            sequence.timer = None
+
+    # Lanes
+
+    def _lane(self, config: ModelConfig, slot: OneSlot[SlotT]) -> Lane:
+        strategy = self._batching.strategy
+        if not isinstance(strategy, OldestStrategy):
+            return DirectLane(strategy, _places(config), slot, self._clock, self._dropped, self._filler)
+        policy = DynamicBatching(
+            preferred_batch_sizes=strategy.preferred_batch_sizes, max_queue_delay_ns=strategy.max_queue_delay_ns
+        )
+        rule = batching.dynamic(policy, config.max_batch_size)
+        size = batching.ripe_size(policy, config.max_batch_size)
+        return OldestLane(QueuedScheduler(rule, slot, self._clock, self._dropped, policy, ripe_size=size))
+
+    def _filler(self, like: Inflight) -> Inflight:
+        inputs = {**zeros_like(like.inputs), **self._controls.absent()}
+        request = InferenceRequest(self._model, {})
+        filler = Inflight(request, _NOBODY, inputs, like.output_names, like.batch_size, like.shape_key, 0)
+        filler.length = like.length
+        filler.settled = True
+        return filler
+
+
+class _Nobody:
+    """Implements `core.response.ResponseSink` for requests that nobody waits for."""
+
+    def respond(self, response: InferenceResponse, final: bool) -> None: ...
+
+    def fail(self, error: ModserveError, final: bool) -> None: ...
+
+    def complete(self) -> None: ...
+
+
+_NOBODY = _Nobody()
+
+
+def _places(config: ModelConfig) -> int:
+    """How many sequences an instance has at a time."""
+    assert config.sequence_batching is not None, "asked for models that have it: this is a bug"
+    strategy = config.sequence_batching.strategy
+    wanted = strategy.max_candidate_sequences if isinstance(strategy, OldestStrategy) else 0
+    return wanted if wanted > 0 else max(1, config.max_batch_size)
+
+
+def _expired() -> ModserveError:
+    return unavailable("timeout of the corresponding sequence has been expired")

@@ -1,0 +1,161 @@
+"""Which rows of a batch run, and when: the direct strategy's rule, and its loop for one instance."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from modserve.core.errors import ModserveError, cancelled, unavailable
+from modserve.core.inflight import Inflight
+from modserve.core.sequence_config import DirectStrategy
+
+from .batching import MARGIN_NS, Reason, WaitUntil
+from .scheduler import Clock, Drop, SlotT, TimerHandle
+from .sequence_lane import OneSlot
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Run the requests of these rows, in ascending order."""
+
+    rows: tuple[int, ...]
+    reason: Reason
+
+
+def direct(heads: Sequence[Inflight | None], strategy: DirectStrategy, now_ns: int) -> Rows | WaitUntil | None:
+    """What to run of `heads`, the next request of each row; None: nothing. As Triton (core, DirectSequenceBatch).
+
+    Everything that is there runs at once, unless there is a delay and less than the minimum of the rows is filled; then
+    it waits until the oldest has waited that long. Of requests that can not share a batch, those like the oldest run.
+    """
+    ready = [head for head in heads if head is not None]
+    if not ready:
+        return None
+    oldest = min(ready, key=lambda head: head.queue_start_ns)
+    rows = tuple(row for row, head in enumerate(heads) if head is not None and head.shape_key == oldest.shape_key)
+    if len(rows) == len(heads):
+        return Rows(rows, Reason.FULL)
+    delay_ns, utilization = strategy.max_queue_delay_ns, strategy.minimum_slot_utilization
+    if not delay_ns or not utilization:
+        return Rows(rows, Reason.IDLE_INSTANCE)
+    if len(ready) >= utilization * len(heads):
+        return Rows(rows, Reason.PREFERRED)
+    due_ns = oldest.queue_start_ns + delay_ns
+    if now_ns >= due_ns:
+        return Rows(rows, Reason.DELAY)
+    latest_ns = min([head.deadline_ns - MARGIN_NS for head in ready if head.deadline_ns], default=due_ns)
+    return Rows(rows, Reason.DEADLINE) if now_ns >= latest_ns else WaitUntil(min(due_ns, latest_ns))
+
+
+Fill = Callable[[Inflight], Inflight]
+"""Makes a filler that shares a batch with a request: nobody waits for it, and the model is told that it is none."""
+
+
+class DirectLane(Generic[SlotT]):
+    """The rows of one instance: at most one request waits in each. Implements `sequence_lane.Lane`.
+
+    Runs batches in which every request is in its row; rows before the last that have nothing to run get fillers.
+    """
+
+    def __init__(
+        self,
+        strategy: DirectStrategy,
+        rows: int,
+        runner: OneSlot[SlotT],
+        clock: Clock,
+        drop: Drop,
+        fill: Fill,
+    ) -> None:
+        self._strategy = strategy
+        self._heads: list[Inflight | None] = [None] * rows
+        self._rows: dict[Inflight, int] = {}
+        self._runner = runner
+        self._clock = clock
+        self._drop = drop
+        self._fill = fill
+        self._pump_due = False
+        self._timer: TimerHandle | None = None
+        runner.on_free = self._pump
+
+    def offer(self, row: int, inflight: Inflight) -> None:
+        inflight.queue_start_ns = self._clock.now_ns()
+        inflight.on_cancel = self._cancelled
+        self._heads[row] = inflight
+        self._rows[inflight] = row
+        if not self._pump_due:
+            self._pump_due = True
+            self._clock.call_soon(self._pump)
+
+    def close(self, error: ModserveError) -> None:
+        for inflight in list(self._rows):
+            self._leave(inflight, error)
+        self._disarm()
+
+    def _cancelled(self, inflight: Inflight) -> None:
+        self._leave(inflight, cancelled())
+
+    def _leave(self, inflight: Inflight, error: ModserveError) -> None:
+        row = self._rows.pop(inflight, None)
+        if row is None:
+            return  # telling one client of its failure made it cancel the others
+        inflight.on_cancel = None
+        self._heads[row] = None
+        self._drop(inflight, error)
+
+    def _pump(self) -> None:
+        """Start the next batch if it can start now: an instance has one slot."""
+        self._pump_due = False
+        self._disarm()
+        while self._rows:
+            now_ns = self._clock.now_ns()
+            wake_ns = self._expire(now_ns)
+            slot = self._runner.reserve() if self._rows else None
+            if slot is None:
+                self._arm(wake_ns)
+                return
+            decision = direct(self._heads, self._strategy, now_ns)
+            if not isinstance(decision, Rows):
+                self._runner.release(slot)
+                if decision is not None:
+                    self._arm(min(wake_ns or decision.when_ns, decision.when_ns))
+                return
+            self._start(slot, decision)
+
+    def _start(self, slot: SlotT, decision: Rows) -> None:
+        batch: list[Inflight] = []
+        rows: list[Inflight] = []
+        for row in decision.rows:
+            inflight = self._heads[row]
+            assert inflight is not None, "the rule runs rows that have something to run: this is a bug"
+            batch.append(inflight)
+        for inflight in batch:
+            row = self._rows.pop(inflight)
+            self._heads[row] = None
+            inflight.on_cancel = None
+            while len(rows) < row:
+                rows.append(self._fill(batch[0]))
+            rows.append(inflight)
+        self._runner.run(slot, batch, decision.reason.value, rows if len(rows) > len(batch) else None)
+
+    def _expire(self, now_ns: int) -> int:
+        """Refuse what is past its client's deadline; when the next one is, 0 for never."""
+        next_ns = 0
+        for inflight in list(self._rows):
+            if inflight.deadline_ns and inflight.deadline_ns <= now_ns:
+                self._leave(inflight, unavailable("Request timeout expired"))
+            elif inflight.deadline_ns:
+                next_ns = min(next_ns or inflight.deadline_ns, inflight.deadline_ns)
+        return next_ns
+
+    def _arm(self, when_ns: int) -> None:
+        self._disarm()
+        if when_ns:
+            self._timer = self._clock.call_at(when_ns, self._wake)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._pump()

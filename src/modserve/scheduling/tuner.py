@@ -1,0 +1,223 @@
+"""A batcher that tunes itself: queue delay and batch size for a latency goal, as large batches as that allows.
+
+The goal is for what 99 of 100 requests stay below, from queueing to the end of their execution. Longer delays make
+larger batches, which cost less a request; they also make requests wait. Under load both directions can be the right
+one: where executions get in each other's way, waiting for fewer and larger ones is faster. So it is found by trial.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import DynamicBatching
+from modserve.core.statistics import TunerDecision, TunerStatistics
+from modserve.core.timing import ExecutionTiming
+
+from .batching import Decision, Reason, Rule, dynamic
+
+_AIM = 0.9
+"""Of the goal: where a change is meant to lead."""
+_SLACK = 0.8
+"""Of the goal: from here up to the goal itself nothing is changed."""
+_CLEARLY = 1.1
+"""Of the goal: what is above for two windows, or above this for one, is above it."""
+_STEP = 0.15
+"""Of the goal: by how much the delay grows when that is tried against too long latencies."""
+_LEAST_STEP = 0.02
+_LARGEST_DELAY = 0.75
+"""Of the goal: a longer delay would leave no time to run."""
+_RUN_SHARE = 0.5
+"""Of the goal: a batch that runs longer makes the next one late, which waits for it."""
+_WORTH = 0.5
+"""Items that must be likely to join a batch during a delay."""
+_MANY = 0.5
+"""A share of batches that tells how most of them come about."""
+_ENOUGH = 300
+_FEW = 50
+_LONG_NS = 2_000_000_000
+_LATE = 12
+"""A window ends with `_ENOUGH` requests, or after a long time with a few; early if so many were late, and of them all
+one in `_LATE_SHARE`."""
+_LATE_SHARE = 20
+_MOST = 4096
+
+
+class Window(NamedTuple):
+    """What was seen since the last decision took effect."""
+
+    p99_ns: int
+    per_second: float
+    """Batch items."""
+    filled: float
+    """Share of the batches that had the largest size allowed."""
+    delayed: float
+    """Share of the batches that went because of the queue delay."""
+
+
+class Targets(NamedTuple):
+    delay_ns: int
+    batch_size: int
+    reason: str
+
+
+class Controller:
+    """Decides from one window to the next; pure but for its memory of the last step."""
+
+    def __init__(
+        self, goal_ns: int, max_batch_size: int, delay_limit_ns: int = 0, run_ns: Callable[[int], int] = lambda _: 0
+    ) -> None:
+        self.goal_ns = goal_ns
+        self._largest = max_batch_size
+        self._limit_ns = min(delay_limit_ns or goal_ns, int(_LARGEST_DELAY * goal_ns))
+        self._run_ns = run_ns
+        self.delay_ns = 0
+        self.batch_size = max_batch_size
+        self._doubtful = False
+        """The last window was above the goal, but not clearly."""
+        self._tried: Window | None = None
+        """What made the last step against too long latencies; None if it was another kind of step."""
+        self._up = True
+        self._step = _STEP
+
+    def decide(self, window: Window) -> Targets:
+        """The targets from now on."""
+        ratio = window.p99_ns / self.goal_ns
+        if ratio > 1:
+            if ratio < _CLEARLY and not self._doubtful:
+                self._doubtful = True
+                return self._set("above the goal for the first time")
+            return self._against(window)
+        self._doubtful = False
+        self._tried = None
+        self._step = _STEP
+        if ratio >= _SLACK:
+            return self._set("the goal is held")
+        return self._with_slack(window)
+
+    def _with_slack(self, window: Window) -> Targets:
+        """Larger batches, if there is anything to make them of."""
+        slack_ns = int(_AIM * self.goal_ns) - window.p99_ns
+        if window.filled >= _MANY and self.batch_size < self._largest_in_time():
+            return self._set("room for larger batches", batch_size=self.batch_size + max(1, self.batch_size // 4))
+        if window.per_second * self._limit_ns / 1e9 < _WORTH:
+            return self._set("too few requests to wait for", 0)
+        if window.filled >= _MANY:
+            return self._set("batches are full without waiting longer")
+        return self._set("room for a longer delay", self.delay_ns + slack_ns // 2)
+
+    def _against(self, window: Window) -> Targets:
+        """Latencies are too long: step by step down or up, and back if that made it worse."""
+        excess_ns = window.p99_ns - int(_AIM * self.goal_ns)
+        if window.filled >= _MANY:
+            in_time = self._largest_in_time()
+            if self.batch_size > in_time:
+                return self._set("batches take too long", batch_size=in_time)
+            if self.batch_size < self._largest and window.p99_ns > 2 * self.goal_ns:
+                larger = self.batch_size + max(1, self.batch_size // 2)
+                return self._set("more requests than batches of this size take", batch_size=larger)
+        tried = self._tried
+        if tried is None:
+            self._up = self.delay_ns < excess_ns and window.delayed < _MANY
+        elif window.p99_ns > 0.97 * tried.p99_ns:
+            self._up = not self._up
+            self._step = max(_LEAST_STEP, self._step / 2)
+        self._tried = window
+        if self._up and self.delay_ns < self._limit_ns:
+            return self._set("waiting for fewer, larger batches", self.delay_ns + int(self._step * self.goal_ns))
+        if self.delay_ns:
+            least_ns = int(self._step * self.goal_ns)
+            return self._set("a shorter delay", self.delay_ns - max(least_ns, min(excess_ns, self.delay_ns // 2)))
+        self._up = True
+        return self._set("the goal is out of reach")
+
+    def _largest_in_time(self) -> int:
+        """The largest batch likely to run in its share of the goal."""
+        share_ns = int(_RUN_SHARE * self.goal_ns)
+        if self._run_ns(self._largest) <= share_ns:
+            return self._largest
+        low, high = 1, self._largest
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._run_ns(middle) <= share_ns else (low, middle)
+        return low
+
+    def _set(self, reason: str, delay_ns: int | None = None, batch_size: int | None = None) -> Targets:
+        if delay_ns is not None:
+            self.delay_ns = max(0, min(delay_ns, self._limit_ns))
+        if batch_size is not None:
+            self.batch_size = max(1, min(batch_size, self._largest))
+        return Targets(self.delay_ns, self.batch_size, reason)
+
+
+class Tuner:
+    """Measures executions, asks the controller, and is the rule that does what it says."""
+
+    def __init__(
+        self,
+        policy: DynamicBatching,
+        max_batch_size: int,
+        run_ns: Callable[[int], int],
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        largest = max(1, max_batch_size)
+        self._policy = policy
+        self._run_ns = run_ns
+        self._now_ns = now_ns
+        self._controller = Controller(policy.p99_goal_ns, largest, policy.tuned_delay_limit_ns, run_ns)
+        self.statistics = TunerStatistics(policy.p99_goal_ns, 0, largest)
+        self._rule: Rule = self._make_rule()
+        self._begin()
+
+    def rule(self, together: Iterable[Inflight], now_ns: int) -> Decision:
+        """The dynamic batcher's rule with the targets of the moment."""
+        return self._rule(together, now_ns)
+
+    def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
+        """A batch has been executed."""
+        end_ns, since_ns, goal_ns = timing.compute_end_ns, self._since_ns, self._controller.goal_ns
+        self._items += timing.batch_size
+        self._batches += 1
+        self._delayed += timing.close_reason == Reason.DELAY.value
+        self._filled += timing.batch_size >= self._controller.batch_size
+        latencies = self._latencies
+        for inflight in members:
+            if inflight.queue_start_ns >= since_ns:
+                latency_ns = end_ns - inflight.queue_start_ns
+                latencies.append(latency_ns)
+                self._late += latency_ns > goal_ns
+        count = len(latencies)
+        if count >= _ENOUGH or (self._late >= _LATE and self._late * _LATE_SHARE >= count):
+            self._decide()
+        elif count >= _FEW and self._now_ns() - since_ns >= _LONG_NS:
+            self._decide()
+
+    def _decide(self) -> None:
+        latencies = sorted(self._latencies)
+        p99_ns = latencies[int(0.99 * (len(latencies) - 1))]
+        elapsed_ns = max(1, self._now_ns() - self._since_ns)
+        per_second = self._items * 1e9 / elapsed_ns
+        window = Window(p99_ns, per_second, self._filled / self._batches, self._delayed / self._batches)
+        before = self.statistics
+        targets = self._controller.decide(window)
+        if (targets.delay_ns, targets.batch_size) != (before.delay_ns, before.batch_size):
+            self._rule = self._make_rule()
+        found = self.statistics
+        found.p99_ns, found.delay_ns, found.batch_size = p99_ns, targets.delay_ns, targets.batch_size
+        found.decisions.append(
+            TunerDecision(
+                int(time.time() * 1e3), targets.reason, p99_ns, per_second, targets.delay_ns, targets.batch_size
+            )
+        )
+        self._begin()
+
+    def _make_rule(self) -> Rule:
+        size = self._controller.batch_size
+        policy = replace(self._policy, preferred_batch_sizes=(size,), max_queue_delay_ns=self._controller.delay_ns)
+        return dynamic(policy, size, self._run_ns)
+
+    def _begin(self) -> None:
+        self._since_ns = self._now_ns()
+        self._latencies: list[int] = []
+        self._items = self._batches = self._delayed = self._filled = self._late = 0
