@@ -13,7 +13,7 @@ from .core.changes import Changes
 from .core.errors import Code, ModserveError, invalid, unavailable
 from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
-from .core.request import InferenceRequest, ParameterValue
+from .core.request import InferenceRequest, ParameterValue, timeout_ns
 from .core.response import InferenceResponse, OneAnswer
 from .core.servable import Servable, Submitter
 from .core.tensor import Array, Tensor
@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "model_configuration",
@@ -324,8 +325,9 @@ def _request(
 ) -> InferenceRequest:
     tensors = {name: value if isinstance(value, Tensor) else Tensor.from_array(value) for name, value in inputs.items()}
     deadline_ns = 0 if timeout is None else now_ns + int(timeout * 1e9)
+    given = dict(parameters or {})
     return InferenceRequest(
-        model_name, tensors, tuple(outputs), version, request_id, dict(parameters or {}), deadline_ns
+        model_name, tensors, tuple(outputs), version, request_id, given, deadline_ns, timeout_ns(given)
     )
 
 

@@ -84,3 +84,77 @@ def copy_example(repository: Path, example: str, name: str, extra: str = "", dro
         head, _, rest = text.partition(f"{drop} {{")
         text = head + rest.partition("}")[2]
     config.write_text(f"{text}\n{extra}")
+
+
+_SEQUENCE_CONTROLS = """
+control_input [
+  { name: "START" control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] },
+  { name: "READY" control [ { kind: CONTROL_SEQUENCE_READY int32_false_true: [ 0, 1 ] } ] },
+  { name: "CORRID" control [ { kind: CONTROL_SEQUENCE_CORRID data_type: %s } ] }
+]
+"""
+
+
+def write_sequence_echo(repository: Path, name: str, strategy: str, *, id_type: str = "UINT64") -> None:
+    """Gives back what it is told in each row: OUTPUT (its INPUT, INT32 [1]), and as SAW_… its controls."""
+    told = {"INPUT": "INT32", "START": "INT32", "READY": "INT32", "CORRID": id_type}
+    outputs = {tensor: "OUTPUT" if tensor == "INPUT" else f"SAW_{tensor}" for tensor in told}
+    graph = helper.make_graph(
+        [helper.make_node("Identity", [tensor], [outputs[tensor]]) for tensor in told],
+        name,
+        [helper.make_tensor_value_info(tensor, ONNX_TYPES[kind], ["batch", 1]) for tensor, kind in told.items()],
+        [
+            helper.make_tensor_value_info(outputs[tensor], ONNX_TYPES[kind], ["batch", 1])
+            for tensor, kind in told.items()
+        ],
+    )
+    controls = _SEQUENCE_CONTROLS % CONFIG_TYPES[id_type]
+    _write_graph(repository, name, graph, f"sequence_batching {{ {strategy} {controls} }}")
+
+
+def write_accumulator(repository: Path, name: str, strategy: str, more: str = "", initial: str = "") -> None:
+    """OUTPUT is the sum of a sequence's INPUTs (INT32 [1]) so far, kept as a state, which may begin as `initial`."""
+    tensors = [helper.make_tensor_value_info(tensor, TensorProto.INT32, ["batch", 1]) for tensor in ("INPUT", "SUM")]
+    results = [
+        helper.make_tensor_value_info(tensor, TensorProto.INT32, ["batch", 1]) for tensor in ("OUTPUT", "SUM_OUT")
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["INPUT", "SUM"], ["OUTPUT"]), helper.make_node("Identity", ["OUTPUT"], ["SUM_OUT"])],
+        name,
+        tensors,
+        results,
+    )
+    state = f'state [ {{ input_name: "SUM" output_name: "SUM_OUT" data_type: TYPE_INT32 dims: [ 1 ] {initial} }} ]'
+    _write_graph(repository, name, graph, f"sequence_batching {{ {strategy} {state} {more} }}")
+
+
+def write_text_keeper(repository: Path, name: str) -> None:
+    """OUTPUT (BYTES [-1]) is all that the sequence was given so far, one after the other: a growing state."""
+    tensors = [helper.make_tensor_value_info(tensor, TensorProto.STRING, [None]) for tensor in ("INPUT", "KEPT")]
+    results = [helper.make_tensor_value_info(tensor, TensorProto.STRING, [None]) for tensor in ("OUTPUT", "KEPT_OUT")]
+    graph = helper.make_graph(
+        [
+            helper.make_node("Concat", ["KEPT", "INPUT"], ["OUTPUT"], axis=0),
+            helper.make_node("Identity", ["OUTPUT"], ["KEPT_OUT"]),
+        ],
+        name,
+        tensors,
+        results,
+    )
+    initial = 'initial_state: { name: "first" data_type: TYPE_STRING dims: [ 1 ] data_file: "first" }'
+    state = (
+        'state [ { input_name: "KEPT" output_name: "KEPT_OUT" data_type: TYPE_STRING dims: [ -1 ] '
+        f"use_same_buffer_for_input_output: true use_growable_memory: true {initial} }} ]"
+    )
+    _write_graph(repository, name, graph, f"sequence_batching {{ direct {{ }} {state} }}", max_batch_size=0)
+    (repository / name / "initial_state").mkdir()
+    (repository / name / "initial_state" / "first").write_bytes(b"\x05\0\0\0first")
+
+
+def _write_graph(repository: Path, name: str, graph: onnx.GraphProto, config: str, max_batch_size: int = 4) -> None:
+    """One instance; the inputs and outputs are completed."""
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    (repository / name / "1").mkdir(parents=True)
+    onnx.save(model, repository / name / "1" / "model.onnx")
+    groups = "instance_group [ { count: 1 kind: KIND_CPU } ]"
+    (repository / name / "config.pbtxt").write_text(f"max_batch_size: {max_batch_size}\n{groups}\n{config}")

@@ -15,7 +15,7 @@ from modserve.core.model_config import (
 from modserve.core.version import VersionPolicy
 from modserve.pb import inference as pb
 
-from . import extras, padding, ragged, sequences
+from . import ensembles, extras, padding, ragged, sequences
 
 _KINDS: dict[int, InstanceKind] = {
     pb.ModelInstanceGroup.KIND_AUTO: InstanceKind.AUTO,
@@ -54,6 +54,7 @@ def to_model_config(
         padding=padding.to_padding(message),
         batch_inputs=ragged.batch_inputs(message),
         batch_outputs=ragged.batch_outputs(message),
+        ensemble=ensembles.to_ensembling(message),
         default_model_filename=message.default_model_filename,
         decoupled=message.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in message.parameters.items()},

@@ -25,6 +25,8 @@ def normalise(
     padding.make_mask_optional(message)
     if message.HasField("sequence_batching"):
         sequences.normalise(message)
+    if message.HasField("ensemble_scheduling"):
+        return  # it has no instances, and nothing to optimise
     optimization = message.optimization
     if not optimization.HasField("input_pinned_memory"):
         optimization.input_pinned_memory.enable = True

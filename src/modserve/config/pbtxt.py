@@ -39,6 +39,11 @@ class Draft:
         """The name of the backend, written or deduced; empty when nothing tells."""
         return self.identified.backend
 
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether the model is made of others, so that it needs no backend."""
+        return self.message.HasField("ensemble_scheduling")
+
     @cached_property
     def identified(self) -> pb.ModelConfig:
         """The message with name, backend, platform and default_model_filename filled in as far as they can be told."""

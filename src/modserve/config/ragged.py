@@ -25,7 +25,7 @@ def validate(message: pb.ModelConfig, problems: Problems, *, partial: bool) -> N
     sources = None if partial and not inputs else inputs
     for index, wanted in enumerate(message.batch_input):
         here: FieldPath = ("batch_input", index)
-        kind = pb.BatchInput.Kind.values_by_number[wanted.kind].name if _known(wanted) else str(wanted.kind)
+        kind = pb.BatchInput.Kind.Name(wanted.kind) if _known(wanted) else str(wanted.kind)
         _sources("input", kind, wanted, here, sources, problems)
         if wanted.data_type not in _DATATYPES:
             problems.add((*here, "data_type"), "batch input data type must be TYPE_INT32 or TYPE_FP32")
@@ -49,7 +49,7 @@ def validate(message: pb.ModelConfig, problems: Problems, *, partial: bool) -> N
 
 
 def _known(wanted: pb.BatchInput) -> bool:
-    return wanted.kind in pb.BatchInput.Kind.values_by_number
+    return wanted.kind in pb.BatchInput.Kind.values()
 
 
 def _sources(

@@ -11,7 +11,6 @@ from google.protobuf.message import Message
 
 from modserve.pb import inference as pb
 
-from . import platforms
 from .problems import FieldPath, Problems, show
 
 _NOT_SUPPORTED = "is not supported"
@@ -28,8 +27,6 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("platform", True, "there are no ensembles yet", lambda value: value == platforms.ENSEMBLE),
-    Setting("ensemble_scheduling", True, "there are no ensembles yet"),
     Setting("input.is_shape_tensor", True, "it is for TensorRT"),
     Setting("output.is_shape_tensor", True, "it is for TensorRT"),
     Setting("input.is_non_linear_format_io", True, "it is for TensorRT"),

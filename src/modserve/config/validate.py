@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from modserve.pb import inference as pb
 
-from . import extras, padding, platforms, ragged, sequences, tensors
+from . import ensembles, extras, padding, platforms, ragged, sequences, tensors
 from .problems import FieldPath, Problems
 
 
@@ -26,6 +26,7 @@ def validate(
     _version_policy(message.version_policy, problems)
     if message.max_batch_size < 0:
         problems.add(("max_batch_size",), f"'max_batch_size' must be non-negative value for {message.name}")
+    partial = partial and not message.HasField("ensemble_scheduling")  # no engine will fill in anything
     tensors.validate("input", message.input, message, problems, partial=partial)
     tensors.validate("output", message.output, message, problems, partial=partial)
     _files(message, problems)
@@ -33,6 +34,7 @@ def validate(
     sequences.validate(message, problems)
     ragged.validate(message, problems, partial=partial)
     extras.validate(message, problems)
+    ensembles.validate(message, problems)
     padding.validate(message, problems, partial=partial)
     for index, group in enumerate(message.instance_group):
         _instance_group(group, index, message, problems, gpu_count)

@@ -157,6 +157,10 @@ class ModelConfig:
         return tuple(spec.name for spec in self.outputs)
 
     @cached_property
+    def optional_inputs(self) -> frozenset[str]:
+        return frozenset(spec.name for spec in self.inputs if spec.optional)
+
+    @cached_property
     def required_input_count(self) -> int:
         return sum(not spec.optional for spec in self.inputs)
 

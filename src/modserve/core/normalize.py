@@ -96,7 +96,7 @@ class Signature:
             length = self._length(request, accepted, self._padding)
             shape_key = self._key(accepted)
         elif self._ragged:
-            length = sum(math.prod(accepted[name].shape) for name in self._ragged if name in accepted)
+            length = sum(math.prod(accepted[name].shape[batching:]) for name in self._ragged if name in accepted)
             shape_key = self._key(accepted)
         elif self._keyed:
             # Requests share a batch if they give the same optional inputs, and equal shapes where shapes may vary.

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from .servable import Submitter
+from .servable import Servable, Submitter
 
 
 class RequestTrace(Submitter, Protocol):
@@ -15,3 +15,13 @@ class RequestTrace(Submitter, Protocol):
     def end(self) -> None:
         """The answer has been sent, or nobody waits for it any more. May be called again."""
         ...
+
+
+class ParentTrace:
+    """A sink that belongs to a trace, for models that ask other models: their requests can be traced with it."""
+
+    __slots__ = ()
+
+    def child(self, servable: Servable) -> Submitter:
+        """What to submit such a request through, once."""
+        raise NotImplementedError

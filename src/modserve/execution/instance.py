@@ -27,7 +27,7 @@ class Job:
     engines that answer each request by itself. `rows` are the members with the fillers that keep them in their rows.
     """
 
-    __slots__ = ("error", "members", "responses", "rows", "running", "timing")
+    __slots__ = ("error", "late", "members", "responses", "rows", "running", "timing")
 
     def __init__(self, members: list[Inflight], close_reason: str = "", rows: list[Inflight] | None = None) -> None:
         self.members = members
@@ -35,7 +35,18 @@ class Job:
         self.timing = ExecutionTiming(sum([inflight.batch_size or 1 for inflight in members]), close_reason)
         self.running: list[Running] = []
         self.responses: list[InferenceResponse] = []
+        self.late: list[Inflight] = []
+        """Those that were to be members, and whose deadline had passed when the execution began."""
         self.error: ModserveError | None = None
+
+    def drop_late(self, now_ns: int) -> None:
+        """What is too late is not worth an execution. Not for jobs whose rows are kept."""
+        late = [inflight for inflight in self.members if 0 < inflight.deadline_ns <= now_ns]
+        if late:
+            self.late = late
+            gone = set(late)
+            self.rows = self.members = [inflight for inflight in self.members if inflight not in gone]
+            self.timing.batch_size -= sum([inflight.batch_size or 1 for inflight in late])
 
 
 class Instance:
@@ -51,6 +62,9 @@ class Instance:
         tell: Tell,
     ) -> None:
         self.name = name
+        self.job: Job | None = None
+        """What it executes, or is about to; kept by the pool."""
+        self._drops_late = config.sequence_batching is None  # or the model would miss a part of a sequence
         self._model = model
         self._config = config
         self._engine = engine
@@ -86,8 +100,11 @@ class Instance:
         """Run a job on the calling thread, which blocks; never raises."""
         timing = job.timing
         timing.compute_start_ns = time.monotonic_ns()
+        if self._drops_late and job.rows is job.members:
+            job.drop_late(timing.compute_start_ns)
         try:
-            self._run(job)
+            if job.members:
+                self._run(job)
         except BaseException as error:  # whatever an engine raises ends here, as its requests' failure
             job.error = from_exception(error, f"model '{self._model.name}', instance '{self.name}'")
             job.error.__cause__ = error if error is not job.error else None

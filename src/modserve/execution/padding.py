@@ -42,7 +42,7 @@ class PaddedLayout:
                 continue
             tensors = [inflight.inputs[name] for inflight in members]
             axis = padding.axes.get(name)
-            if axis is None or all([tensor.shape[1 + axis] == length for tensor in tensors]):
+            if axis is None or all(tensor.shape[1 + axis] == length for tensor in tensors):
                 merged[name] = _with_rows(join(tensors), total)
             else:
                 merged[name] = pad(tensors, 1 + axis, length, total, self._fill[name])
@@ -66,7 +66,10 @@ class PaddedLayout:
             columns[name] = self._cut(name, column, members) if name in unpad else column
         return [
             InferenceResponse(
-                config.name, version, {name: columns[name][index] for name in inflight.output_names}, inflight.request.id
+                config.name,
+                version,
+                {name: columns[name][index] for name in inflight.output_names},
+                inflight.request.id,
             )
             for index, inflight in enumerate(members)
         ]
@@ -81,7 +84,7 @@ class PaddedLayout:
         axis = 1 + padding.axes[padding.mask]
         given = [inflight.inputs.get(padding.mask) for inflight in members]
         tensors = [tensor for tensor in given if tensor is not None]
-        if len(tensors) == len(members) and all([tensor.shape[axis] == length for tensor in tensors]):
+        if len(tensors) == len(members) and all(tensor.shape[axis] == length for tensor in tensors):
             return _with_rows(join(tensors), rows)
         item = tuple(length if size == -1 else size for size in spec.dims)
         out = np.zeros((rows, *item), spec.datatype.numpy)
@@ -124,7 +127,7 @@ def fill_value(text: str, datatype: Datatype) -> object:
 
 
 def pad(tensors: Sequence[Tensor], axis: int, length: int, rows: int, value: object) -> Array:
-    """The rows of `tensors`, each as long as `length` in dimension `axis` (1 or more), the last repeated up to `rows`."""
+    """The rows of `tensors`, as long as `length` in dimension `axis` (1 or more), the last repeated up to `rows`."""
     first = tensors[0]
     shape: Shape = (rows, *first.shape[1:axis], length, *first.shape[axis + 1 :])
     if first.datatype.size:

@@ -6,12 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import TypeAlias
 
 from modserve.backends.api import Executor, RequestInstance
-from modserve.core.errors import Code, ModserveError
+from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
 from modserve.core.statistics import FailureReason, ModelStatistics
+from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 
 from .instance import Instance, Job
@@ -20,12 +22,15 @@ from .running import Again, Answer, Running
 
 _log = logging.getLogger(__name__)
 
+Observe: TypeAlias = Callable[[ExecutionTiming, Sequence[Inflight]], None]
+
 
 class InstancePool:
     """Implements `scheduling.BatchRunner`. Lives on the event loop's thread; the instances have theirs.
 
     `on_settled` is told how many requests have just been settled. With a `quick` rule, batches run on the event loop's
-    own thread while that rule says that they are too short to be worth a hop.
+    own thread while that rule says that they are too short to be worth a hop. `observe` is told of each execution that
+    succeeded.
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class InstancePool:
         on_settled: Callable[[int], None],
         loop: asyncio.AbstractEventLoop,
         quick: QuickRule | None = None,
+        observe: Observe = lambda timing, members: None,
     ) -> None:
         self.on_free: Callable[[], None] = lambda: None
         self.on_done: Callable[[list[Inflight]], None] | None = None
@@ -45,6 +51,7 @@ class InstancePool:
         self._statistics = statistics
         self._on_settled = on_settled
         self._loop = loop
+        self._observe = observe
         by_request = any(isinstance(engine, RequestInstance) for _, engine in engines)
         self._quick = None if by_request else quick
         self._decoupled = config.decoupled
@@ -83,7 +90,19 @@ class InstancePool:
             self._tell_done(job)
             self._settle(job)
         else:
+            slot.job = job
             slot.start(job)
+
+    def remaining_ns(self, now_ns: int, run_ns: Callable[[int], int]) -> list[int]:
+        """How long each instance is likely to be busy, by `run_ns`, which tells it of a batch size; 0 for free ones."""
+        found: list[int] = []
+        for instance in self._instances:
+            if instance.job is None:
+                found.append(0)
+                continue
+            timing = instance.job.timing
+            found.append(max(0, (timing.compute_start_ns or now_ns) + run_ns(timing.batch_size) - now_ns))
+        return found
 
     def close(self) -> None:
         """End all instances after what they are running. Blocks; not for the event loop's thread."""
@@ -107,6 +126,7 @@ class InstancePool:
             _log.debug("model '%s': a batch ended after the server", self._model.name)
 
     def _finish(self, instance: Instance, job: Job) -> None:
+        instance.job = None
         self._free.append(instance)
         if job.running and self.on_done is not None:
             self._settle(job)  # which tells of those whose sequences can go on in the next batch
@@ -119,6 +139,12 @@ class InstancePool:
 
     def _settle(self, job: Job) -> None:
         timing = job.timing
+        if job.late:
+            self._refuse_late(job.late)
+            if not job.members:
+                return
+        if job.error is None:
+            self._observe(timing, job.members)
         if self._quick is not None:
             self._quick.observe(timing.compute_end_ns - timing.compute_start_ns)
         if job.running:
@@ -214,6 +240,16 @@ class InstancePool:
         statistics.record_successes(answered, job.timing, now_ns)
         for inflight, response in zip(members, job.responses, strict=True):
             inflight.respond(response)
+
+    def _refuse_late(self, late: list[Inflight]) -> None:
+        """Those that did not run because it was too late when their batch began."""
+        now_ns = time.monotonic_ns()
+        for inflight in late:
+            inflight.timing = None
+            reason = FailureReason.CANCELED if inflight.settled else FailureReason.REJECTED
+            self._statistics.record_failure(inflight, reason, now_ns)
+            inflight.fail(unavailable("Request timeout expired"))
+        self._on_settled(len(late))
 
     def _fail(self, members: list[Inflight], error: ModserveError, now_ns: int) -> None:
         self._log_failure(error)

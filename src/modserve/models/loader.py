@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modserve import config as model_config
-from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement
+from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement, RequestInstance
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
 from modserve.core.model_config import InstanceKind, ModelConfig
@@ -130,6 +130,7 @@ class Loader:
                 _log.warning("%s", warning)
             for name, placement in self._place(complete.config, backend):
                 instances.append((name, engine.instance(complete.config, placement)))
+                _check_fit(complete.config, instances[-1][1])
         except Exception as error:
             with ExitStack() as stack:  # whatever of it fails to close, the rest is closed and `error` is told
                 stack.push(lambda *failure: True)
@@ -161,6 +162,15 @@ class Loader:
         kind = InstanceKind.GPU if gpus else InstanceKind.CPU
         count = gpus or backend.default_cpu_instances
         return [(f"{config.name}_{index}", Placement(kind, index if gpus else 0)) for index in range(count)]
+
+
+def _check_fit(config: ModelConfig, instance: Executor) -> None:
+    """Raises INVALID_ARG for what the server does to whole batches, where the engine wants the single requests."""
+    if config.fills_up and isinstance(instance, RequestInstance):
+        raise invalid(
+            f"model '{config.name}': its parameters ask for padding ('padding.…' or 'scheduling.batch_sizes'), but "
+            f"backend '{config.backend}' gets requests one by one and merges them itself, if at all"
+        )
 
 
 def _discard(loading: "futures.Future[_Loaded]") -> None:

@@ -3,25 +3,32 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from modserve.backends.api import BackendModel, Executor
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig
+from modserve.core.model_config import DynamicBatching, ModelConfig
 from modserve.core.normalize import Signature
 from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
 from modserve.core.statistics import FailureReason, ModelStatistics, failure_reason
 from modserve.core.tensor import Tensor
+from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.execution.quick import QuickRule, could_be_quick
 from modserve.scheduling import batching
+from modserve.scheduling.admission import Gate
+from modserve.scheduling.batching import Rule
+from modserve.scheduling.buckets import LengthBuckets
 from modserve.scheduling.ordering import ResponseOrder
+from modserve.scheduling.prediction import RunTimes
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
+from modserve.scheduling.tuner import Tuner
 
 
 class Model:
@@ -48,12 +55,20 @@ class Model:
         self._engine = engine
         self._signature = Signature(config)
         policy = config.dynamic_batching
+        padding = config.padding
+        self._buckets: LengthBuckets | None = None
+        if padding is not None and padding.buckets > 1 and policy is not None:
+            self._buckets = LengthBuckets(padding.buckets, padding.multiple_of, padding.relearn_every)
         self._order = ResponseOrder() if policy is not None and policy.preserve_ordering else None
         self._outstanding = 0
         self._settled = asyncio.Event()
         self._settled.set()
+        self._run_times = RunTimes()
+        self._tuner = self._make_tuner()
         quick = QuickRule() if any_thread and could_be_quick(config) else None
-        self._pool = InstancePool(model_id, config, list(instances), self.statistics, self._on_settled, loop, quick)
+        self._pool = InstancePool(
+            model_id, config, list(instances), self.statistics, self._on_settled, loop, quick, self._observe
+        )
         self._initial_states = initial_states
         self._scheduler = self._make_scheduler(LoopClock(loop))
 
@@ -62,6 +77,8 @@ class Model:
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         inflight = self._signature.accept(request, sink, now_ns)
+        if self._buckets is not None:
+            inflight.shape_key = (inflight.shape_key, self._buckets.of(inflight.length))
         if self._order is not None:
             inflight.sink = held = self._order.behind(sink)
         try:
@@ -97,15 +114,40 @@ class Model:
         if config.sequence_batching is not None:
             return SequenceScheduler(config, self._pool, clock, self._drop, self._initial_states)
         if policy is None:
-            return QueuedScheduler(batching.direct, self._pool, clock, self._drop)
+            return QueuedScheduler(batching.direct, self._pool, clock, self._drop, gate=self._gate(0))
+        rule = self._dynamic(policy, config.max_batch_size) if self._tuner is None else self._tuner.rule
+        if self._tuner is not None:  # the delay may become this long, and batches this large
+            policy = replace(policy, preferred_batch_sizes=(), max_queue_delay_ns=policy.p99_goal_ns)
         return QueuedScheduler(
-            batching.dynamic(policy, config.max_batch_size),
+            rule,
             self._pool,
             clock,
             self._drop,
             policy,
             ripe_size=batching.ripe_size(policy, config.max_batch_size),
+            gate=self._gate(max(1, config.max_batch_size)),
         )
+
+    def _dynamic(self, policy: DynamicBatching, max_batch_size: int) -> Rule:
+        return batching.dynamic(policy, max_batch_size, self._run_times, cost=batching.element_cost(self.config))
+
+    def _gate(self, limit: int) -> Gate:
+        run_times, pool = self._run_times, self._pool
+        return Gate(self.config.admission, run_times, lambda now_ns: pool.remaining_ns(now_ns, run_times), limit)
+
+    def _make_tuner(self) -> Tuner | None:
+        policy = self.config.dynamic_batching
+        if policy is None or not policy.p99_goal_ns or self.config.sequence_batching is not None:
+            return None
+        tuner = Tuner(policy, self.config.max_batch_size, self._run_times, self._dynamic)
+        self.statistics.tuner = tuner.statistics
+        return tuner
+
+    def _observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
+        """An execution has succeeded."""
+        self._run_times.observe(timing.batch_size, timing.compute_end_ns - timing.compute_start_ns)
+        if self._tuner is not None:
+            self._tuner.observe(timing, members)
 
     def _drop(self, inflight: Inflight, error: ModserveError) -> None:
         """A request leaves the queue without having run."""

@@ -74,7 +74,9 @@ class StatisticsCollector(Collector):
             for why, count in servable.statistics.close_reasons.items():
                 closed.add_sample(closed.name, {**labels, "reason": why}, count)
         yield closed
-        elements = Metric("modserve_batch_elements", "Elements of the batches executed, and what filled them up", "counter")
+        elements = Metric(
+            "modserve_batch_elements", "Elements of the batches executed, and what filled them up", "counter"
+        )
         for labels, servable in models:
             if servable.config.fills_up:
                 elements.add_sample(elements.name, {**labels, "kind": "useful"}, servable.statistics.elements)

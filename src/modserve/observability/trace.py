@@ -17,6 +17,7 @@ from modserve.core.response import InferenceResponse, ResponseSink
 from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
 from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
+from modserve.core.tracing import ParentTrace
 
 from .trace_file import Output, TraceFiles, Writer
 from .trace_records import Record, Stamp, TensorStamp, render
@@ -98,7 +99,10 @@ class Tracer:
             return None
         if not setting.remaining:
             self._look()
-        return Trace(self, setting, servable, next(self._ids))
+        return Trace(self, setting, servable, self.next_id())
+
+    def next_id(self) -> int:
+        return next(self._ids)
 
     def close(self) -> None:
         """Write what there is and end. Blocks; call it once nothing is traced any more. May be called again."""
@@ -125,7 +129,7 @@ class Tracer:
                 if finish:
                     output.finish()
 
-        self._writer.put(write, trace.size)
+        self._writer.put(write, trace.whole_size)
         if setting.retired and not setting.open:
             self._writer.put(output.end)
 
@@ -219,16 +223,19 @@ def _changed(
     return replace(behind, **own), own
 
 
-class Trace:
+class Trace(ParentTrace):
     """What is recorded of one request. Submit the request through it, and it sees the answers before `sink` does.
 
-    The front end adds its own stamps, and calls `end` when the answer is sent or nobody waits for it any more.
+    The front end adds its own stamps, and calls `end` when the answer is sent or nobody waits for it any more. What is
+    recorded of the requests that a model made for it, its children, is written with it.
     """
 
     __slots__ = (
+        "_children",
         "_ended",
         "_inflight",
         "_model",
+        "_parent",
         "_records",
         "_request_id",
         "_setting",
@@ -239,9 +246,13 @@ class Trace:
         "size",
     )
 
-    def __init__(self, tracer: Tracer, setting: _Setting, servable: Servable, trace_id: int) -> None:
+    def __init__(
+        self, tracer: Tracer, setting: _Setting, servable: Servable, trace_id: int, parent: "Trace | None" = None
+    ) -> None:
         self._tracer = tracer
         self._setting = setting
+        self._parent = parent
+        self._children: list[Trace] = []
         self._model = servable.id
         self._submit = servable.submit
         self._records: list[Record] = []
@@ -272,38 +283,66 @@ class Trace:
         return inflight
 
     def respond(self, response: InferenceResponse, final: bool) -> None:
-        self._answered(final, response.outputs)
-        if self._sink is not None:
-            self._sink.respond(response, final)
+        sink = self._answered(final, response.outputs)
+        if sink is not None:
+            sink.respond(response, final)
 
     def fail(self, error: ModserveError, final: bool) -> None:
-        self._answered(final, {})
-        if self._sink is not None:
-            self._sink.fail(error, final)
+        sink = self._answered(final, {})
+        if sink is not None:
+            sink.fail(error, final)
 
     def complete(self) -> None:
         self.stamp("REQUEST_END")
-        if self._sink is not None:
-            self._sink.complete()
+        sink = self._sink
+        self._child_ended()
+        if sink is not None:
+            sink.complete()
+
+    def child(self, servable: Servable) -> "Trace":
+        """The trace of a request that a model makes to answer this one; it ends with its last answer."""
+        child = Trace(self._tracer, self._setting, servable, self._tracer.next_id(), self)
+        if not self._ended:
+            self._children.append(child)
+        return child
 
     def end(self) -> None:
         """Nothing more will happen. May be called again."""
         if not self._ended:
+            for child in self._children:
+                child.end()
             self._execution()
             self._ended = True
             self._sink = self._inflight = None  # it may wait to be written, and the request need not
-            self._tracer.ended(self._setting, self)
+            if self._parent is None:
+                self._tracer.ended(self._setting, self)
 
     def render(self) -> bytes:
-        """Its records. For any thread, once it has ended."""
-        return render(self.id, self._model, self._request_id, self._records)
+        """Its records and those of its children. For any thread, once it has ended."""
+        own = render(
+            self.id, self._model, self._request_id, self._records, 0 if self._parent is None else self._parent.id
+        )
+        return b",".join([own, *(child.render() for child in self._children)])
 
-    def _answered(self, final: bool, outputs: Mapping[str, Tensor]) -> None:
-        now_ns = time.monotonic_ns()
+    @property
+    def whole_size(self) -> int:
+        """About what it keeps of memory, with its children."""
+        return self.size + sum(child.whole_size for child in self._children)
+
+    def _answered(self, final: bool, outputs: Mapping[str, Tensor]) -> ResponseSink | None:
+        """Record an answer; who is to be told of it."""
+        now_ns, sink = time.monotonic_ns(), self._sink
         self._tensors("TENSOR_BACKEND_OUTPUT", outputs, now_ns)
         self.stamp("INFER_RESPONSE_COMPLETE", now_ns)
         if final:
             self.stamp("REQUEST_END", now_ns)
+            self._child_ended()
+        return sink
+
+    def _child_ended(self) -> None:
+        """Nobody else ends the trace of a request that a model made."""
+        if self._parent is not None:
+            self.end()
 
     def _tensors(self, activity: str, tensors: Mapping[str, Tensor], ns: int) -> None:
         if TraceLevel.TENSORS not in self._setting.level or self._ended:
@@ -322,7 +361,7 @@ class Trace:
     def _execution(self) -> None:
         """The stamps of the execution: those that there are, for it may still be under way."""
         timing = None if self._inflight is None else self._inflight.timing
-        if timing is None:
+        if timing is None or self._children:  # the executions are the children's
             return
         for activity, ns in (
             ("COMPUTE_START", timing.compute_start_ns),

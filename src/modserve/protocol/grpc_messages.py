@@ -8,7 +8,7 @@ import numpy as np
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.request import InferenceRequest, ParameterValue, label
+from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Lease, Place
 from modserve.core.tensor import Buffer, Tensor, encode_elements
@@ -34,11 +34,11 @@ _CONTENTS_FIELDS = {
 
 
 def decode_request(
-    message: pb.ModelInferRequest, now_ns: int, limit_ns: int = 0, lease: Lease | None = None
+    message: pb.ModelInferRequest, deadline_ns: int = 0, lease: Lease | None = None
 ) -> InferenceRequest:
     """An inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 
-    `limit_ns` is the RPC's own deadline on the monotonic clock, 0 without one. `lease` is for inputs in shared memory,
+    `deadline_ns` is the RPC's own deadline on the monotonic clock, 0 without one. `lease` is for inputs in shared memory,
     which raise UNSUPPORTED without it; it is the caller's to release.
     """
     version = parse_requested(message.model_version)
@@ -47,8 +47,8 @@ def decode_request(
     outputs: tuple[str, ...] = ()
     if message.outputs:
         outputs = tuple(dict.fromkeys(output.name for output in message.outputs))
-    deadline_ns = parameters.deadline_ns(given, now_ns, limit_ns)
-    return InferenceRequest(message.model_name, inputs, outputs, version, message.id, given, deadline_ns)
+    limit_ns = timeout_ns(given) if given else 0
+    return InferenceRequest(message.model_name, inputs, outputs, version, message.id, given, deadline_ns, limit_ns)
 
 
 def output_places(message: pb.ModelInferRequest, lease: Lease) -> dict[str, Place]:

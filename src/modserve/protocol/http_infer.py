@@ -14,12 +14,12 @@ from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.model_config import ModelConfig
-from modserve.core.request import InferenceRequest, ParameterValue, label
+from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Lend, Place
 from modserve.core.tensor import Buffer, Shape, Tensor, encode_elements
 
-from . import json_data, parameters, shared_memory
+from . import json_data, large_json, parameters, shared_memory
 from .json_data import JsonTypeError, unable
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -83,13 +83,13 @@ def decode_request(
     version: int | None,
     body: bytes,
     json_length: int | None,
-    now_ns: int,
+    deadline_ns: int = 0,
     lend: Lend | None = None,
     max_json_tensor: int = _MAX_DIMENSION,
 ) -> tuple[InferenceRequest, Reply]:
     """An inference request, and how its answer is to look. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
 
-    `json_length` is what `header_length` gave; `now_ns` counts a ``timeout`` parameter from now. `lend` is called for
+    `json_length` is what `header_length` gave; `deadline_ns` is the client's, 0 without one. `lend` is called for
     requests with tensors in shared memory, which raise UNSUPPORTED without it; the lease is the caller's to release,
     whatever is raised. `max_json_tensor` is the most bytes that
     a tensor given as JSON may have.
@@ -105,14 +105,16 @@ def decode_request(
         if found is None:
             _remember(text, header)
     given = header.parameters
-    deadline_ns = parameters.deadline_ns(given, now_ns) if given else 0
-    request = InferenceRequest(model_name, inputs, header.outputs, version, header.id, given, deadline_ns)
+    limit_ns = timeout_ns(given) if given else 0
+    request = InferenceRequest(model_name, inputs, header.outputs, version, header.id, given, deadline_ns, limit_ns)
     if header.shared:
         _share(header, inputs, lend)
     return request, header.reply
 
 
-def decode_raw(config: ModelConfig, version: int | None, body: bytes) -> tuple[InferenceRequest, Reply]:
+def decode_raw(
+    config: ModelConfig, version: int | None, body: bytes, deadline_ns: int = 0
+) -> tuple[InferenceRequest, Reply]:
     """A raw binary request: a header length of 0, and the body is the model's one input, of batch size 1.
 
     One variable dimension is told by the body's size; BYTES must be a single element. Raises INVALID_ARG.
@@ -139,7 +141,7 @@ def decode_raw(config: ModelConfig, version: int | None, body: bytes) -> tuple[I
         dims = tuple(len(body) // known if size == -1 else size for size in dims)
     shape = (1, *dims) if config.batching else dims
     inputs = {spec.name: Tensor(spec.datatype, shape, body, None)}
-    return InferenceRequest(config.name, inputs, (), version), _BINARY_REPLY
+    return InferenceRequest(config.name, inputs, (), version, deadline_ns=deadline_ns), _BINARY_REPLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ def _remember(text: bytes, header: _Header) -> None:
 
 
 def _read_header(text: Buffer, max_json_tensor: int) -> _Header:
-    document = parse(text)
+    document = large_json.parse(text) or parse(text)
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise unable("id", JsonTypeError("string", "string"))

@@ -39,6 +39,8 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
 
     Raises INVALID_ARG for elements of the wrong type, number or range, and for more than `max_bytes` bytes of them.
     """
+    if isinstance(data, np.ndarray):
+        return _from_array(name, datatype, shape, data, max_bytes)
     if not isinstance(data, list):
         raise unable("data", JsonTypeError("array", "array"))
     expected = _element_count(name, shape)
@@ -50,11 +52,7 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
             numbers = values.astype(datatype.numpy)
     else:
         flat = _checked(flat, depth, datatype)
-    if len(flat) != expected:
-        text = "Shape does not match true shape of 'data' field"
-        if len(flat) < expected:
-            text = "Failed to parse 'data' field: shape does not match true shape"
-        raise unable("data", ValueError(f"{text}: input '{name}' has {len(flat)} elements, its shape {expected}"))
+    _check_count(name, len(flat), expected)
     if datatype is dtypes.BYTES:
         raw = encode_elements(_encoded(name, flat))
         if len(raw) > max_bytes:
@@ -62,6 +60,32 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
         return Tensor.from_raw(datatype, shape, raw)
     if numbers is None:
         numbers = _numbers(name, datatype, flat)
+    return _shaped(datatype, shape, numbers)
+
+
+def _from_array(name: str, datatype: Datatype, shape: Shape, data: Array, max_bytes: int) -> Tensor:
+    """`data` has 64-bit numbers of the datatype's kind (see `large_json`)."""
+    expected = _element_count(name, shape)
+    _check_size(name, expected, datatype, max_bytes)
+    _check_count(name, len(data), expected)
+    if datatype.json_kind == "float":
+        with np.errstate(over="ignore"):
+            return _shaped(datatype, shape, data.astype(datatype.numpy))
+    numbers = data.astype(datatype.numpy)
+    if not np.array_equal(numbers, data):
+        numbers = _numbers(name, datatype, data.tolist())  # which raises, and says where
+    return _shaped(datatype, shape, numbers)
+
+
+def _check_count(name: str, count: int, expected: int) -> None:
+    if count != expected:
+        text = "Shape does not match true shape of 'data' field"
+        if count < expected:
+            text = "Failed to parse 'data' field: shape does not match true shape"
+        raise unable("data", ValueError(f"{text}: input '{name}' has {count} elements, its shape {expected}"))
+
+
+def _shaped(datatype: Datatype, shape: Shape, numbers: Array) -> Tensor:
     try:
         return Tensor(datatype, shape, None, numbers.reshape(shape))
     except ValueError:  # a shape beyond numpy's limits, with dimensions in hundreds or near 2^63: no model has it

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching
+from modserve.core.merging import rows_of
+from modserve.core.model_config import DynamicBatching, ModelConfig
 
 
 class Reason(enum.Enum):
@@ -60,7 +61,25 @@ MARGIN_NS = 1_000_000
 """Timers of event loops count whole milliseconds: who has to be in time begins one earlier."""
 
 
-def dynamic(policy: DynamicBatching, max_batch_size: int, run_ns: Callable[[int], int] = lambda batch_size: 0) -> Rule:
+ElementCost: TypeAlias = Callable[[int, int, int], int]
+"""The elements of a batch: from its size, the length of its longest request, and its requests' sizes times lengths."""
+
+
+def element_cost(config: ModelConfig) -> ElementCost:
+    """What ``scheduling.max_batch_elements`` limits: with padding all that is executed, else what the requests have."""
+    padding, batch_sizes = config.padding, config.batch_sizes
+    if padding is None:
+        return lambda size, longest, total: total
+    padded = padding.padded
+    return lambda size, longest, total: rows_of(size, batch_sizes) * padded(longest)
+
+
+def dynamic(
+    policy: DynamicBatching,
+    max_batch_size: int,
+    run_ns: Callable[[int], int] = lambda batch_size: 0,
+    cost: ElementCost = lambda size, longest, total: total,
+) -> Rule:
     """The dynamic batcher's rule for one model (Triton core, DynamicBatchScheduler::GetDynamicBatch).
 
     Requests join in order while their sizes sum to at most `max_batch_size`. Reaching a preferred size dispatches at
@@ -68,17 +87,22 @@ def dynamic(policy: DynamicBatching, max_batch_size: int, run_ns: Callable[[int]
     Otherwise everything that fits goes when the oldest has waited for the queue delay, or the batch can not grow to a
     preferred size any more; or when a request with a deadline would be late, by `run_ns`, which tells how long a batch
     of a size is likely to run.
+
+    With `max_batch_elements` a batch also ends before the request with which its `cost` would be above that, and when
+    it has reached it. A single request may be larger.
     """
     limit = max(1, max_batch_size)
     preferred = frozenset(policy.preferred_batch_sizes)
     largest = max(preferred, default=limit)
     delay_ns = policy.max_queue_delay_ns
+    most_elements = policy.max_batch_elements
 
     def decide(together: Iterable[Inflight], now_ns: int) -> Decision:
         size = count = best = deadline_ns = 0
         oldest_ns = now_ns
         best_reason = Reason.PREFERRED
         closed = False
+        longest = total = 0
         for inflight in together:
             following = size + (inflight.batch_size or 1)
             if count:
@@ -87,6 +111,14 @@ def dynamic(policy: DynamicBatching, max_batch_size: int, run_ns: Callable[[int]
                 if following > limit:
                     closed = True
                     break
+            if most_elements:
+                length = max(longest, inflight.length)
+                total += (following - size) * inflight.length
+                elements = cost(following, length, total)
+                if elements > most_elements and count:
+                    closed = True
+                    break
+                longest, closed = length, elements >= most_elements
             size = following
             count += 1
             if inflight.queue_start_ns < oldest_ns:
@@ -95,7 +127,7 @@ def dynamic(policy: DynamicBatching, max_batch_size: int, run_ns: Callable[[int]
                 deadline_ns = inflight.deadline_ns
             if size in preferred:
                 best, best_reason = count, Reason.FULL if size >= limit else Reason.PREFERRED
-            if size >= limit:
+            if closed or size >= limit:
                 break
         overdue = delay_ns > 0 and now_ns - oldest_ns >= delay_ns
         if best and not overdue:

@@ -120,7 +120,7 @@ class Wave:
             known = self._entries.get(name)
             if isinstance(known, Value) and isinstance(entry, Value):
                 raise invalid(f"more than one step gave tensor '{name}': of their conditions at most one may hold")
-            if not isinstance(known, Value):
+            if known is None or known is Missing.SKIPPED:
                 self._entries[name] = entry
             if not left:
                 touched.update(self._plan.consumers.get(name, ()))

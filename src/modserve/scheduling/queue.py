@@ -43,14 +43,18 @@ class _Level:
 
 
 class _Group:
-    """The requests that may share a batch, by level. `size` is the sum of their batch sizes."""
+    """The requests that may share a batch, by level.
 
-    __slots__ = ("lanes", "live", "size")
+    `size` is the sum of their batch sizes, and `elements` that of their batch sizes times their lengths.
+    """
+
+    __slots__ = ("elements", "lanes", "live", "size")
 
     def __init__(self) -> None:
         self.lanes: dict[int, deque[Inflight]] = {}
         self.live = 0
         self.size = 0
+        self.elements = 0
 
     def levels(self) -> list[int]:
         return sorted(self.lanes) if len(self.lanes) > 1 else list(self.lanes)
@@ -60,11 +64,13 @@ class RequestQueue:
     """Requests wait at a level, 0 being the most urgent, and in order of arrival there.
 
     What is asked costs the same however many wait. `ripe_size`: groups whose batch sizes sum to that are found by
-    `ripe`; 0 for none. `look_ahead`: how many arrivals later a request may be than the first of a batch to join it.
+    `ripe`, 0 for none; so are, if it is not 0, those with so many `ripe_elements`. `look_ahead`: how many arrivals
+    later a request may be than the first of a batch to join it.
     """
 
-    def __init__(self, *, ripe_size: int = 0, look_ahead: int = 1024) -> None:
+    def __init__(self, *, ripe_size: int = 0, ripe_elements: int = 0, look_ahead: int = 1024) -> None:
         self._ripe_size = ripe_size
+        self._ripe_elements = ripe_elements
         self._look_ahead = look_ahead
         self._levels: dict[int, _Level] = {}
         self._groups: dict[object, _Group] = {}
@@ -160,7 +166,9 @@ class RequestQueue:
         group.live += 1
         group.size += inflight.batch_size or 1
         self._live += 1
-        if self._ripe_size and group.size >= self._ripe_size:
+        if self._ripe_elements:
+            group.elements += (inflight.batch_size or 1) * inflight.length
+        if self._ripe_size and self._is_ripe(group):
             self._ripe[key] = None
 
     def _forget(self, inflight: Inflight, group: _Group) -> None:
@@ -169,6 +177,8 @@ class RequestQueue:
         level.left(inflight)
         group.live -= 1
         group.size -= inflight.batch_size or 1
+        if self._ripe_elements:
+            group.elements -= (inflight.batch_size or 1) * inflight.length
         self._live -= 1
         if not self._live:
             self._deadlines.clear()
@@ -177,8 +187,11 @@ class RequestQueue:
     def _shrunk(self, key: object, group: _Group) -> None:
         if not group.live:
             del self._groups[key]
-        if self._ripe and group.size < self._ripe_size:
+        if self._ripe and not self._is_ripe(group):
             self._ripe.pop(key, None)
+
+    def _is_ripe(self, group: _Group) -> bool:
+        return group.size >= self._ripe_size or 0 < self._ripe_elements <= group.elements
 
     # What to run
 

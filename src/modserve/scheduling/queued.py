@@ -41,7 +41,9 @@ class QueuedScheduler(Generic[SlotT]):
         self._policy = policy
         self._gate = gate
         self._queue = RequestQueue(
-            ripe_size=ripe_size if policy.max_queue_delay_ns else 0, look_ahead=policy.look_ahead
+            ripe_size=ripe_size if policy.max_queue_delay_ns else 0,
+            ripe_elements=policy.max_batch_elements,
+            look_ahead=policy.look_ahead,
         )
         self._stopped = False
         self._pump_due = False

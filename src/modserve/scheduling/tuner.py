@@ -15,7 +15,7 @@ from modserve.core.model_config import DynamicBatching
 from modserve.core.statistics import TunerDecision, TunerStatistics
 from modserve.core.timing import ExecutionTiming
 
-from .batching import Decision, Reason, Rule, dynamic
+from .batching import Decision, Rule
 
 _AIM = 0.9
 """Of the goal: where a change is meant to lead."""
@@ -25,13 +25,18 @@ _CLEARLY = 1.1
 """Of the goal: what is above for two windows, or above this for one, is above it."""
 _STEP = 0.15
 """Of the goal: by how much the delay grows when that is tried against too long latencies."""
-_LEAST_STEP = 0.02
+_DELAYED = 0.35
+"""Of the latency: a delay longer than that is to blame for it."""
+_REST = 10
 _LARGEST_DELAY = 0.75
 """Of the goal: a longer delay would leave no time to run."""
 _RUN_SHARE = 0.5
 """Of the goal: a batch that runs longer makes the next one late, which waits for it."""
 _WORTH = 0.5
 """Items that must be likely to join a batch during a delay."""
+_BACKLOG = 4
+"""Requests that take so many times as long as a full batch stand behind others."""
+_FLOOR_FOR = 20
 _MANY = 0.5
 """A share of batches that tells how most of them come about."""
 _ENOUGH = 300
@@ -41,25 +46,35 @@ _LATE = 12
 """A window ends with `_ENOUGH` requests, or after a long time with a few; early if so many were late, and of them all
 one in `_LATE_SHARE`."""
 _LATE_SHARE = 20
-_MOST = 4096
 
 
 class Window(NamedTuple):
     """What was seen since the last decision took effect."""
 
     p99_ns: int
+    run_ns: int
+    """The longest execution."""
     per_second: float
     """Batch items."""
     filled: float
     """Share of the batches that had the largest size allowed."""
-    delayed: float
-    """Share of the batches that went because of the queue delay."""
 
 
 class Targets(NamedTuple):
     delay_ns: int
     batch_size: int
     reason: str
+
+
+class _Climb(NamedTuple):
+    """Where a try with longer and longer delays began."""
+
+    delay_ns: int
+    p99_ns: int
+
+    def in_vain(self, delay_ns: int, p99_ns: int) -> bool:
+        """Whether the latency has grown by most of what the delay has, and more than it does by chance."""
+        return p99_ns > 1.08 * self.p99_ns + 0.75 * (delay_ns - self.delay_ns)
 
 
 class Controller:
@@ -76,22 +91,27 @@ class Controller:
         self.batch_size = max_batch_size
         self._doubtful = False
         """The last window was above the goal, but not clearly."""
-        self._tried: Window | None = None
-        """What made the last step against too long latencies; None if it was another kind of step."""
-        self._up = True
-        self._step = _STEP
+        self._climb: _Climb | None = None
+        self._rest = 0
+        """Windows for which the delay is left alone, since no other was better."""
+        self._floor = 0
+        """Smaller batches were seen to be too few for the requests, so many windows ago that `_floor_left` are left."""
+        self._floor_left = 0
 
     def decide(self, window: Window) -> Targets:
         """The targets from now on."""
         ratio = window.p99_ns / self.goal_ns
+        self._floor_left -= 1
+        if self._floor_left <= 0:
+            self._floor = 0
         if ratio > 1:
             if ratio < _CLEARLY and not self._doubtful:
                 self._doubtful = True
                 return self._set("above the goal for the first time")
             return self._against(window)
         self._doubtful = False
-        self._tried = None
-        self._step = _STEP
+        self._climb = None
+        self._rest = 0
         if ratio >= _SLACK:
             return self._set("the goal is held")
         return self._with_slack(window)
@@ -108,28 +128,34 @@ class Controller:
         return self._set("room for a longer delay", self.delay_ns + slack_ns // 2)
 
     def _against(self, window: Window) -> Targets:
-        """Latencies are too long: step by step down or up, and back if that made it worse."""
-        excess_ns = window.p99_ns - int(_AIM * self.goal_ns)
+        """Latencies are too long: the delay is to blame if it is a good part of them, else it may be too short."""
         if window.filled >= _MANY:
-            in_time = self._largest_in_time()
-            if self.batch_size > in_time:
-                return self._set("batches take too long", batch_size=in_time)
-            if self.batch_size < self._largest and window.p99_ns > 2 * self.goal_ns:
-                larger = self.batch_size + max(1, self.batch_size // 2)
-                return self._set("more requests than batches of this size take", batch_size=larger)
-        tried = self._tried
-        if tried is None:
-            self._up = self.delay_ns < excess_ns and window.delayed < _MANY
-        elif window.p99_ns > 0.97 * tried.p99_ns:
-            self._up = not self._up
-            self._step = max(_LEAST_STEP, self._step / 2)
-        self._tried = window
-        if self._up and self.delay_ns < self._limit_ns:
-            return self._set("waiting for fewer, larger batches", self.delay_ns + int(self._step * self.goal_ns))
-        if self.delay_ns:
-            least_ns = int(self._step * self.goal_ns)
-            return self._set("a shorter delay", self.delay_ns - max(least_ns, min(excess_ns, self.delay_ns // 2)))
-        self._up = True
+            return self._against_full(window)
+        if self._rest:
+            self._rest -= 1
+            return self._set("the goal is out of reach")
+        if self.delay_ns > _DELAYED * window.p99_ns:
+            self._climb = None
+            excess_ns = window.p99_ns - int(_AIM * self.goal_ns)
+            return self._set("a shorter delay", self.delay_ns - min(excess_ns, self.delay_ns // 2))
+        if self._climb is None:
+            self._climb = _Climb(self.delay_ns, window.p99_ns)
+        elif self._climb.in_vain(self.delay_ns, window.p99_ns) or self.delay_ns >= self._limit_ns:
+            foot, self._climb, self._rest = self._climb, None, _REST
+            return self._set("waiting longer did not help", foot.delay_ns)
+        return self._set("waiting for fewer, larger batches", self.delay_ns + int(_STEP * self.goal_ns))
+
+    def _against_full(self, window: Window) -> Targets:
+        """Batches do not wait for the delay: their size decides."""
+        self._climb = None
+        if window.p99_ns > _BACKLOG * window.run_ns:
+            if self.batch_size >= self._largest:
+                return self._set("more requests than the model takes")
+            self._floor, self._floor_left = self.batch_size + max(1, self.batch_size // 2), _FLOOR_FOR
+            return self._set("more requests than batches of this size take", batch_size=self._floor)
+        least = max(self._largest_in_time(), self._floor)
+        if self.batch_size > least:
+            return self._set("batches take too long", batch_size=max(least, self.batch_size * 3 // 4))
         return self._set("the goal is out of reach")
 
     def _largest_in_time(self) -> int:
@@ -159,11 +185,13 @@ class Tuner:
         policy: DynamicBatching,
         max_batch_size: int,
         run_ns: Callable[[int], int],
+        make_rule: Callable[[DynamicBatching, int], Rule],
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        """`make_rule` makes the dynamic batcher's rule for a policy and a largest batch size, `run_ns` is `RunTimes`."""
         largest = max(1, max_batch_size)
         self._policy = policy
-        self._run_ns = run_ns
+        self._rule_for = make_rule
         self._now_ns = now_ns
         self._controller = Controller(policy.p99_goal_ns, largest, policy.tuned_delay_limit_ns, run_ns)
         self.statistics = TunerStatistics(policy.p99_goal_ns, 0, largest)
@@ -179,14 +207,18 @@ class Tuner:
         end_ns, since_ns, goal_ns = timing.compute_end_ns, self._since_ns, self._controller.goal_ns
         self._items += timing.batch_size
         self._batches += 1
-        self._delayed += timing.close_reason == Reason.DELAY.value
         self._filled += timing.batch_size >= self._controller.batch_size
         latencies = self._latencies
+        self._run_ns = max(self._run_ns, end_ns - timing.compute_start_ns)
         for inflight in members:
+            latency_ns = end_ns - inflight.queue_start_ns
             if inflight.queue_start_ns >= since_ns:
-                latency_ns = end_ns - inflight.queue_start_ns
                 latencies.append(latency_ns)
                 self._late += latency_ns > goal_ns
+            else:
+                self._backlog.append(latency_ns)
+        if len(self._backlog) >= _ENOUGH:
+            latencies += self._backlog
         count = len(latencies)
         if count >= _ENOUGH or (self._late >= _LATE and self._late * _LATE_SHARE >= count):
             self._decide()
@@ -198,7 +230,7 @@ class Tuner:
         p99_ns = latencies[int(0.99 * (len(latencies) - 1))]
         elapsed_ns = max(1, self._now_ns() - self._since_ns)
         per_second = self._items * 1e9 / elapsed_ns
-        window = Window(p99_ns, per_second, self._filled / self._batches, self._delayed / self._batches)
+        window = Window(p99_ns, self._run_ns, per_second, self._filled / self._batches)
         before = self.statistics
         targets = self._controller.decide(window)
         if (targets.delay_ns, targets.batch_size) != (before.delay_ns, before.batch_size):
@@ -215,9 +247,12 @@ class Tuner:
     def _make_rule(self) -> Rule:
         size = self._controller.batch_size
         policy = replace(self._policy, preferred_batch_sizes=(size,), max_queue_delay_ns=self._controller.delay_ns)
-        return dynamic(policy, size, self._run_ns)
+        return self._rule_for(policy, size)
 
     def _begin(self) -> None:
         self._since_ns = self._now_ns()
         self._latencies: list[int] = []
-        self._items = self._batches = self._delayed = self._filled = self._late = 0
+        self._backlog: list[int] = []
+        """Of requests that came before the last decision, and tell nothing of it, unless there are very many."""
+        self._run_ns = 0
+        self._items = self._batches = self._filled = self._late = 0

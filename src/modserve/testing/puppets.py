@@ -18,29 +18,44 @@ _PATIENCE = 30.0
 
 
 class PuppetRunner:
-    """Implements `scheduling.scheduler.BatchRunner`: keeps the batches it is given until the test finishes them."""
+    """Implements `scheduling.scheduler.PinnedRunner`: keeps the batches it is given until the test finishes them."""
 
     def __init__(self, slots: int = 1) -> None:
         self.on_free: Callable[[], None] = lambda: None
+        self.on_done: Callable[[list[Inflight]], None] | None = None
+        self.on_again: Callable[[Inflight], None] = lambda inflight: None
+        self.count = slots
         self.batches: list[list[Inflight]] = []
         """Every batch, in order of dispatch."""
         self.reasons: list[str] = []
         """Why each of them did not grow any more."""
+        self.rows: list[list[Inflight]] = []
+        """What the model gets of each of them: the batch with its fillers."""
+        self.slots: list[int] = []
+        """Where each of them ran."""
         self.running: dict[int, list[Inflight]] = {}
         self._free = deque(range(slots))
 
     def reserve(self) -> int | None:
         return self._free.popleft() if self._free else None
 
+    def reserve_number(self, number: int) -> int | None:
+        if number not in self._free:
+            return None
+        self._free.remove(number)
+        return number
+
     def release(self, slot: int) -> None:
         self._free.appendleft(slot)
 
-    def run(self, slot: int, batch: list[Inflight], close_reason: str) -> None:
+    def run(self, slot: int, batch: list[Inflight], close_reason: str, rows: list[Inflight] | None = None) -> None:
         assert batch, "a scheduler never runs an empty batch: this is a bug"
         for inflight in batch:
             inflight.timing = ExecutionTiming()
         self.batches.append(batch)
         self.reasons.append(close_reason)
+        self.rows.append(batch if rows is None else rows)
+        self.slots.append(slot)
         self.running[slot] = batch
 
     def finish(self, slot: int | None = None) -> list[Inflight]:
@@ -48,8 +63,18 @@ class PuppetRunner:
         slot = next(iter(self.running)) if slot is None else slot
         batch = self.running.pop(slot)
         self._free.append(slot)
+        if self.on_done is not None:
+            self.on_done(batch)
         self.on_free()
         return batch
+
+    def again(self, slot: int) -> None:
+        """End the execution in `slot`; all of it is to run again."""
+        batch = self.running.pop(slot)
+        for inflight in batch:
+            self.on_again(inflight)
+        self._free.append(slot)
+        self.on_free()
 
     @property
     def sizes(self) -> list[int]:

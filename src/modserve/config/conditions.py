@@ -1,0 +1,82 @@
+"""When a step of an ensemble runs: model parameters ``ensemble.when.<step>`` like ``language == "de"``.
+
+`<step>` is the number of the step, from 0, or the name of its model if only one step asks that.
+"""
+
+import difflib
+import re
+
+from modserve.core.ensemble_config import COMPARISONS, EQUALITY, Condition, Operand
+from modserve.pb import inference as pb
+
+from .problems import FieldPath, Problems
+
+PREFIX = "ensemble."
+WHEN = "ensemble.when."
+_FORM = re.compile(rf"\s*(.+?)\s*({'|'.join(sorted(COMPARISONS, key=len, reverse=True))})\s*(.+?)\s*", re.DOTALL)
+_WORDS: dict[str, Operand] = {"true": True, "false": False}
+
+
+def conditions(message: pb.ModelConfig, problems: Problems | None = None) -> dict[int, Condition]:
+    """The conditions by step. What is wrong with them is added to `problems`, and left out."""
+    found: dict[int, Condition] = {}
+    for key, parameter in message.parameters.items():
+        if not key.startswith(PREFIX):
+            continue
+        try:
+            index = _step(key, message)
+            if index in found:
+                raise ValueError(f"parameter '{key}': step {index} has a condition already")
+            found[index] = _condition(key, parameter.string_value)
+        except ValueError as error:
+            where: FieldPath = ("parameters", key)
+            if problems is not None:
+                problems.add(where, str(error))
+    return found
+
+
+def _step(key: str, message: pb.ModelConfig) -> int:
+    """Which step a parameter is about."""
+    if not key.startswith(WHEN):
+        near = difflib.get_close_matches(key[: len(WHEN)], [WHEN], n=1, cutoff=0.7)
+        hint = f"did you mean '{WHEN}<step>'?" if near else f"known is: {WHEN}<step>"
+        raise ValueError(f"unknown parameter '{key}'; {hint}")
+    if not message.HasField("ensemble_scheduling"):
+        raise ValueError(f"parameter '{key}' needs ensemble_scheduling")
+    name, steps = key.removeprefix(WHEN), message.ensemble_scheduling.step
+    if re.fullmatch("[0-9]{1,9}", name) and int(name) < len(steps):
+        return int(name)
+    indices = [index for index, step in enumerate(steps) if step.model_name == name]
+    if len(indices) == 1:
+        return indices[0]
+    if indices:
+        raise ValueError(f"parameter '{key}': steps {indices} ask model '{name}', say which by its number")
+    known = ", ".join(f"{index} ({step.model_name})" for index, step in enumerate(steps))
+    raise ValueError(f"parameter '{key}': there is no step '{name}'; steps are: {known}")
+
+
+def _condition(key: str, text: str) -> Condition:
+    form = _FORM.fullmatch(text)
+    if form is None:
+        raise ValueError(
+            f"parameter '{key}' is '{text}', expected '<tensor> <comparison> <value>' with a comparison of "
+            f"{', '.join(COMPARISONS)}"
+        )
+    tensor, comparison, value = form.group(1), form.group(2), _operand(form.group(3))
+    if isinstance(value, bool | bytes) and comparison not in EQUALITY:
+        raise ValueError(f"parameter '{key}' is '{text}': only numbers can be compared by {comparison}")
+    return Condition(tensor, comparison, value)
+
+
+def _operand(text: str) -> Operand:
+    """A number, ``true`` or ``false``, or a text, with or without quotes."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1].encode()
+    if text in _WORDS:
+        return _WORDS[text]
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text.encode()
