@@ -56,6 +56,7 @@ class ServerProcess:
     pid: int
     http: int
     grpc: int
+    metrics: int
     start_seconds: float
     ready_rss_mb: float
 
@@ -85,7 +86,7 @@ def server(repository: Path) -> Iterator[ServerProcess]:
             time.sleep(0.01)
         seconds = time.perf_counter() - began
         threading.Thread(target=process.stdout.read, daemon=True).start()
-        yield ServerProcess(process.pid, ports["HTTP"], ports["gRPC"], seconds, _rss_mb(process.pid))
+        yield ServerProcess(process.pid, ports["HTTP"], ports["gRPC"], ports["metrics"], seconds, _rss_mb(process.pid))
     finally:
         process.terminate()
         process.wait(timeout=60)
