@@ -72,8 +72,9 @@ def server(repository: Path) -> Iterator[ServerProcess]:
     command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    reading = threading.Thread(target=process.stdout.read, daemon=True)
     try:
-        assert process.stdout is not None
         ports: dict[str, int] = {}
         while len(ports) < 3:
             line = process.stdout.readline()
@@ -85,11 +86,14 @@ def server(repository: Path) -> Iterator[ServerProcess]:
         while not _ready(ports["HTTP"]):
             time.sleep(0.01)
         seconds = time.perf_counter() - began
-        threading.Thread(target=process.stdout.read, daemon=True).start()
+        reading.start()
         yield ServerProcess(process.pid, ports["HTTP"], ports["gRPC"], ports["metrics"], seconds, _rss_mb(process.pid))
     finally:
         process.terminate()
         process.wait(timeout=60)
+        if reading.is_alive():
+            reading.join()
+        process.stdout.close()
 
 
 def _ready(port: int) -> bool:
