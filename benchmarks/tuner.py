@@ -10,9 +10,11 @@ more for each item, asleep. Requests come by chance, at a steady rate in each ph
 import argparse
 import asyncio
 import random
+import statistics
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +32,8 @@ RATES = (150, 750, 150)
 BASE, ITEM = 0.004, 0.0002
 ONE = np.ones((1, 1), np.float32)
 DELAYS_MS = (0, 4, 8, 16)
+WINDOW = 2.0
+"""Seconds whose requests make one p99."""
 CONFIG = """
 backend: "device"
 max_batch_size: 64
@@ -80,13 +84,13 @@ class Phase(NamedTuple):
 async def phase(server: InferenceServer, rate: float, seconds: float, settle: float) -> Phase:
     """Requests at `rate`; what is measured came after the first `settle` seconds."""
     chance = random.Random(1)
-    latencies: list[float] = []
+    windows: dict[int, list[float]] = defaultdict(list)
     begin = due = time.perf_counter()
 
     async def one(came: float) -> None:
         await server.infer("device", {"IN": ONE})
         if came - begin >= settle:
-            latencies.append(time.perf_counter() - came)
+            windows[int((came - begin - settle) / WINDOW)].append(time.perf_counter() - came)
 
     counts = server.model("device").statistics
     before = counts.inference_count, counts.execution_count
@@ -96,7 +100,12 @@ async def phase(server: InferenceServer, rate: float, seconds: float, settle: fl
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             tasks.create_task(one(time.perf_counter()))
     items, batches = counts.inference_count - before[0], counts.execution_count - before[1]
-    return Phase(sorted(latencies)[int(0.99 * (len(latencies) - 1))] * 1e3, items / batches)
+    # The median of several: when others use the machine for a moment, that is not the batcher's doing.
+    return Phase(statistics.median(map(p99, windows.values())) * 1e3, items / batches)
+
+
+def p99(latencies: list[float]) -> float:
+    return sorted(latencies)[int(0.99 * (len(latencies) - 1))]
 
 
 async def run(delay_ms: float | None, seconds: float, settle: float) -> list[Phase]:
@@ -130,8 +139,8 @@ def main() -> None:
     heads = " | ".join(f"{rate} requests/s" for rate in RATES)
     text = "\n".join(
         [
-            f"p99 from call to answer and mean batch size, after {arguments.settle:g} s of each phase of "
-            f"{arguments.seconds:g} s.\n",
+            f"p99 from call to answer (median of those of {WINDOW:g} s each) and mean batch size, after "
+            f"{arguments.settle:g} s of each phase of {arguments.seconds:g} s.\n",
             f"| | {heads} | {GOAL_MS:.0f} ms held within 10 % |",
             "|---|" + "---|" * (len(RATES) + 1),
             *rows,

@@ -138,6 +138,39 @@ def digits_model(classifier: Classifier) -> onnx.ModelProto:
     return finished(graph)
 
 
+def resize_model() -> onnx.ModelProto:
+    """Grey pictures of any size, stretched to 64 x 64 and then averaged over fields of 8 x 8 pixels."""
+    large, field = SIDE * 8, [8, 8]
+    constants = {
+        "channel": np.array([1], np.int64),
+        "first": np.array([0], np.int64),
+        "second": np.array([1], np.int64),
+        "target": np.array([1, large, large], np.int64),
+        "rows": np.array([-1, SIDE * SIDE], np.int64),
+        "white": np.array(255, np.float32),
+        "to_ink": np.array(INK / 255, np.float32),
+    }
+    graph = helper.make_graph(
+        nodes=[
+            helper.make_node("Cast", ["photo"], ["float"], to=TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", ["float", "channel"], ["framed"]),
+            helper.make_node("Shape", ["photo"], ["shape"]),
+            helper.make_node("Slice", ["shape", "first", "second"], ["batch_size"]),
+            helper.make_node("Concat", ["batch_size", "target"], ["sizes"], axis=0),
+            helper.make_node("Resize", ["framed", "", "", "sizes"], ["stretched"], mode="linear"),
+            helper.make_node("AveragePool", ["stretched"], ["small"], kernel_shape=field, strides=field),
+            helper.make_node("Sub", ["white", "small"], ["dark"]),
+            helper.make_node("Mul", ["dark", "to_ink"], ["ink"]),
+            helper.make_node("Reshape", ["ink", "rows"], ["image"]),
+        ],
+        name="digits_resize",
+        inputs=[helper.make_tensor_value_info("photo", TensorProto.UINT8, ["batch", "height", "width"])],
+        outputs=[helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", SIDE * SIDE])],
+        initializer=[numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return finished(graph)
+
+
 def finished(graph: onnx.GraphProto) -> onnx.ModelProto:
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="modserve"
@@ -160,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output: Path = parser.parse_args(arguments).output
 
     save(simple_model(), output / "simple" / "1" / "model.onnx")
+    save(resize_model(), output / "digits_resize" / "1" / "model.onnx")
     digits = split_digits()
     with threadpool_limits(limits=1):
         classifiers = [train_regression(digits), train_network(digits)]

@@ -6,7 +6,7 @@ import logging
 import operator
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from .backends.api import Backend
 from .backends.registry import BackendRegistry
 from .core.errors import ModserveError
 from .core.log_settings import LogFormat, LogSettings
+from .core.servable import SequenceKeeper, Servable
 from .core.trace_settings import TraceLevel, TraceSettings
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError, TlsFiles
@@ -67,7 +68,14 @@ class InferenceServer(Server):
             backend_options=settings.backend_config,
         )
         manager = ModelManager(
-            Loader(BackendRegistry(backends), options, self._executor), threads, settings.model_load_retry_count
+            Loader(
+                BackendRegistry(backends),
+                options,
+                self._executor,
+                lambda name, version: manager.borrow(name, version),
+            ),
+            threads,
+            settings.model_load_retry_count,
         )
         super().__init__(
             manager,
@@ -310,12 +318,14 @@ class FrontEnds:
     async def drain(self) -> bool:
         """Stop in order: not ready, accept nothing, finish what is in flight, unload, metrics last."""
         grace = self._settings.exit_timeout_secs
+        ready = self._server.ready_models()
+        keepers: list[Servable] = [each for each in ready if isinstance(each, SequenceKeeper) and each.open_sequences]
         self._server.stop_accepting()
         if self._http:
             self._http.stop_accepting()
         async with asyncio.TaskGroup() as stopping:
             if self._grpc:
-                stopping.create_task(self._grpc.stop(grace))
+                stopping.create_task(_stop_grpc(self._grpc, grace, keepers))
             drained = stopping.create_task(self._server.shut_down())
         await self.stop()
         in_time = drained.result()
@@ -332,3 +342,16 @@ class FrontEnds:
         if self._metrics:
             await self._metrics.stop()
         await asyncio.to_thread(self._server.tracer.close)
+
+
+async def _stop_grpc(listener: GrpcListener, grace: float, keepers: Sequence[Servable]) -> None:
+    """Sequences that have begun go on over the streams that are open: those are told to end when these have."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + grace
+    try:
+        async with asyncio.timeout_at(end):
+            for keeper in keepers:
+                await keeper.drain()
+    except TimeoutError:
+        pass
+    await listener.stop(max(0.0, end - loop.time()))

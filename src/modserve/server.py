@@ -88,10 +88,14 @@ class Server:
     def model(self, name: str, version: int | None = None) -> Servable:
         """The READY model version that would answer; requests are given to its `submit`.
 
+        One that is being unloaded answers while it has sequences that have begun, also when the server is stopping.
         Raises NOT_FOUND, or UNAVAILABLE if it is not READY or the server is stopping.
         """
         if self.phase is Phase.STOPPING:
-            raise _not_ready()
+            finishing = self._manager.finishing(name, version)
+            if finishing is None:
+                raise _not_ready()
+            return finishing
         return self._manager.get(name, version)
 
     async def infer(

@@ -146,7 +146,12 @@ def write_text_keeper(repository: Path, name: str) -> None:
         'state [ { input_name: "KEPT" output_name: "KEPT_OUT" data_type: TYPE_STRING dims: [ -1 ] '
         f"use_same_buffer_for_input_output: true use_growable_memory: true {initial} }} ]"
     )
-    _write_graph(repository, name, graph, f"sequence_batching {{ direct {{ }} {state} }}", max_batch_size=0)
+    # Were these left to completion, the variable dimension would be taken for that of a batch.
+    given = " ".join(
+        f'{side} {{ name: "{side.upper()}" data_type: TYPE_STRING dims: [ -1 ] }}' for side in ("input", "output")
+    )
+    config = f"{given} sequence_batching {{ direct {{ }} {state} }}"
+    _write_graph(repository, name, graph, config, max_batch_size=0)
     (repository / name / "initial_state").mkdir()
     (repository / name / "initial_state" / "first").write_bytes(b"\x05\0\0\0first")
 

@@ -1,7 +1,9 @@
 """Sequences of requests to real models, with `tritonclient` over HTTP and over a gRPC stream."""
 
 import queue
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from repositories import write_accumulator, write_sequence_echo, write_text_keeper
-from server_process import ServerProcess, eventually, serving
+from server_process import LOADED, ServerProcess, eventually, serving, started
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, metric, statistics
 
@@ -37,7 +39,7 @@ def sequences(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
     write_sequence_echo(repository, "echo", half)
     write_sequence_echo(repository, "echo_text", DIRECT, id_type="BYTES")
     write_text_keeper(repository, "text")
-    with serving(repository) as running:
+    with serving(repository, options=["--log-verbose=1"]) as running:
         yield running
 
 
@@ -122,7 +124,7 @@ def test_a_start_begins_anew(ask: Any) -> None:
 
 
 def test_many_sequences_at_once_each_have_their_sum(sequences: ServerProcess, stream: Stream) -> None:
-    before = statistics(sequences, "sum_direct").inference_count
+    before = statistics(sequences, "sum_direct")["inference_count"]
     count = 9  # more than there are places for
     for each, how in STEPS:
         for id in range(1, count + 1):
@@ -132,7 +134,7 @@ def test_many_sequences_at_once_each_have_their_sum(sequences: ServerProcess, st
         result = stream.next()
         sums.setdefault(result.get_response().id, []).append(value(result))
     assert sums == {str(id): [id * each for each in SUMS] for id in range(1, count + 1)}
-    assert statistics(sequences, "sum_direct").inference_count - before == count * len(STEPS)
+    assert statistics(sequences, "sum_direct")["inference_count"] - before == count * len(STEPS)
 
 
 def test_the_controls_of_each_row_and_the_rows_of_absent_sequences(sequences: ServerProcess, stream: Stream) -> None:
@@ -149,8 +151,8 @@ def test_the_controls_of_each_row_and_the_rows_of_absent_sequences(sequences: Se
         stream.send("echo", id, id, sequence_end=True)
     assert sorted(value(stream.next()) for _ in range(2)) == [12, 14]
     after = statistics(sequences, "echo")
-    assert after.inference_count - before.inference_count == 2
-    assert after.execution_count - before.execution_count == 1
+    assert after["inference_count"] - before["inference_count"] == 2
+    assert after["execution_count"] - before["execution_count"] == 1
     for id in (11, 13):
         stream.send("echo", id, id, sequence_end=True)
     assert sorted(value(stream.next()) for _ in range(2)) == [11, 13]
@@ -200,7 +202,8 @@ def test_a_client_that_vanishes_takes_its_waiting_sequence_along(sequences: Serv
             stream.send("echo", 1, 31, sequence_end=True)
             stream.next()
         except InferenceServerException as error:
-            return error.message() == NO_START.format(31, "echo")
+            message: str = error.message()
+            return message == NO_START.format(31, "echo")
         return False
 
     assert eventually(refused)
@@ -217,3 +220,29 @@ def test_a_batch_of_two_is_refused(sequences: ServerProcess) -> None:
         assert "sequence" in client.get_server_metadata()["extensions"]
         config = client.get_model_config("sum_oldest")["sequence_batching"]
     assert (config["max_sequence_idle_microseconds"], config["oldest"]["preferred_batch_size"]) == (1000000, [4])
+
+
+def test_at_shutdown_open_sequences_go_on_over_their_stream(tmp_path: Path) -> None:
+    write_accumulator(tmp_path, "sum", DIRECT, "max_sequence_idle_microseconds: 60000000")
+    with started(tmp_path) as server:
+        server.wait_for(LOADED)
+        client = Stream(server)
+        assert value(client("sum", 1, 5, sequence_start=True)) == 1
+        server.signal(signal.SIGTERM)
+        server.wait_for("stopping: no new requests")
+
+        def refusal() -> str:
+            """Of a sequence of one request."""
+            try:
+                client("sum", 1, 6, sequence_start=True, sequence_end=True)
+            except InferenceServerException as error:
+                return str(error.message())
+            return ""
+
+        stopping = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+        assert eventually(refusal) == stopping
+        assert [value(client("sum", 1, 5)), value(client("sum", 1, 5, sequence_end=True))] == [2, 3]
+        with pytest.raises(InferenceServerException, match="GRPC server is shutting down"):
+            client.next()
+        server.wait(0, seconds=10)
+        client.close()

@@ -150,7 +150,7 @@ def grpc_message(data: bytes) -> None:
     except DecodeError:
         return
     region = _Region()
-    request = grpc_messages.decode_request(message, _ONE_SECOND_NS, 2 * _ONE_SECOND_NS, region)
+    request = grpc_messages.decode_request(message, 2 * _ONE_SECOND_NS, region)
     grpc_messages.output_places(message, region)
     counts = grpc_messages.class_counts(message)
     grpc_messages.wants_empty_final(message)

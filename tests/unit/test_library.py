@@ -346,10 +346,12 @@ async def test_leaving_waits_no_longer_than_it_may(tmp_path: Path, engine: Puppe
 
 async def test_what_is_there_after_the_start(server: InferenceServer) -> None:
     assert (server.phase, server.live, server.ready) == (Phase.RUNNING, True, True)
-    assert server.model_names() == ["digits", "repeat", "simple"]
+    assert server.model_names() == ["digits", "digits_pipeline", "digits_resize", "repeat", "simple"]
     assert [(entry.name, entry.version, entry.state) for entry in server.index()] == [
         ("digits", 1, State.READY),
         ("digits", 2, State.READY),
+        ("digits_pipeline", 1, State.READY),
+        ("digits_resize", 1, State.READY),
         ("repeat", 1, State.READY),
         ("simple", 1, State.READY),
     ]

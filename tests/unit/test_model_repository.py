@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,19 @@ from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
-from make_models import Digits, simple_model, split_digits
+from make_models import Digits, resize_model, simple_model, split_digits
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
-MODELS = [("simple", 1), ("digits", 1), ("digits", 2)]
+MODELS = [("simple", 1), ("digits", 1), ("digits", 2), ("digits_resize", 1)]
 ACCURACY_FLOOR = {1: 0.95, 2: 0.98}
 
 # Configuration type → ONNX Runtime's name for it.
-TYPES = {"TYPE_INT32": "tensor(int32)", "TYPE_INT64": "tensor(int64)", "TYPE_FP32": "tensor(float)"}
+TYPES = {
+    "TYPE_INT32": "tensor(int32)",
+    "TYPE_INT64": "tensor(int64)",
+    "TYPE_FP32": "tensor(float)",
+    "TYPE_UINT8": "tensor(uint8)",
+}
 
 
 def load(name: str, version: int) -> onnxruntime.InferenceSession:
@@ -38,12 +44,16 @@ def configured(name: str, section: str) -> dict[str, tuple[str, list[int]]]:
     text = config_without_comments(name)
     body = text[re.search(rf"^{section} \[", text, re.MULTILINE).end() :]  # type: ignore[union-attr]
     body = body[: re.search(r"^\]", body, re.MULTILINE).start()]  # type: ignore[union-attr]
-    tensors = re.findall(r'name: "(\w+)"\s+data_type: (\w+)\s+dims: \[([ \d,]+)\]', body)
+    tensors = re.findall(r'name: "(\w+)"\s+data_type: (\w+)\s+dims: \[([- \d,]+)\]', body)
     return {tensor: (TYPES[kind], [int(dim) for dim in dims.split(",")]) for tensor, kind, dims in tensors}
 
 
 def in_graph(tensors: list[onnxruntime.NodeArg]) -> dict[str, tuple[str, list[int]]]:
-    return {tensor.name: (tensor.type, tensor.shape[1:]) for tensor in tensors}
+    """The same of a graph: a dimension with a name is variable."""
+    return {
+        tensor.name: (tensor.type, [-1 if isinstance(size, str) else size for size in tensor.shape[1:]])
+        for tensor in tensors
+    }
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +83,7 @@ def test_batch_dimension_is_free(name: str, version: int) -> None:
     assert {tensor.shape[0] for tensor in session.get_inputs() + session.get_outputs()} == {"batch"}
 
 
-@pytest.mark.parametrize("name", ["simple", "digits"])
+@pytest.mark.parametrize("name", ["simple", "digits", "digits_resize"])
 def test_folders_are_the_tested_versions(name: str) -> None:
     versions = {int(folder.name) for folder in (REPOSITORY / name).iterdir() if folder.is_dir()}
 
@@ -91,8 +101,21 @@ def test_simple_adds_and_subtracts(rows: int) -> None:
     np.testing.assert_array_equal(difference, first - second, strict=True)
 
 
-def test_script_still_writes_the_simple_model_that_lies_there() -> None:
-    assert onnx.load(REPOSITORY / "simple" / "1" / "model.onnx") == simple_model()
+@pytest.mark.parametrize(("name", "make"), [("simple", simple_model), ("digits_resize", resize_model)])
+def test_script_still_writes_the_model_that_lies_there(name: str, make: Callable[[], onnx.ModelProto]) -> None:
+    assert onnx.load(REPOSITORY / name / "1" / "model.onnx") == make()
+
+
+@pytest.mark.parametrize("scale", [3, 8, 20])
+def test_photos_become_the_pictures_that_the_classifier_knows(scale: int, digits: Digits) -> None:
+    pictures = digits.test_images[:16].reshape(-1, 8, 8)
+    photos = np.rint(255 - pictures * (255 / 16)).astype(np.uint8).repeat(scale, axis=1).repeat(scale, axis=2)
+
+    [image] = load("digits_resize", 1).run(["image"], {"photo": photos})
+    [label] = load("digits", 2).run(["label"], {"image": image})
+
+    assert image.shape == (16, 64)
+    np.testing.assert_array_equal(label[:, 0], digits.test_labels[:16])
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -58,9 +58,7 @@ def validate(message: pb.ModelConfig, problems: Problems) -> None:
             f"ensemble scheduling cannot be set for model '{name}' whose platform is not {platforms.ENSEMBLE}",
         )
     elif message.backend:
-        problems.add(
-            ("backend",), f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type"
-        )
+        problems.add(("backend",), f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type")
     if message.instance_group:
         problems.add(("instance_group",), f"instance group should not be specified for ensemble '{name}'")
     if message.HasField("optimization"):
@@ -325,8 +323,7 @@ def _labels(config: ModelConfig, ensembling: Ensembling, models: Mapping[str, Mo
 def _written(step: Step, ensembling: Ensembling, done: set[int]) -> bool:
     """Whether all steps that may give its inputs have been looked at."""
     return all(
-        index in done or step.needs.isdisjoint(before.outputs.values())
-        for index, before in enumerate(ensembling.steps)
+        index in done or step.needs.isdisjoint(before.outputs.values()) for index, before in enumerate(ensembling.steps)
     )
 
 

@@ -5,14 +5,14 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 from modserve.pb import inference as pb
 
 from .problems import FieldPath, Problems
 
 PREFIX = "scheduling."
-BATCHER = "dynamic_batching"
+BATCHER: Final = "dynamic_batching"
 """Settings that are fields of `core.model_config.DynamicBatching`."""
 ADMISSION = "admission"
 """Settings that are fields of `core.model_config.Admission`; any model may have them."""
@@ -78,7 +78,10 @@ EXTRAS: Mapping[str, Extra] = {
 }
 
 
-_WITHOUT_ADMISSION = ("sequence_batching", "ensemble_scheduling")
+_WITHOUT_ADMISSION: tuple[Literal["sequence_batching", "ensemble_scheduling"], ...] = (
+    "sequence_batching",
+    "ensemble_scheduling",
+)
 
 
 def validate(message: pb.ModelConfig, problems: Problems) -> None:
@@ -95,8 +98,8 @@ def validate(message: pb.ModelConfig, problems: Problems) -> None:
             continue
         if extra.of == BATCHER and not message.HasField(BATCHER):
             problems.add(where, f"parameter '{key}' needs {BATCHER}")
-        for other in _WITHOUT_ADMISSION if extra.of == ADMISSION else ():
-            if message.HasField(other):
+        for other in _WITHOUT_ADMISSION:
+            if extra.of == ADMISSION and message.HasField(other):
                 problems.add(where, f"parameter '{key}' can not be combined with {other}")
         if extra.needs and extra.needs not in message.parameters:
             problems.add(where, f"parameter '{key}' needs '{extra.needs}'")

@@ -131,7 +131,7 @@ def _faults(key: str, text: str, message: pb.ModelConfig, partial: bool) -> Iter
 
 
 def _near(name: str, known: Mapping[str, Any] | list[str], what: str) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.8 if what == "parameters" else 0.6)
     return f"did you mean '{near[0]}'?" if near else f"known {what} are: {', '.join(known)}"
 
 

@@ -15,9 +15,9 @@ class Inflight:
 
     `inputs` have the model's shapes (batch dimension kept, reshapes applied). `batch_size` is 0 for models without a
     batch dimension. `length` is that of its paddable dimension, or the number of ragged elements of one item; 0 for
-    models without either. `level` (since `level_ns`) and `arrival` are its place in the queue it waits in. It never points
-    back to model or server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once.
-    `states` are those of its sequence, if the model has any, which its execution changes.
+    models without either. `level` (since `level_ns`) and `arrival` are its place in the queue it waits in. It never
+    points back to model or server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at
+    once. `states` are those of its sequence, if the model has any, which its execution changes.
     """
 
     __slots__ = (

@@ -23,7 +23,10 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 UNLOADED = "unloaded"
-"""The one reason that does not make a server unready: the version was unloaded on purpose."""
+"""How the one kind of reason begins that does not make a server unready: the version was unloaded on purpose.
+
+More follows for an ensemble that went since a model it is made of was unloaded.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,17 @@ class VersionState:
         return VersionState(state, reason, load_ns or self.load_ns)
 
     @property
+    def unloaded(self) -> bool:
+        """Whether the version is there no more because somebody wanted that."""
+        return self.reason.startswith(UNLOADED)
+
+    @property
     def holds_up_readiness(self) -> bool:
         """Triton's strict readiness: every listed version must be READY, but for those unloaded on purpose.
 
         Unlike in Triton, also while that is under way: it may take as long as the longest request.
         """
-        return self.state not in (State.READY, State.UNLOADING) and self.reason != UNLOADED
+        return self.state not in (State.READY, State.UNLOADING) and not self.unloaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,8 @@ class Signature:
             given = [accepted.get(name) for name in self._keyed]
             shape_key = tuple(None if tensor is None else tensor.shape[batching:] for tensor in given)
         inflight = Inflight(request, sink, accepted, output_names, batch_size, shape_key, now_ns)
-        inflight.length = length
+        if length:
+            inflight.length = length
         return inflight
 
     def _is_mask(self, name: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from .errors import ModserveError
 from .inflight import Inflight
@@ -46,6 +46,16 @@ class Servable(Protocol):
 
     async def close(self) -> None:
         """Let go of the engine. What has not been settled by now is failed."""
+        ...
+
+
+@runtime_checkable
+class SequenceKeeper(Protocol):
+    """A servable that lets the sequences that have begun go on while it drains, and refuses all other requests."""
+
+    @property
+    def open_sequences(self) -> int:
+        """How many have begun and not ended."""
         ...
 
 

@@ -14,11 +14,12 @@ from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
 from modserve.core.model_config import InstanceKind, ModelConfig
 from modserve.core.sequence import file_state
-from modserve.core.servable import ModelDirectory, UnreadableModelError
+from modserve.core.servable import Borrow, ModelDirectory, Servable, UnreadableModelError
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.placement import placements, thread_share
 
+from .ensemble_loader import LoadedEnsemble, assemble, nothing_to_borrow, read_ensemble
 from .model import Model
 
 CONFIG_FILE = "config.pbtxt"
@@ -51,9 +52,16 @@ class _Loaded:
 
 
 class Loader:
-    """Implements `core.servable.ModelLoader`. Blocking work runs on `executor`."""
+    """Implements `core.servable.ModelLoader`. Blocking work runs on `executor`. Ensembles `borrow` their models."""
 
-    def __init__(self, registry: BackendRegistry, options: LoaderOptions, executor: futures.Executor) -> None:
+    def __init__(
+        self,
+        registry: BackendRegistry,
+        options: LoaderOptions,
+        executor: futures.Executor,
+        borrow: Borrow = nothing_to_borrow,
+    ) -> None:
+        self._borrow = borrow
         self._registry = registry
         self._options = options
         self._executor = executor
@@ -66,7 +74,10 @@ class Loader:
         self._cpu_instances[model.name] = cpu_instances * len(versions)
         return versions
 
-    async def load(self, model: ModelDirectory, version: int) -> Model:
+    async def needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._needs, model)
+
+    async def load(self, model: ModelDirectory, version: int) -> Servable:
         loop = asyncio.get_running_loop()
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
         loading = self._executor.submit(self._load, model, version, share)
@@ -75,6 +86,8 @@ class Loader:
         except asyncio.CancelledError:
             loading.add_done_callback(_discard)  # a load that has begun ends, and nobody takes what comes of it
             raise
+        if isinstance(loaded, LoadedEnsemble):
+            return assemble(ModelId(model.name, version), loaded, self._borrow, loop)
         return Model(
             ModelId(model.name, version),
             loaded.config,
@@ -91,14 +104,34 @@ class Loader:
         self._cpu_instances.pop(name, None)
 
     def _inspect(self, model: ModelDirectory) -> tuple[list[int], int]:
-        _, backend, config = self._read(model)
-        versions = config.version_policy.select(model.versions)
+        draft = self._draft(model)
+        versions = draft.provisional().version_policy.select(model.versions)
+        cpu_instances = 0
+        if not draft.is_ensemble:
+            backend, config = self._backend(draft)
+            cpu_instances = _count_cpu(self._place(config, backend))
         if not versions:
             raise invalid(f"at least one version must be available under the version policy of model '{model.name}'")
-        return versions, _count_cpu(self._place(config, backend))
+        return versions, cpu_instances
 
-    def _load(self, model: ModelDirectory, version: int, share: int) -> _Loaded:
-        draft, backend, provisional = self._read(model)
+    def _needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
+        try:
+            text = (model.path / CONFIG_FILE).read_bytes() if model.config is None else model.config.encode()
+            if b"nsemble" not in text:  # of one that is none, the configuration need not be read again
+                return {}
+            ensembling = self._draft(model).provisional().ensemble
+        except (OSError, ModserveError):
+            return {}
+        return {} if ensembling is None else ensembling.needs
+
+    def _load(self, model: ModelDirectory, version: int, share: int) -> _Loaded | LoadedEnsemble:
+        draft = self._draft(model)
+        if draft.is_ensemble:
+            ensemble = read_ensemble(draft, auto_complete=self._options.auto_complete)
+            for warning in ensemble.warnings:
+                _log.warning("%s", warning)
+            return LoadedEnsemble(ensemble, _read_labels(model.path, ensemble.config))
+        backend, provisional = self._backend(draft)
         filename = provisional.default_model_filename or backend.default_model_filename
         source = ModelSource(
             config=provisional,
@@ -141,8 +174,8 @@ class Loader:
         message = complete.message.SerializeToString(deterministic=True)
         return _Loaded(complete.config, message, engine, instances, backend.any_thread, labels, initial_states)
 
-    def _read(self, model: ModelDirectory) -> tuple[model_config.Draft, Backend, ModelConfig]:
-        """The configuration as far as it is known without the engine's help, and the engine."""
+    def _draft(self, model: ModelDirectory) -> model_config.Draft:
+        """The configuration as far as it is known without the engine's help."""
         path = model.path / CONFIG_FILE
         try:
             if model.config is None:
@@ -152,8 +185,12 @@ class Loader:
         except ModserveError as error:
             raise UnreadableModelError(error.code, error.message) from error
         model_config.check(draft, auto_complete=self._options.auto_complete)
+        return draft
+
+    def _backend(self, draft: model_config.Draft) -> tuple[Backend, ModelConfig]:
+        """The engine, and the configuration as it sees it."""
         backend = self._registry.get(draft.backend)
-        return draft, backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
+        return backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
 
     def _place(self, config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
         gpus = backend.gpu_count()
@@ -173,11 +210,13 @@ def _check_fit(config: ModelConfig, instance: Executor) -> None:
         )
 
 
-def _discard(loading: "futures.Future[_Loaded]") -> None:
+def _discard(loading: "futures.Future[_Loaded | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody waits for any more. Runs on the thread of the load."""
     if loading.cancelled() or loading.exception() is not None:
         return
     loaded = loading.result()
+    if isinstance(loaded, LoadedEnsemble):
+        return
     try:
         with ExitStack() as stack:
             stack.callback(loaded.engine.close)

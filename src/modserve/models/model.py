@@ -17,6 +17,7 @@ from modserve.core.statistics import FailureReason, ModelStatistics, failure_rea
 from modserve.core.tensor import Tensor
 from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
+from modserve.execution.instance import Instance
 from modserve.execution.pool import InstancePool
 from modserve.execution.quick import QuickRule, could_be_quick
 from modserve.scheduling import batching
@@ -70,6 +71,7 @@ class Model:
             model_id, config, list(instances), self.statistics, self._on_settled, loop, quick, self._observe
         )
         self._initial_states = initial_states
+        self._sequences: SequenceScheduler[Instance] | None = None
         self._scheduler = self._make_scheduler(LoopClock(loop))
 
     def __repr__(self) -> str:
@@ -79,6 +81,9 @@ class Model:
         inflight = self._signature.accept(request, sink, now_ns)
         if self._buckets is not None:
             inflight.shape_key = (inflight.shape_key, self._buckets.of(inflight.length))
+        if self.config.sequence_batching is not None and request.timeout_ns:  # no queue policy says what it means
+            limit_ns = now_ns + request.timeout_ns
+            inflight.deadline_ns = min(inflight.deadline_ns or limit_ns, limit_ns)
         if self._order is not None:
             inflight.sink = held = self._order.behind(sink)
         try:
@@ -94,9 +99,14 @@ class Model:
 
     async def drain(self) -> None:
         self._scheduler.stop()
-        if self._outstanding:
+        while self._outstanding or self.open_sequences:
             self._settled.clear()
             await self._settled.wait()
+
+    @property
+    def open_sequences(self) -> int:
+        """The sequences that have begun, and may go on while the model drains."""
+        return self._sequences.open_sequences if self._sequences is not None else 0
 
     async def close(self) -> None:
         self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
@@ -112,7 +122,9 @@ class Model:
         config = self.config
         policy = config.dynamic_batching
         if config.sequence_batching is not None:
-            return SequenceScheduler(config, self._pool, clock, self._drop, self._initial_states)
+            self._sequences = SequenceScheduler(config, self._pool, clock, self._drop, self._initial_states)
+            self._sequences.on_end = self._settled.set
+            return self._sequences
         if policy is None:
             return QueuedScheduler(batching.direct, self._pool, clock, self._drop, gate=self._gate(0))
         rule = self._dynamic(policy, config.max_batch_size) if self._tuner is None else self._tuner.rule

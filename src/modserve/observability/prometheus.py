@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString as _untyped_go_string
 
 from modserve.core.servable import Servable
-from modserve.core.statistics import Histogram, ModelStatistics
+from modserve.core.statistics import Histogram, ModelStatistics, TunerStatistics
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -50,6 +50,13 @@ _HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics], Histogram]
     ("modserve_batch_size", "Sizes of the batches executed", 1, lambda s: s.batch_size_histogram),
 )
 
+_TUNER: tuple[tuple[str, str, Callable[[TunerStatistics], float]], ...] = (
+    ("modserve_tuner_p99_goal_seconds", "What 99 of 100 requests shall stay below", lambda t: t.goal_ns * _NS),
+    ("modserve_tuner_p99_seconds", "What 99 of 100 requests stayed below lately", lambda t: t.p99_ns * _NS),
+    ("modserve_tuner_delay_seconds", "The queue delay that the tuner has set", lambda t: t.delay_ns * _NS),
+    ("modserve_tuner_batch_size", "The batch size that the tuner has set", lambda t: t.batch_size),
+)
+
 
 class StatisticsCollector(Collector):
     """Metric families over the statistics of the models that `servables` gives at scrape time."""
@@ -86,6 +93,12 @@ class StatisticsCollector(Collector):
         for labels, servable in models:
             pending.add_sample(pending.name, labels, servable.statistics.pending)
         yield pending
+        for name, text, value in _TUNER:
+            gauge = GaugeMetricFamily(name, text)
+            for labels, servable in models:
+                if servable.statistics.tuner is not None:
+                    gauge.add_sample(name, labels, value(servable.statistics.tuner))
+            yield gauge
         for name, text, unit, histogram in _HISTOGRAMS:
             yield _histogram_family(name, text, unit, [(labels, histogram(s.statistics)) for labels, s in models])
 

@@ -33,13 +33,11 @@ _CONTENTS_FIELDS = {
 """The fields of InferTensorContents, and the datatype by which Triton's messages name each."""
 
 
-def decode_request(
-    message: pb.ModelInferRequest, deadline_ns: int = 0, lease: Lease | None = None
-) -> InferenceRequest:
+def decode_request(message: pb.ModelInferRequest, deadline_ns: int = 0, lease: Lease | None = None) -> InferenceRequest:
     """An inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 
-    `deadline_ns` is the RPC's own deadline on the monotonic clock, 0 without one. `lease` is for inputs in shared memory,
-    which raise UNSUPPORTED without it; it is the caller's to release.
+    `deadline_ns` is the RPC's own on the monotonic clock, 0 without one. `lease` is for inputs in shared memory, which
+    raise UNSUPPORTED without it; it is the caller's to release.
     """
     version = parse_requested(message.model_version)
     given = _parameters(message.parameters) if message.parameters else {}

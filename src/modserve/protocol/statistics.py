@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from modserve.core.servable import Servable
-from modserve.core.statistics import Duration
+from modserve.core.statistics import Duration, TunerStatistics
 from modserve.pb import inference as pb
 
 from .json_message import JsonObject, to_json
@@ -32,8 +32,9 @@ def json(servables: Iterable[Servable]) -> JsonObject:
 
 
 def batches_json(servable: Servable) -> JsonObject:
-    """Why batches were closed, and the latest of them, newest first: an extension of ours."""
+    """Why batches were closed, the latest of them, and of the tuner's decisions, newest first: an extension of ours."""
     statistics = servable.statistics
+    tuner = {} if statistics.tuner is None else {"tuner": _tuner(statistics.tuner)}
     return {
         "name": servable.id.name,
         "version": str(servable.id.version),
@@ -49,6 +50,27 @@ def batches_json(servable: Servable) -> JsonObject:
                 **({"elements": batch.elements, "padding": batch.padding} if servable.config.fills_up else {}),
             }
             for batch in reversed(statistics.recent)
+        ],
+        **tuner,
+    }
+
+
+def _tuner(tuner: TunerStatistics) -> JsonObject:
+    return {
+        "p99_goal_us": tuner.goal_ns // 1000,
+        "p99_us": tuner.p99_ns // 1000,
+        "delay_us": tuner.delay_ns // 1000,
+        "batch_size": tuner.batch_size,
+        "decisions": [
+            {
+                "at_ms": decision.at_ms,
+                "reason": decision.reason,
+                "p99_us": decision.p99_ns // 1000,
+                "per_second": round(decision.per_second, 1),
+                "delay_us": decision.delay_ns // 1000,
+                "batch_size": decision.batch_size,
+            }
+            for decision in reversed(tuner.decisions)
         ],
     }
 

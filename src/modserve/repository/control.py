@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import enum
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,8 @@ class ModelControl:
         self._repositories = tuple(repositories)
         self._options = options
         self._wanted: dict[str, ModelDirectory] = {}
+        self._asked: set[str] = set()
+        """The models that somebody asked for by name, or by asking for all."""
         self._seen: dict[str, ModelDirectory | None] = {}
         """What polling found the last time; None for what has to be looked at again."""
         self._polling: asyncio.Task[None] | None = None
@@ -70,7 +72,9 @@ class ModelControl:
             _log.error("%s", failure.message)
             self._manager.refuse(name, failure.reason)
         self._seen = dict(scan.models)
+        self._asked |= chosen
         wanted = {name: directory for name, directory in scan.models.items() if name in chosen}
+        wanted |= await self._composing(wanted, scan.models.get)
         self._wanted.update(wanted)
         await self._manager.update(wanted)
         if self._options.mode is ControlMode.POLL and self._options.poll_seconds:
@@ -92,7 +96,7 @@ class ModelControl:
         """Load a model, or load it again; on return it is READY in all its versions.
 
         What is READY already, and has not changed since, is left alone. If a version fails, none is taken, and what was
-        served is served on. `config` (JSON) takes the place of the model's configuration; `files`, by path in the
+        served is served on. The models that it is made of are loaded before it. `config` (JSON) takes the place of the model's configuration; `files`, by path in the
         model's directory, that of all its files. Both are for this load only. A caller that goes away changes nothing.
 
         Raises INVALID_ARG or INTERNAL, as Triton does, and UNAVAILABLE when the mode is not explicit.
@@ -107,8 +111,8 @@ class ModelControl:
         """Take a model out of service, after what is being done with it already.
 
         Returns when it takes nothing new; what it has accepted is finished later. With `dependents`, also the models
-        that nothing else needs. A model that is not loaded is no error. Raises UNAVAILABLE when the mode is not
-        explicit.
+        that it is made of, unless somebody asked for them by name or something else needs them. A model that is not
+        loaded is no error. Raises UNAVAILABLE when the mode is not explicit.
         """
         self._check_explicit()
         await self._operate(self._unload(name, dependents))
@@ -119,8 +123,12 @@ class ModelControl:
         self._wanted[name] = directory
         done = False
         try:
-            failures = await self._manager.update({name: directory}, together=True)
-            done = not failures
+            composing = await self._composing({name: directory}, self._find)
+            self._wanted |= composing
+            failures = await self._manager.update({**composing, name: directory}, together=True)
+            done = name not in failures
+            if done:
+                self._asked.add(name)
         finally:
             if not done and self._wanted.get(name) is directory:
                 del self._wanted[name]
@@ -128,12 +136,14 @@ class ModelControl:
                     self._wanted[name] = before
             if directory.lease is not None:
                 await directory.lease.release()
-        if failures:
+        if not done:
             raise failures[name]
 
     async def _unload(self, name: str, dependents: bool) -> None:
         self._wanted.pop(name, None)
-        await self._manager.unload(name, dependents)
+        self._asked.discard(name)
+        for gone in await self._manager.unload(name, dependents, self._asked):
+            self._wanted.pop(gone, None)
 
     def _directory(self, name: str, config: str | None, files: Mapping[str, bytes]) -> ModelDirectory:
         """What a load is to be made from. Blocking."""
@@ -145,6 +155,33 @@ class ModelControl:
         if len(paths) > 1:
             raise internal(f"{_not_in_repository(name).message}: {DUPLICATE}")
         return dataclasses.replace(source.read_model(paths[0]), config=config)
+
+    def _find(self, name: str) -> ModelDirectory | None:
+        """A model in the repositories, None if it is not there or they can not be read. Blocking."""
+        try:
+            return self._directory(name, None, {})
+        except ModserveError:
+            return None
+
+    async def _composing(
+        self, wanted: Mapping[str, ModelDirectory], find: Callable[[str], ModelDirectory | None]
+    ) -> dict[str, ModelDirectory]:
+        """What else is to be loaded for these models: what they are made of, and so on, as far as it can be found.
+
+        What is loaded with a configuration or files of its own stays as it is.
+        """
+        found: dict[str, ModelDirectory] = {}
+        pending = list(wanted.values())
+        while pending:
+            for need in await self._manager.needs(pending.pop()):
+                before = self._wanted.get(need)
+                if need in wanted or need in found or (before is not None and before.config is not None):
+                    continue
+                directory = await asyncio.to_thread(find, need)
+                if directory is not None:
+                    found[need] = directory
+                    pending.append(directory)
+        return found
 
     async def _operate(self, operation: Coroutine[None, None, None]) -> None:
         """Run an operation to its end, whatever becomes of the caller."""

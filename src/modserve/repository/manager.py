@@ -4,12 +4,20 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
-from modserve.core.servable import ModelDirectory, ModelLoader, Servable, UnreadableModelError
+from modserve.core.servable import (
+    Handle,
+    ModelDirectory,
+    ModelLoader,
+    SequenceKeeper,
+    Servable,
+    UnreadableModelError,
+)
 from modserve.core.version import (
     ModelId,
     no_available_versions,
@@ -18,9 +26,15 @@ from modserve.core.version import (
     unknown_version,
 )
 
+from . import dependencies
+from .handle import Loans
+
 _log = logging.getLogger(__name__)
 
 _CANCELLED = "the load was cancelled"
+
+Needs: TypeAlias = Mapping[str, frozenset[int | None]]
+"""Models that another one is made of, with their versions; None for any."""
 
 
 @dataclass
@@ -32,6 +46,10 @@ class _Version:
     """What it was loaded from."""
     draining: int = 0
     """How many servables of the version, which take nothing new, are not closed yet."""
+    finishing: Servable | None = None
+    """One of these: it may have sequences that go on."""
+    unloading: str = UNLOADED
+    """The reason to be given once the version is unloaded."""
 
 
 @dataclass
@@ -41,6 +59,24 @@ class _Model:
     """What is wrong with the model as it is on disk, while no version could be tried or older ones are served on."""
     latest: Servable | None = None
     """The highest READY version."""
+    wanted: ModelDirectory | None = None
+    """What it should be loaded from, also while a model that it needs is missing."""
+    needs: Needs = field(default_factory=dict)
+
+    @property
+    def servables(self) -> list[Servable | None]:
+        """What takes requests, or None, by version."""
+        return [self.versions[version].servable for version in sorted(self.versions)]
+
+    @property
+    def failure(self) -> str:
+        """Why no version is READY, as Triton puts it; empty where there is none, or none any more."""
+        lines = [
+            f"version {version} is at UNAVAILABLE state: {entry.state.reason};"
+            for version, entry in sorted(self.versions.items())
+            if entry.state.state is State.UNAVAILABLE and not entry.state.unloaded
+        ]
+        return self.problem or " ".join(lines)
 
     def rank(self) -> None:
         ready = [entry.servable for _, entry in sorted(self.versions.items()) if entry.state.state is State.READY]
@@ -56,6 +92,24 @@ class _Loads:
     failures: dict[int, ModserveError] = field(default_factory=dict)
 
 
+@dataclass
+class _Update:
+    """What is known to all models that change in one go."""
+
+    together: bool
+    failures: dict[str, ModserveError] = field(default_factory=dict)
+    done: dict[str, asyncio.Event] = field(default_factory=dict)
+    """Set for each model that has been seen to."""
+    before: dict[str, list[Servable | None]] = field(default_factory=dict)
+    """What was served by the models, before."""
+    former: dict[str, tuple[ModelDirectory | None, Needs]] = field(default_factory=dict)
+    """What was wanted of the models that somebody wants to change, before."""
+
+    def is_renewed(self, name: str, models: Mapping[str, _Model]) -> bool:
+        """Whether a model is served by others than before."""
+        return name in models and models[name].servables != self.before.get(name, [])
+
+
 class ModelManager:
     """The models of one server. Lives on the event loop's thread.
 
@@ -64,6 +118,9 @@ class ModelManager:
     unloaded. A version that is served is served until the one that takes its place is READY, and on if that fails. A
     version that fails to load is a state with a reason; it stops neither the other models nor the server. Of one model,
     one thing is done at a time. A load that fails is tried `load_retries` times again.
+
+    A model that is made of others is loaded after them, and loaded again when one of them has changed. It goes when one
+    of them goes, and comes back with it.
     """
 
     def __init__(self, loader: ModelLoader, parallel_loads: int, load_retries: int = 0) -> None:
@@ -73,6 +130,7 @@ class ModelManager:
         self._models: dict[str, _Model] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._loans = Loans()
         self.on_change: Callable[[], None] = lambda: None
         """Called after whatever may change what is READY."""
 
@@ -86,14 +144,35 @@ class ModelManager:
             raise unknown_model(name)
         if version is None:
             if model.latest is None:
-                raise no_available_versions(name)
+                finishing = self.finishing(name, None)
+                if finishing is None:
+                    raise no_available_versions(name)
+                return finishing
             return model.latest
         found = model.versions.get(version)
         if found is None:
             raise unknown_version(name, version)
         if found.servable is None or found.state.state is not State.READY:
-            raise not_ready(name, version)
+            finishing = self.finishing(name, version)
+            if finishing is None:
+                raise not_ready(name, version)
+            return finishing
         return found.servable
+
+    def finishing(self, name: str, version: int | None) -> Servable | None:
+        """What has sequences that have begun, and is or may be unloaded; for None, the highest such version."""
+        model = self._models.get(name)
+        versions = model.versions if model is not None else {}
+        for number in sorted(versions, reverse=True) if version is None else [version]:
+            entry = versions.get(number)
+            for servable in (entry.servable, entry.finishing) if entry is not None else ():
+                if isinstance(servable, SequenceKeeper) and servable.open_sequences:
+                    return servable
+        return None
+
+    def borrow(self, name: str, version: int | None) -> Handle:
+        """As `get`, for who needs it for a while: until it is given back it is not drained."""
+        return self._loans.lend(self.get(name, version))
 
     def state(self, name: str, version: int | None) -> VersionState:
         """The state of a version, or of the one that answers for None. Raises NOT_FOUND."""
@@ -164,10 +243,20 @@ class ModelManager:
         await self.update({name: wanted.get(name) for name in {**self._models, **wanted}})
         await self._settle()
 
-    async def unload(self, name: str, dependents: bool) -> None:
-        """Take a model out of service; with `dependents` also the models that only it needs: so far it needs none."""
-        if name in self._models or name in self._locks:
-            await self.update({name: None})
+    async def unload(self, name: str, dependents: bool, asked: Container[str] = ()) -> list[str]:
+        """Take a model out of service; the models that were.
+
+        With `dependents`, also those that only it needed, unless they were `asked` for by name.
+        """
+        if name not in self._models and name not in self._locks:
+            return []
+        names = [name, *(dependencies.orphans(name, self._graph(), asked) if dependents else ())]
+        await self.update(dict.fromkeys(names))
+        return names
+
+    async def needs(self, directory: ModelDirectory) -> Needs:
+        """The models that one needs to be loaded."""
+        return await self._loader.needs(directory)
 
     async def update(
         self, changes: Mapping[str, ModelDirectory | None], *, together: bool = False
@@ -176,8 +265,15 @@ class ModelManager:
 
         Returns when all loads have ended; unloading goes on. What could not be loaded is returned by name, as Triton
         tells it to who asked for the load. With `together`, all new versions of a model are taken or none; in any case
-        so if it is being served.
+        so if it is being served. Models that need one of them are seen to as well.
         """
+        async with asyncio.TaskGroup() as tasks:
+            asking = {
+                name: tasks.create_task(self._loader.needs(directory))
+                for name, directory in changes.items()
+                if directory
+            }
+        needs: dict[str, Needs] = {name: asking[name].result() if name in asking else {} for name in changes}
         held: dict[str, asyncio.Lock] = {}
 
         def let_go(name: str, *_: object) -> None:
@@ -185,21 +281,26 @@ class ModelManager:
             if lock is not None:
                 lock.release()
 
-        failures: dict[str, ModserveError] = {}
+        step = _Update(together)
         try:
-            for name in sorted(changes):  # in the same order everywhere, or two might wait for each other
-                lock = self._locks.setdefault(name, asyncio.Lock())
-                await lock.acquire()
-                held[name] = lock
-                self._models.setdefault(name, _Model())
+            await self._hold(needs, held)
+            others = dependencies.dependents(changes, self._graph(needs)) - changes.keys()
+            wanted = {name: self._models[name].wanted for name in sorted(others)} | dict(changes)
+            step.before = {name: self._models[name].servables for name in held if name in self._models}
+            step.done = {name: asyncio.Event() for name in wanted}
+            for name in changes:
+                model = self._models.setdefault(name, _Model())
+                step.former[name] = model.wanted, model.needs
+                model.wanted, model.needs = changes[name], needs[name]
+            self._retire_dependents(wanted)
             async with asyncio.TaskGroup() as tasks:
                 selections = {
-                    name: tasks.create_task(self._select(directory)) for name, directory in changes.items() if directory
+                    name: tasks.create_task(self._select(directory)) for name, directory in wanted.items() if directory
                 }
             async with asyncio.TaskGroup() as tasks:
-                for name, directory in changes.items():
+                for name, directory in wanted.items():
                     selection = selections[name].result() if name in selections else ()
-                    applied = tasks.create_task(self._apply(name, directory, selection, together, failures))
+                    applied = tasks.create_task(self._apply_in_turn(name, directory, selection, step))
                     applied.add_done_callback(functools.partial(let_go, name))
         finally:
             for name in list(held):
@@ -207,7 +308,78 @@ class ModelManager:
             for name in changes:
                 self._drop_if_empty(name)
             self.on_change()
-        return failures
+        return {name: failure for name, failure in step.failures.items() if name in changes}
+
+    def _graph(self, needs: Mapping[str, Needs] | None = None) -> dict[str, Iterable[str]]:
+        """What each wanted model needs, with changes that are to come."""
+        graph: dict[str, Iterable[str]] = {name: model.needs for name, model in self._models.items() if model.wanted}
+        return graph | dict(needs or {})
+
+    async def _hold(self, needs: Mapping[str, Needs], held: dict[str, asyncio.Lock]) -> None:
+        """Lock what is about to change, all that it needs and all that needs it.
+
+        Always in the same order, or two might wait for each other; and again if meanwhile that has become more.
+        """
+        while True:
+            graph = self._graph(needs)
+            above = set(needs) | dependencies.dependents(needs, graph)
+            names = above | dependencies.needed(above, graph)
+            if names <= held.keys():
+                return
+            for name in list(held):
+                held.pop(name).release()
+            for name in sorted(names):
+                lock = self._locks.setdefault(name, asyncio.Lock())
+                await lock.acquire()
+                held[name] = lock
+
+    def _retire_dependents(self, wanted: Mapping[str, ModelDirectory | None]) -> None:
+        """Before models go, those go that need them."""
+        gone = {name for name, directory in wanted.items() if directory is None}
+        for name in dependencies.dependents(gone, self._graph()) - gone:
+            model = self._models[name]
+            lost = ", ".join(f"'{need}'" for need in sorted(dependencies.needed([name], self._graph()) & gone))
+            self._retire_all(name, model, model.versions, f"{UNLOADED}, for ensemble '{name}' depends on {lost}")
+
+    async def _apply_in_turn(
+        self, name: str, directory: ModelDirectory | None, selection: "Sequence[int] | ModserveError", step: "_Update"
+    ) -> None:
+        """Once all that it needs has been seen to."""
+        model = self._models[name]
+        try:
+            circle = dependencies.circle(name, self._graph()) if model.needs else ""
+            if not circle:
+                for need in model.needs:
+                    if need in step.done:
+                        await step.done[need].wait()
+            renewed = any(step.is_renewed(need, self._models) for need in model.needs)
+            if name in step.former or renewed:
+                unmet = _circular(name, circle) if circle else self._unmet(name, model.needs, step)
+                await self._apply(name, directory, selection, unmet, step, renewed)
+        finally:
+            step.done[name].set()
+
+    def _unmet(self, name: str, needs: Needs, step: "_Update") -> ModserveError | None:
+        """Why a model can not be loaded for what it needs, in Triton's words."""
+        found = {need: self._models.get(need, _Model()) for need in needs}
+        failures = {
+            need: model.failure or (step.failures[need].message.strip() if need in step.failures else "")
+            for need, model in found.items()
+            if model.latest is None
+        }
+        absent = sorted(need for need, failure in failures.items() if not failure)
+        if absent:
+            return invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(absent)}")
+        for need, versions in needs.items():
+            who = f"ensemble '{name}' depends on '{need}'"
+            if need in failures:
+                return invalid(
+                    f"{who} which has no loaded version. Model '{need}' loading failed with error: {failures[need]}"
+                )
+            ready = {servable.id.version for servable in self.ready_versions(need)}
+            for version in versions - {None} - ready:
+                return invalid(f"{who} whose required version {version} is not loaded.")
+        return None
 
     async def _select(self, directory: ModelDirectory) -> Sequence[int] | ModserveError:
         """The versions to serve, or why they can not be told."""
@@ -222,30 +394,44 @@ class ModelManager:
         name: str,
         directory: ModelDirectory | None,
         selection: Sequence[int] | ModserveError,
-        together: bool,
-        failures: dict[str, ModserveError],
+        unmet: ModserveError | None,
+        step: "_Update",
+        renewed: bool,
     ) -> None:
+        """`unmet`: why it can not be loaded. `renewed`: what it needs is not what it was, so it is loaded again."""
         model = self._models[name]
+        alone = step.together and name in step.former and model.latest is None
         if directory is None:
             self._retire_all(name, model, model.versions)
         elif isinstance(selection, ModserveError):
-            failures[name] = _selection_failure(name, selection)
+            step.failures[name] = _selection_failure(name, selection)
             # Who asked for it alone is told, and a model that was not there is not there.
-            model.problem = "" if together and model.latest is None else selection.reason
+            model.problem = "" if alone else selection.reason
+        elif unmet is not None:
+            level = logging.ERROR if name in step.former else logging.INFO
+            _log.log(level, "model '%s' can not be loaded: %s", name, unmet.message)
+            step.failures[name] = invalid(f"load failed for model '{name}': {unmet.message}\n")
+            self._retire_all(name, model, model.versions, unmet.reason)
+            model.problem = "" if alone or model.versions else unmet.reason
         else:
             model.problem = ""
-            failed = await self._load_versions(model, directory, selection, together)
+            failed = await self._load_versions(model, directory, selection, step.together, renewed)
             if failed:
-                failures[name] = _version_failures(name, failed)
+                step.failures[name] = _version_failures(name, failed)
+                if renewed:  # what is served fits no more to what it is made of
+                    self._retire_all(name, model, model.versions, failed[max(failed)].reason)
+                    model.problem = ""
+        if name in step.failures and name in step.former and step.together:
+            model.wanted, model.needs = step.former[name]
         if all(entry.servable is None for entry in model.versions.values()):
             self._loader.forget(name)
 
     async def _load_versions(
-        self, model: _Model, directory: ModelDirectory, versions: Sequence[int], together: bool
+        self, model: _Model, directory: ModelDirectory, versions: Sequence[int], together: bool, renewed: bool
     ) -> dict[int, ModserveError]:
         """Load what is missing or has changed, and retire what is not wanted; the failures by version."""
         together = together or model.latest is not None
-        missing = [version for version in versions if not _is_current(model, directory, version)]
+        missing = [version for version in versions if renewed or not _is_current(model, directory, version)]
         for version in missing:
             entry = model.versions.setdefault(version, _Version())
             if entry.servable is None:
@@ -338,7 +524,7 @@ class ModelManager:
                 servable, _ = loads.servables.pop(version)
                 self._close(ModelId(directory.name, version), entry, servable, None)
 
-    def _retire_all(self, name: str, model: _Model, versions: "Sequence[int] | set[int] | dict[int, _Version]") -> None:
+    def _retire_all(self, name: str, model: _Model, versions: Iterable[int], reason: str = UNLOADED) -> None:
         """Take versions out of service; what they have accepted is finished."""
         for version in versions:
             entry = model.versions[version]
@@ -346,6 +532,7 @@ class ModelManager:
             if servable is None:
                 continue
             entry.servable = entry.directory = None
+            entry.unloading = reason
             self._step(entry, State.UNLOADING)
             self._close(ModelId(name, version), entry, servable, directory)
         model.rank()
@@ -353,7 +540,7 @@ class ModelManager:
     def _drop_failures(self, model: _Model, versions: Sequence[int]) -> None:
         """List no failures of other than these versions, which are the ones that are there."""
         for version, entry in list(model.versions.items()):
-            failed = entry.state.state is State.UNAVAILABLE and entry.state.reason != UNLOADED
+            failed = entry.state.state is State.UNAVAILABLE and not entry.state.unloaded
             if failed and version not in versions:
                 del model.versions[version]
 
@@ -375,16 +562,20 @@ class ModelManager:
     async def _drain_and_close(
         self, model_id: ModelId, entry: _Version, servable: Servable, directory: ModelDirectory | None
     ) -> None:
+        entry.finishing = servable
         try:
+            await self._loans.returned(servable)
             await servable.drain()
             try:
                 await servable.close()
             except Exception:  # an engine that can not end well is gone all the same
                 _log.exception("model '%s', version %d: closing its engine failed", model_id.name, model_id.version)
         finally:
+            if entry.finishing is servable:
+                entry.finishing = None
             entry.draining -= 1
             if entry.state.state is State.UNLOADING and not entry.draining:
-                self._step(entry, State.UNAVAILABLE, UNLOADED)
+                self._step(entry, State.UNAVAILABLE, entry.unloading)
                 _log.info("model '%s', version %d: unloaded", model_id.name, model_id.version)
             if directory is not None and directory.lease is not None:
                 await directory.lease.release()
@@ -412,6 +603,10 @@ def _is_current(model: _Model, directory: ModelDirectory, version: int) -> bool:
     if entry is None or entry.directory is None:
         return False
     return entry.directory.mark(version) == directory.mark(version)
+
+
+def _circular(name: str, through: str) -> ModserveError:
+    return invalid(f"circular dependency between ensembles: {name} -> ... -> {through} -> {name}")
 
 
 def _selection_failure(name: str, error: ModserveError) -> ModserveError:

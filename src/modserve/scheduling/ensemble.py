@@ -2,6 +2,7 @@
 
 import copy
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -127,6 +128,9 @@ class _Run:
         self._handles: dict[tuple[str, int | None], Handle] = {}
         self._complete: list[tuple[tuple[int, ...], InferenceResponse]] = []
         """A heap of responses by their place among all of them."""
+        self._order: list[tuple[tuple[int, ...], int, _Execution]] = []
+        """A heap of the executions by the place of the next response that may follow from them, or an earlier one."""
+        self._count = itertools.count()
         self._start_ns = 0
         self._timer: TimerHandle | None = None
 
@@ -226,6 +230,8 @@ class _Run:
                 continue
             execution = _Execution(self, index, wave, handle, inputs)
             self.executions.add(execution)
+            if self.scheduler.config.decoupled:
+                heapq.heappush(self._order, (execution.first, next(self._count), execution))
             limits = self.scheduler.limits
             if not limits or limits[index].take(execution):
                 execution.submit()
@@ -261,17 +267,34 @@ class _Run:
             elif not self.executions:
                 self.fail(_deadlock(self.inflight.request))
             return
-        first = min((execution.first for execution in self.executions), default=None)
-        while complete and not self.over and (first is None or complete[0][0] <= first):
+        first = self._first() if complete else None
+        while complete and not self._is_over() and (first is None or complete[0][0] <= first):
             _, response = heapq.heappop(complete)
             if not complete and not self.executions:
                 self._finish(None)
                 self.inflight.respond(response)
             else:
                 self.inflight.respond(response, final=False)
-        if not self.over and not self.executions:
+        if not self._is_over() and not self.executions:
             self._finish(None)
             self.inflight.complete()
+
+    def _first(self) -> tuple[int, ...] | None:
+        """The place of the first response that may still come."""
+        order = self._order
+        while order:
+            first, number, execution = order[0]
+            if execution not in self.executions:
+                heapq.heappop(order)
+            elif execution.first != first:
+                heapq.heapreplace(order, (execution.first, number, execution))
+            else:
+                return first
+        return None
+
+    def _is_over(self) -> bool:
+        """Asked again after a client was told something, who may have cancelled the request."""
+        return self.over
 
     def _finish(self, error: ModserveError | None) -> None:
         """It is over: everything borrowed is given back, and nothing of it goes on."""
@@ -302,9 +325,7 @@ class _Run:
 class _Execution:
     """Implements `core.response.ResponseSink`: a step in one wave of a request."""
 
-    def __init__(
-        self, run: _Run, index: int, wave: Wave, handle: Handle, inputs: Mapping[str, dataflow.Entry]
-    ) -> None:
+    def __init__(self, run: _Run, index: int, wave: Wave, handle: Handle, inputs: Mapping[str, dataflow.Entry]) -> None:
         self.run = run
         self.index = index
         self.submitted = False

@@ -114,6 +114,10 @@ class RequestQueue:
 
     def left(self, inflight: Inflight) -> None:
         """One that waits has been settled."""
+        self._remove(inflight)
+        self._tidy()
+
+    def _remove(self, inflight: Inflight) -> None:
         key = inflight.shape_key
         group = self._groups[key]
         lane = group.lanes[inflight.level]
@@ -128,22 +132,27 @@ class RequestQueue:
         key = like.shape_key
         group = self._groups[key]
         taken: list[Inflight] = []
+        last = self._last_arrival(group)
         for number in group.levels():
             lane = group.lanes[number]
             while lane and len(taken) < count:
-                inflight = lane.popleft()
+                inflight = lane[0]
                 if inflight.level == number:
+                    if inflight.arrival > last:
+                        break
                     taken.append(inflight)
+                lane.popleft()
             if len(taken) == count:
                 break
         for inflight in taken:
             self._forget(inflight, group)
         self._shrunk(key, group)
+        self._tidy()
         return taken
 
     def move(self, inflight: Inflight, level: int, now_ns: int) -> None:
         """It waits at another level from now on, behind all that are there."""
-        self.left(inflight)
+        self._remove(inflight)
         self._insert(inflight, level, now_ns)
 
     def _insert(self, inflight: Inflight, number: int, now_ns: int) -> None:
@@ -180,6 +189,8 @@ class RequestQueue:
         if self._ripe_elements:
             group.elements -= (inflight.batch_size or 1) * inflight.length
         self._live -= 1
+
+    def _tidy(self) -> None:
         if not self._live:
             self._deadlines.clear()
             self._timeouts.clear()
@@ -226,16 +237,19 @@ class RequestQueue:
     def together(self, like: Inflight) -> Iterator[Inflight]:
         """Those that may share a batch with `like`, the most urgent first."""
         group = self._groups[like.shape_key]
+        last = self._last_arrival(group)
+        for number in group.levels():
+            for inflight in group.lanes[number]:
+                if inflight.level == number:
+                    if inflight.arrival > last:
+                        break  # who is behind it in this lane came later, or was put there: it waits for its turn
+                    yield inflight
+
+    def _last_arrival(self, group: _Group) -> int:
+        """Who arrived after this does not join the next batch of the group."""
         if len(self._groups) == 1:
-            yield from self._lane_entries(group)  # there is nobody to overtake
-            return
-        last = 0
-        for inflight in self._lane_entries(group):
-            if not last:
-                last = inflight.arrival + self._look_ahead
-            elif inflight.arrival > last:
-                continue
-            yield inflight
+            return self._arrivals  # there is nobody to overtake
+        return next(self._lane_entries(group)).arrival + self._look_ahead
 
     def _lane_entries(self, group: _Group) -> Iterator[Inflight]:
         for number in group.levels():

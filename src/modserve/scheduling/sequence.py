@@ -8,8 +8,8 @@ is the business of a `Lane`, one for each instance.
 import heapq
 import itertools
 import logging
-from collections import deque
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 from typing import Generic
 
 from modserve.core import dtypes
@@ -110,10 +110,12 @@ class SequenceScheduler(Generic[SlotT]):
         """Those that more requests may come for."""
         self._live: dict[_Sequence, None] = {}
         """Those that are not over."""
-        self._backlog: dict[_Sequence, None] = {}
+        self._backlog: OrderedDict[_Sequence, None] = OrderedDict()  # a dict is slow to tell its first
         self._members: dict[Inflight, _Member] = {}
         self._numbers = itertools.count(1)
         self._stopped = False
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when a sequence has ended."""
         self._slots = [OneSlot(runner, number, self._on_run) for number in range(runner.count)]
         self._lanes = [self._lane(config, slot) for slot in self._slots]
         self._places = [(row, number) for row in range(_places(config)) for number in range(runner.count)]
@@ -275,12 +277,12 @@ class SequenceScheduler(Generic[SlotT]):
         self._disarm(sequence)
         del self._live[sequence]
         self._backlog.pop(sequence, None)
+        self.on_end()
         place = sequence.place
         if place is None:
             return
         if self._backlog:
-            following = next(iter(self._backlog))
-            del self._backlog[following]
+            following, _ = self._backlog.popitem(last=False)
             following.place = place
             self._advance(following)
         else:
@@ -341,7 +343,7 @@ class SequenceScheduler(Generic[SlotT]):
         else:
             idle_ns = sequence.idle_since_ns + self._batching.max_idle_ns
             if idle_ns <= now_ns:
-                _log.info("sequence %s of model '%s' is ended: it has been idle too long", sequence.id, self._model)
+                _log.debug("sequence %s of model '%s' is ended: it has been idle too long", sequence.id, self._model)
                 self._finish(sequence)
                 return
         self._arm(sequence, idle_ns)

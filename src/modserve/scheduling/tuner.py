@@ -188,7 +188,7 @@ class Tuner:
         make_rule: Callable[[DynamicBatching, int], Rule],
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`make_rule` makes the dynamic batcher's rule for a policy and a largest batch size, `run_ns` is `RunTimes`."""
+        """`make_rule` gives the dynamic batcher's rule for a policy and a largest batch size; `run_ns` predicts."""
         largest = max(1, max_batch_size)
         self._policy = policy
         self._rule_for = make_rule
@@ -197,6 +197,17 @@ class Tuner:
         self.statistics = TunerStatistics(policy.p99_goal_ns, 0, largest)
         self._rule: Rule = self._make_rule()
         self._begin()
+
+    def _begin(self) -> None:
+        self._since_ns = self._now_ns()
+        self._latencies: list[int] = []
+        self._backlog: list[int] = []
+        """Of requests that came before the last decision, and tell nothing of it, unless there are very many."""
+        self._run_ns: int = 0
+        self._items: int = 0
+        self._batches: int = 0
+        self._filled: int = 0
+        self._late: int = 0
 
     def rule(self, together: Iterable[Inflight], now_ns: int) -> Decision:
         """The dynamic batcher's rule with the targets of the moment."""
@@ -220,9 +231,8 @@ class Tuner:
         if len(self._backlog) >= _ENOUGH:
             latencies += self._backlog
         count = len(latencies)
-        if count >= _ENOUGH or (self._late >= _LATE and self._late * _LATE_SHARE >= count):
-            self._decide()
-        elif count >= _FEW and self._now_ns() - since_ns >= _LONG_NS:
+        many_late = self._late >= _LATE and self._late * _LATE_SHARE >= count
+        if count >= _ENOUGH or many_late or (count >= _FEW and self._now_ns() - since_ns >= _LONG_NS):
             self._decide()
 
     def _decide(self) -> None:
@@ -248,11 +258,3 @@ class Tuner:
         size = self._controller.batch_size
         policy = replace(self._policy, preferred_batch_sizes=(size,), max_queue_delay_ns=self._controller.delay_ns)
         return self._rule_for(policy, size)
-
-    def _begin(self) -> None:
-        self._since_ns = self._now_ns()
-        self._latencies: list[int] = []
-        self._backlog: list[int] = []
-        """Of requests that came before the last decision, and tell nothing of it, unless there are very many."""
-        self._run_ns = 0
-        self._items = self._batches = self._filled = self._late = 0

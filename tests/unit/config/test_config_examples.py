@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
-from config_build import described, finish, problems, tensor
+from config_build import described, finish, tensor
 
 from modserve import config
 from modserve.config.unsupported import SETTINGS
 from modserve.core import dtypes
+from modserve.core.ensemble_config import Ensembling, Step
 from modserve.core.errors import ModserveError
 from modserve.core.model_config import ModelDescription, TensorSpec
+from modserve.core.sequence_config import DirectStrategy
 
 REPOSITORY = Path(__file__).parents[3] / "model_repository"
 
@@ -119,27 +121,22 @@ def test_python_preprocessing() -> None:
     assert found.parameters["EXECUTION_ENV_PATH"] == "$$TRITON_MODEL_DIRECTORY/env.tar.gz"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            ENSEMBLE,
-            [
-                "2:1: 'platform' is not supported by this version of modserve: there are no ensembles yet",
-                "6:1: 'ensemble_scheduling' is not supported by this version of modserve: there are no ensembles yet",
-            ],
-        ),
-        (
-            SEQUENCE,
-            [
-                "4:1: 'sequence_batching' is not supported by this version of modserve: the requests of a sequence "
-                "would not be kept together"
-            ],
-        ),
-    ],
-)
-def test_what_is_to_come(text: str, expected: list[str]) -> None:
-    assert problems(text) == expected
+def test_sequence() -> None:
+    found = finish(SEQUENCE).config.sequence_batching
+
+    assert found is not None
+    assert found.strategy == DirectStrategy()
+    assert found.max_idle_ns == 5 * 10**9
+    assert found.inputs == (("START", dtypes.FP32), ("READY", dtypes.INT32))
+
+
+def test_ensemble() -> None:
+    complete = finish(ENSEMBLE, backend="")
+
+    assert complete.config.ensemble == Ensembling((Step("a", None, {"x": "IN"}, {"y": "OUT"}),))
+    assert complete.warnings == []
+    assert not complete.message.instance_group
+    assert not complete.message.HasField("optimization")
 
 
 @pytest.mark.parametrize("name", ["simple", "digits"])
@@ -170,9 +167,26 @@ def test_the_same_from_the_model_alone() -> None:
     assert (filled.inputs, filled.outputs) == (written.inputs, written.outputs)
 
 
-def test_the_report_in_the_documentation_is_real() -> None:
+def section_examples(title: str) -> list[str]:
+    """What stands in the fences of one section of the documentation."""
     documentation = (REPOSITORY.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
-    text, report, difference = documentation.split("```\n")[1::2]
+    section = documentation.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return section.split("```\n")[1::2]
+
+
+def test_the_examples_of_different_lengths_are_real() -> None:
+    padded, ragged = (finish(text).config for text in section_examples("Requests of different lengths"))
+    assert padded.padding is not None
+    assert (padded.padding.axes, padded.padding.unpad) == (
+        {"input_ids": 0, "attention_mask": 0},
+        {"token_embeddings": 0},
+    )
+    assert [spec.ragged for spec in ragged.inputs] == [True]
+    assert ragged.batch_outputs == {"OUTPUT": "INPUT"}
+
+
+def test_the_report_in_the_documentation_is_real() -> None:
+    text, report, difference = section_examples("What is wrong is all said at once")
 
     with pytest.raises(ModserveError) as caught:
         config.parse(text, Path("model_repository/resnet/config.pbtxt"), "resnet")

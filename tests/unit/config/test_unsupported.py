@@ -7,9 +7,6 @@ from modserve.config.unsupported import SETTINGS
 
 # Setting → a configuration where it matters, and the path it is reported under.
 FAILING = {
-    "platform": ('platform: "ensemble"', "platform"),
-    "ensemble_scheduling": ("ensemble_scheduling { }", "ensemble_scheduling"),
-    "sequence_batching": ("sequence_batching { direct { } }", "sequence_batching"),
     "input.is_shape_tensor": ("input { is_shape_tensor: true }", "input[0].is_shape_tensor"),
     "output.is_shape_tensor": ("output { is_shape_tensor: true }", "output[0].is_shape_tensor"),
     "input.is_non_linear_format_io": ("input { is_non_linear_format_io: true }", "input[0].is_non_linear_format_io"),

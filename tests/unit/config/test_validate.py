@@ -189,7 +189,7 @@ def test_tensors_must_be_told_if_the_engine_can_not() -> None:
 
 
 def test_all_problems_come_together() -> None:
-    text = 'name: "bar"\nmax_batch_size: -1\ninput { name: "a" }\nsequence_batching { }'
+    text = 'name: "bar"\nmax_batch_size: -1\ninput { name: "a" }\nmodel_operations { }'
 
     assert [problem.split(":")[0] for problem in problems(text)] == ["1", "2", "3", "3", "4"]
 
@@ -198,7 +198,7 @@ def test_all_problems_come_together() -> None:
 
 
 def test_check_finds_what_the_engine_can_not_change() -> None:
-    text = 'name: "bar" backend: "python"\ninput { dims: 0 }\nsequence_batching { }\ninstance_group { kind: KIND_GPU }'
+    text = 'name: "bar" backend: "python"\ninput { dims: 0 }\nmodel_operations { }\ninstance_group { kind: KIND_GPU }'
     with pytest.raises(ModserveError) as caught:
         config.check(config.parse(text, PATH, "foo"))
 

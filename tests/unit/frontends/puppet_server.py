@@ -130,6 +130,9 @@ class PuppetLoader:
             raise self.problems[model.name]
         return model.versions
 
+    async def needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
+        return {}
+
     async def load(self, model: ModelDirectory, version: int) -> PuppetServable:
         self.begun.set()
         await self.go.wait()

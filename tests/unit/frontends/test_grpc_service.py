@@ -14,7 +14,7 @@ from puppet_server import PuppetLoader, PuppetServable, numbers, server_over
 from modserve.__about__ import __version__
 from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.version import ModelId
-from modserve.frontends.grpc.service import GRPC_STATUS, handlers
+from modserve.frontends.grpc.service import grpc_status, handlers
 from modserve.pb import inference as pb
 from modserve.protocol.status import STATUS
 from modserve.server import Server
@@ -284,7 +284,7 @@ async def test_bytes_that_are_no_message(call: Stub, name: str) -> None:
 @pytest.mark.parametrize("code", STATUS, ids=lambda code: code.name)
 async def test_every_code_of_a_failed_request(call: Stub, simple: PuppetServable, code: Any) -> None:
     simple.answer = lambda inflight: inflight.fail(ModserveError(code, "oops"))  # type: ignore[method-assign]
-    assert await call.failure("ModelInfer", asked()) == (GRPC_STATUS[code], "oops")
+    assert await call.failure("ModelInfer", asked()) == (grpc_status(ModserveError(code, "")), "oops")
 
 
 async def test_what_nobody_foresaw_is_internal_and_logged(

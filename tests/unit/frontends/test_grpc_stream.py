@@ -1,6 +1,7 @@
 """ModelStreamInfer: one stream, whose client and whose models are the test."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,7 @@ class Exchange:
         """The client takes answers."""
         self.flowing.set()
         self.gone = False
+        self.remaining: float | None = None
         self._metadata = metadata
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.read = 0
@@ -58,6 +60,9 @@ class Exchange:
             yield data
 
     # The handler's side
+
+    def time_remaining(self) -> float | None:
+        return self.remaining
 
     def invocation_metadata(self) -> Any:
         return self._metadata
@@ -188,6 +193,22 @@ async def test_an_answer_says_that_it_is_final(
         raw_output_contents=[numbers(11, 12).tobytes(), numbers(-9, -8).tobytes()],
     )
     assert exchange.answers == [pb.ModelStreamInferResponse(infer_response=expected)]
+
+
+@pytest.mark.parametrize("remaining", [None, 60.0])
+async def test_the_streams_deadline_is_that_of_its_requests(
+    open_stream: Open, simple: PuppetServable, remaining: float | None
+) -> None:
+    now_ns = time.monotonic_ns()
+    exchange = open_stream()
+    exchange.remaining = remaining
+    exchange.send(asked("a"))
+    await turns()
+    (inflight,) = simple.submitted
+    if remaining is None:
+        assert inflight.deadline_ns == 0
+    else:
+        assert now_ns + 60 * 10**9 <= inflight.deadline_ns <= time.monotonic_ns() + 60 * 10**9
 
 
 async def test_answers_leave_in_the_order_of_requests(open_stream: Open, simple: PuppetServable) -> None:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from modserve.core.model_config import ModelConfig
 from modserve.core.servable import Servable
-from modserve.core.statistics import FailureReason, ModelStatistics
+from modserve.core.statistics import FailureReason, ModelStatistics, TunerStatistics
 from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 from modserve.frontends.metrics import MetricsListener
@@ -106,6 +106,26 @@ def test_failures_by_reason_are_there_from_the_start() -> None:
         f'nv_inference_request_failure{{model="simple",version="1",reason="{reason}"}} {count}.0'
         for reason, count in (("REJECTED", 0), ("CANCELED", 1), ("BACKEND", 0), ("OTHER", 0))
     ]
+
+
+def test_why_batches_did_not_grow() -> None:
+    text = page(used(config("simple")), loaded(config("idle")))
+    assert "# TYPE modserve_batches_closed counter\n" in text
+    assert lines(text, "modserve_batches_closed") == [
+        'modserve_batches_closed{model="simple",version="1",reason="full"} 1.0'
+    ]
+
+
+def test_where_tuners_stand() -> None:
+    servable = loaded(config("simple"))
+    servable.statistics.tuner = tuner = TunerStatistics(15 * MS, 2 * MS, 32)
+    tuner.p99_ns = 12 * MS
+    text = page(servable, loaded(config("untuned")))
+    for name, value in (("p99_goal_seconds", 0.015), ("p99_seconds", 0.012), ("delay_seconds", 0.002)):
+        (sample,) = families(text)[f"modserve_tuner_{name}"].samples
+        assert sample.labels == {"model": "simple", "version": "1"}
+        assert sample.value == pytest.approx(value)
+    assert lines(text, "modserve_tuner_batch_size") == ['modserve_tuner_batch_size{model="simple",version="1"} 32.0']
 
 
 def test_waiting_requests() -> None:

@@ -95,6 +95,13 @@ async def test_statistics(client: httpx.AsyncClient, path: str, expected: list[t
     assert [(model["name"], model["version"]) for model in found] == expected
 
 
+@pytest.mark.parametrize(("path", "version"), [("/v2/models/simple", "3"), ("/v2/models/simple/versions/1", "1")])
+async def test_batches_of_a_model_that_has_not_run(client: httpx.AsyncClient, path: str, version: str) -> None:
+    answer = await client.get(path + "/batches")
+    assert answer.status_code == 200
+    assert answer.json() == {"name": "simple", "version": version, "close_reasons": {}, "recent": []}
+
+
 @pytest.mark.parametrize("path", ["/v2/models/simple/infer", "/v2/models/simple/versions/3/infer"])
 async def test_inference(client: httpx.AsyncClient, path: str) -> None:
     answer = await client.post(path, content=JSON_BODY)

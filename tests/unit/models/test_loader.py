@@ -64,7 +64,11 @@ class Bench:
 
     async def load(self, model: ModelDirectory, version: int = 1) -> Model:
         await self.loader.wanted_versions(model)
+        return await self.open_version(model, version)
+
+    async def open_version(self, model: ModelDirectory, version: int) -> Model:
         loaded = await self.loader.load(model, version)
+        assert isinstance(loaded, Model)
         self.open.append(loaded)
         return loaded
 
@@ -213,7 +217,7 @@ async def test_cores_are_shared_out_over_all_instances_of_all_models(bench: Benc
     for directory in (first, second):  # all are asked for before the first one loads
         await bench.loader.wanted_versions(directory)
     for directory, version in ((first, 1), (first, 2), (second, 1)):
-        bench.open.append(await bench.loader.load(directory, version))
+        await bench.open_version(directory, version)
     assert [source.cpu_threads for source in bench.backend.sources] == [share] * 3
 
 
@@ -285,6 +289,24 @@ async def test_an_instance_can_not_be_made(bench: Bench) -> None:
     refused = await bench.refusal(bench.write(CONFIG + "instance_group { count: 3 kind: KIND_CPU }"))
     assert refused.code is Code.INTERNAL
     assert refused.message == "failed to load model 'model' version 1: out of memory"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'key: "scheduling.batch_sizes" value { string_value: "2,8" }',
+        'key: "padding.axis.X" value { string_value: "0" }',
+    ],
+    ids=["rows", "lengths"],
+)
+async def test_padding_is_for_engines_that_take_batches(bench: Bench, text: str) -> None:
+    bench.backend = PuppetBackend(by_request=True)
+    bench.new_loader()
+    config = CONFIG.replace("output", 'input { name: "X" data_type: TYPE_INT32 dims: [ -1 ] } output')
+    refused = await bench.refusal(bench.write(f"{config} dynamic_batching {{ }} parameters {{ {text} }}"))
+    assert refused.code is Code.INVALID_ARG
+    assert "its parameters ask for padding" in refused.message
+    assert "backend 'puppet' gets requests one by one" in refused.message
 
 
 class _WithGpu(PuppetBackend):
@@ -414,4 +436,30 @@ async def test_a_label_file_that_can_not_be_read_fails_the_load(bench: Bench, ob
     assert error.code is Code.INTERNAL
     assert error.message == (
         f"failed to open text file for read {path}: {obstacle} (label_filename of output 'OUTPUT0' of model 'model')"
+    )
+
+
+STATEFUL = (
+    CONFIG
+    + """sequence_batching { state { input_name: "S" output_name: "T" data_type: TYPE_INT32 dims: [ 2 ]
+    initial_state { name: "first" data_type: TYPE_INT32 dims: [ 2 ] data_file: "first" } } }"""
+)
+
+
+async def test_a_file_with_the_first_state_that_can_not_be_read_fails_the_load(bench: Bench) -> None:
+    directory = bench.write(STATEFUL)
+    error = await bench.refusal(directory)
+    assert error.code is Code.INTERNAL
+    assert error.message == (
+        f"failed to open text file for read {directory.path / 'initial_state' / 'first'}: No such file or directory "
+        "(data_file of the initial_state of state 'S' of model 'model')"
+    )
+
+
+async def test_a_file_with_the_first_state_that_is_too_short_fails_the_load(bench: Bench) -> None:
+    directory = bench.write(STATEFUL)
+    (directory.path / "initial_state").mkdir()
+    (directory.path / "initial_state" / "first").write_bytes(b"1234")
+    assert (await bench.refusal(directory)).message == (
+        "initial_state setting expects 8 bytes, but the data provided from first only has 4 bytes."
     )

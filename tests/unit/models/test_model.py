@@ -11,9 +11,9 @@ import pytest
 
 from modserve.backends.api import BackendInstance, ModelSource, Placement
 from modserve.core import dtypes
-from modserve.core.errors import Code, ModserveError
+from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import DynamicBatching, InstanceKind, ModelConfig, QueuePolicy
+from modserve.core.model_config import Admission, DynamicBatching, InstanceKind, ModelConfig, QueuePolicy
 from modserve.core.statistics import FailureReason
 from modserve.core.version import ModelId
 from modserve.models.model import Model
@@ -256,3 +256,42 @@ async def test_outputs_that_were_not_asked_for_are_not_asked_of_the_engine() -> 
     execution.finish({"OUTPUT1": execution.inputs["INPUT0"]})
     await bench.model.drain()
     await bench.model.close()
+
+
+# Deadlines, predictions and the tuner
+
+
+@pytest.mark.parametrize(
+    "bench", [config(admission=Admission(by_deadline=True, too_many=True))], indirect=True, ids=["admission"]
+)
+async def test_admission_learns_from_executions(bench: Bench) -> None:
+    bench.submit(1)
+    assert await bench.finish() == [1]
+    bench.submit(2)
+    execution = await bench.execution()
+    bench.model._run_times.observe(1, 3_600 * 10**9)
+    bench.submit(3)
+    with pytest.raises(OverloadedError, match=r"predicted .* ms in the queue and .* ms of execution, allowed"):
+        bench.submit(4, deadline_ns=time.monotonic_ns() + 60 * 10**9)
+    assert bench.model.statistics.failures[FailureReason.REJECTED] == 1
+    execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
+    assert await bench.finish() == [3]
+    await bench.model.drain()
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [config(dynamic_batching=DynamicBatching(p99_goal_ns=10**9)), config(dynamic_batching=BATCHING)],
+    indirect=True,
+    ids=["tuned", "not tuned"],
+)
+async def test_a_tuned_model_has_a_tuner(bench: Bench) -> None:
+    tuner = bench.model.statistics.tuner
+    tuned = bench.model.config.dynamic_batching is not BATCHING
+    assert (tuner is not None) == tuned
+    bench.submit(1, 2)
+    assert await bench.finish() == [1, 2]
+    await bench.model.drain()
+    if tuner is not None:
+        assert (tuner.goal_ns, tuner.delay_ns, tuner.batch_size) == (10**9, 0, 8)
+    assert bench.model._run_times(2) > 0

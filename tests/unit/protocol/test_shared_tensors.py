@@ -293,7 +293,7 @@ def shared_with_contents() -> pb.ModelInferRequest.InferInputTensor:
 )
 def test_parameters_that_are_refused(given: dict[str, Any], code: Code, message: str) -> None:
     asked = pb.ModelInferRequest(inputs=[message_input("T", **given)], outputs=[message_output("T", **given)])
-    assert refusal(grpc_messages.decode_request, asked, 0, 0, OneRegion()) == (code, message)
+    assert refusal(grpc_messages.decode_request, asked, 0, OneRegion()) == (code, message)
     assert refusal(grpc_messages.output_places, asked, OneRegion()) == (code, message)
 
 
@@ -320,7 +320,7 @@ def test_parameters_that_are_refused(given: dict[str, Any], code: Code, message:
     ids=["contents", "a raw buffer too many", "a raw buffer too few"],
 )
 def test_messages_that_are_refused(asked: pb.ModelInferRequest, message: str) -> None:
-    assert refusal(grpc_messages.decode_request, asked, 0, 0, OneRegion()) == (Code.INVALID_ARG, message)
+    assert refusal(grpc_messages.decode_request, asked, 0, OneRegion()) == (Code.INVALID_ARG, message)
 
 
 @pytest.mark.parametrize("count", [0, 1])

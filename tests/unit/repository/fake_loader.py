@@ -26,6 +26,7 @@ class FakeServable:
         self.drained = asyncio.Event()
         self.log: list[str] = []
         self.fail_to_close = False
+        self.open_sequences = 0
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         raise AssertionError("no test submits to it")
@@ -56,6 +57,8 @@ class FakeLoader:
         """What was loaded, in order."""
         self.failing = 0
         """So many loads fail."""
+        self.needed: dict[str, Mapping[str, frozenset[int | None]]] = {}
+        """What a model is made of."""
 
     async def begun(self, name: str, version: int) -> None:
         """Return when a load of the version has begun."""
@@ -69,6 +72,9 @@ class FakeLoader:
         if model.name in self.unusable:
             raise self.unusable[model.name]
         return model.versions
+
+    async def needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
+        return self.needed.get(model.name, {})
 
     async def load(self, model: ModelDirectory, version: int) -> FakeServable:
         model_id = ModelId(model.name, version)

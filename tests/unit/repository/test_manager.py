@@ -124,6 +124,25 @@ async def test_states_while_unloading(bench: Bench) -> None:
     assert bench.reasons() == {("a", 2): "unloaded"}
 
 
+async def test_what_is_being_unloaded_answers_while_it_has_open_sequences(bench: Bench) -> None:
+    await bench.reconcile(a=(1, 2))
+    servable = bench.loader.servables[ModelId("a", 2)]
+    servable.drained.clear()
+    assert bench.manager.finishing("a", None) is None
+    servable.open_sequences = 1
+    assert bench.manager.finishing("a", None) is servable
+    task = asyncio.create_task(bench.reconcile(a=()))
+    await turns(lambda: servable.log == ["drain"])
+    assert bench.states()["a", 2] == UNLOADING
+    assert [bench.manager.get("a", version) for version in (None, 2)] == [servable, servable]
+    assert bench.refusal("a", 1)[0] is Code.UNAVAILABLE
+    servable.open_sequences = 0
+    assert bench.refusal("a", 2)[0] is Code.UNAVAILABLE
+    servable.drained.set()
+    await task
+    assert [bench.manager.finishing(name, None) for name in ("a", "nosuch")] == [None, None]
+
+
 @pytest.mark.parametrize("parallel", [1, 2, 0])
 async def test_no_more_than_so_many_load_at_once(parallel: int) -> None:
     bench = Bench(parallel)

@@ -73,6 +73,19 @@ def test_who_came_much_later_does_not_overtake() -> None:
     assert list(queue.together(entries[0])) == [entries[0], entries[3]]
 
 
+def test_what_is_taken_is_what_is_together() -> None:
+    queue = RequestQueue(look_ahead=3)
+    (first,) = fill(queue, inflight(shape_key="x"), level=1)
+    fill(queue, *many(9, shape_key="y"))
+    (late,) = fill(queue, inflight(shape_key="x"), level=1)
+    behind = inflight(shape_key="x")
+    fill(queue, behind, level=2)
+    behind.arrival = first.arrival + 1  # as one that was moved there
+    assert list(queue.together(first)) == [first, behind]
+    assert queue.take(first, 2) == [first, behind]
+    assert list(queue.together(late)) == [late]
+
+
 def test_groups_with_enough_for_a_batch() -> None:
     queue = RequestQueue(ripe_size=4)
     x1, y1, x2, y2 = fill(queue, *(inflight(2, shape_key=shape) for shape in "xyxy"))
@@ -117,6 +130,16 @@ def test_moved_to_another_level() -> None:
     assert list(queue.together(third)) == [second, third, first]
     assert (queue.head(), first.level_ns, queue.heads()) == (second, 70, [second, first])
     assert take(queue, 3) == [second, third, first]
+
+
+def test_what_moves_keeps_its_deadlines_though_it_is_alone() -> None:
+    queue = RequestQueue()
+    entry = inflight(deadline_ns=50)
+    queue.append(entry, 0, timeout_ns=30)
+    queue.move(entry, 2, 10)
+    assert queue.timed_out(30) == [entry]
+    queue.move(entry, 3, 30)
+    assert (queue.next_deadline_ns(), queue.ahead(2), queue.ahead(3)) == (50, (0, 0), (1, 1))
 
 
 # What is kept

@@ -152,7 +152,7 @@ def test_a_sequence_keeps_its_instance(strategy: Strategy) -> None:
         for id in (1, 2, 3):
             bench.submit(id, "s" if not bench.scheduler.open_sequences or id > bench.scheduler.open_sequences else "")
         bench.finish_all()
-    where = {}
+    where: dict[object, set[int]] = {}
     for slot, batch in zip(bench.runner.slots, bench.runner.batches, strict=True):
         for entry in batch:
             where.setdefault(entry.request.parameters["sequence_id"], set()).add(slot)
@@ -565,7 +565,8 @@ def test_initial_states(state: State, files: dict[str, Tensor], begins: list[Any
 
 def test_fillers_have_no_state_of_anybody() -> None:
     bench = Bench(states=(STATE,))
-    give(bench.enqueue(1, "s") and bench.submit(2, "s"), 7, 7)
+    bench.enqueue(1, "s")
+    give(bench.submit(2, "s"), 7, 7)
     bench.finish()
     bench.submit(2)
     assert [entry.inputs["STATE_IN"].array.tolist() for entry in bench.runner.rows[-1]] == [[[0, 0]], [[7, 7]]]

@@ -17,6 +17,7 @@ from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
 from modserve.protocol import (
     classification,
+    failures,
     grpc_messages,
     header_forwarding,
     logging_settings,
@@ -29,7 +30,6 @@ from modserve.protocol import (
     trace_settings,
 )
 from modserve.protocol.restricted import RPC_CATEGORY, Restriction
-from modserve.protocol.status import STATUS
 from modserve.server import Server
 
 from . import health, tracing
@@ -43,7 +43,11 @@ Call: TypeAlias = Callable[[Any, Context], Awaitable[Message]]
 StreamCall: TypeAlias = Callable[[Any, Context], Awaitable[None]]
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
-GRPC_STATUS = {code: _STATUS_CODES[spelling.grpc] for code, spelling in STATUS.items()}
+
+
+def grpc_status(error: ModserveError) -> grpc.StatusCode:
+    """The status that a call ends with which failed so."""
+    return _STATUS_CODES[failures.spelling(error).grpc]
 
 
 _DEFAULTS = GrpcOptions()
@@ -151,7 +155,7 @@ class InferenceService:
         trace = tracing.unary(self._server, servable, context, now_ns) if self._server.tracer.on else None
         lease = self._server.shared_memory.lease()
         try:
-            request: InferenceRequest = grpc_messages.decode_request(message, now_ns, limit_ns, lease)
+            request: InferenceRequest = grpc_messages.decode_request(message, limit_ns, lease)
             if self._header_pattern is not None:
                 forwarded = header_forwarding.from_metadata(self._header_pattern, context.invocation_metadata())
                 request = header_forwarding.with_headers(request, forwarded)
@@ -223,7 +227,8 @@ def _unary(
         except Exception as error:
             failure = _foreseen(error, getattr(call, "__name__", "a call"))
         late = isinstance(failure, DeadlinePassedError)
-        await context.abort(_DEADLINE_EXCEEDED if late else GRPC_STATUS[failure.code], failure.message)
+        code = _DEADLINE_EXCEEDED if late else grpc_status(failure)
+        await _abort(context, code, failure)
         raise AssertionError("abort raises: this is a bug")
 
     return handle
@@ -239,9 +244,15 @@ def _stream(call: StreamCall, name: str, restriction: Restriction | None = None)
             return
         except Exception as error:
             failure = _foreseen(error, name)
-        await context.abort(GRPC_STATUS[failure.code], failure.message)
+        await _abort(context, grpc_status(failure), failure)
 
     return handle
+
+
+async def _abort(context: Context, code: grpc.StatusCode, error: ModserveError) -> None:
+    if trailers := failures.trailers(error):
+        context.set_trailing_metadata(trailers)
+    await context.abort(code, error.message)
 
 
 def _check_restriction(restriction: Restriction | None, context: Context) -> None:

@@ -122,9 +122,9 @@ class _Call:
         self.servable = server.model(message.model_name, parse_requested(message.model_version))
         if server.tracer.on:
             self.trace = tracing.begun(server, self.servable, now_ns)
-        # The RPC's own deadline cancels the whole stream: no request needs it.
         self.lease = server.shared_memory.lease()
-        request = grpc_messages.decode_request(message, now_ns, lease=self.lease)
+        # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
+        request = grpc_messages.decode_request(message, self.stream.deadline_ns, self.lease)
         request = header_forwarding.with_headers(request, self.stream.forwarded)
         self.places = grpc_messages.output_places(message, self.lease)
         self.class_counts = grpc_messages.class_counts(message)
@@ -178,6 +178,8 @@ class _Stream:
         self._context = context
         self.forwarded = forwarded
         """Metadata that go along with each request as its parameters."""
+        remaining: float | None = context.time_remaining()
+        self.deadline_ns = 0 if remaining is None else time.monotonic_ns() + int(remaining * 1e9)
         self._hard_errors = _HARD_ERRORS in map(tuple, context.invocation_metadata() or ())
         self._open: set[_Call] = set()
         """The requests that are not answered to the end."""

@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from modserve.protocol import header_forwarding
+from modserve.protocol import deadlines, header_forwarding
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.status import MIME_JSON
 
@@ -90,6 +90,11 @@ def forwarded_headers(request: Request, options: HttpOptions) -> Forwarded:
         return ()
     extensions = request.scope.get("extensions") or {}
     return header_forwarding.matching(options.header_pattern, extensions.get(HEADERS_AS_SENT, request.headers.items()))
+
+
+def deadline_ns(request: Request, now_ns: int) -> int:
+    """When the client of `request` gives up by what its headers say; 0 for never. Raises INVALID_ARG."""
+    return deadlines.deadline_ns(deadlines.timeouts(request.headers.items()), now_ns)
 
 
 def raw_header(request: Request, name: str) -> bytes | None:

@@ -14,8 +14,7 @@ from typing import cast
 import httptools
 
 from modserve.core.errors import ModserveError
-from modserve.protocol import compression, header_forwarding, http_infer
-from modserve.protocol.compression import UnsupportedEncodingError
+from modserve.protocol import compression, deadlines, failures, header_forwarding, http_infer
 from modserve.protocol.http_infer import Body
 from modserve.protocol.status import STATUS
 
@@ -61,6 +60,8 @@ class _Request:
     expecting: bool = False
     """It waits for leave to send its body."""
     forwarded: list[tuple[str, str]] = field(default_factory=list)
+    timeouts: list[tuple[str, str]] = field(default_factory=list)
+    """Headers that tell how long its client waits."""
     cors: bytes = b""
     """Header lines for its answer."""
     limited: bool = True
@@ -204,9 +205,9 @@ class Connection(asyncio.Protocol):
                 self._write_body(outcome, connection)
             else:
                 body = http_infer.encode_error(outcome)
-                if isinstance(outcome, UnsupportedEncodingError):
-                    connection += b"Accept-Encoding: %b\r\n" % compression.ACCEPTED.encode()
-                self._transport.write(json_response(STATUS[outcome.code].http, body, connection))
+                for name, value in failures.headers(outcome).items():
+                    connection += b"%b: %b\r\n" % (name.encode(), value.encode())
+                self._transport.write(json_response(failures.spelling(outcome).http, body, connection))
         self._done(True)
 
     def _write_body(self, body: Body, connection: bytes) -> None:
@@ -259,7 +260,8 @@ class Connection(asyncio.Protocol):
             name, version = request.infer
             answer_encoding = compression.choose(request.accept_encoding)
             forwarded = header_forwarding.matching(site.options.header_pattern, request.forwarded)
-            head = InferHead(request.header_length, request.content_encoding, answer_encoding, forwarded)
+            timeouts = tuple(request.timeouts)
+            head = InferHead(request.header_length, request.content_encoding, answer_encoding, forwarded, timeouts)
             route = InferRoute(name, version, len(body), head, request.keep_alive, old, request.cors)
             if self._first_head is not None:
                 if self._first_size == len(self._first_head) + len(body):
@@ -356,6 +358,8 @@ class Connection(asyncio.Protocol):
                 request.accept_encoding = f"{request.accept_encoding}, {given}" if request.accept_encoding else given
             elif name == b"content-encoding":
                 request.content_encoding = value
+            elif name in deadlines.RAW_HEADERS:
+                request.timeouts.append((name.decode(), value.decode("latin-1")))
             elif name in (b"expect", b"upgrade"):
                 plain = False
                 if name == b"expect" and value.lower() == b"100-continue":

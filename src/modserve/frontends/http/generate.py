@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -17,7 +18,7 @@ from modserve.protocol import header_forwarding, http_infer
 from modserve.protocol.status import MIME_JSON
 from modserve.protocol.streams import EVENTS
 
-from .answers import ERRORS, Described, answers, forwarded_headers, read_body
+from .answers import ERRORS, Described, answers, deadline_ns, forwarded_headers, read_body
 from .gone import unless_gone
 from .infer import LARGE_JSON
 from .options import HttpOptions
@@ -106,6 +107,7 @@ async def _begun(
     call = StreamCall(streams, servable, now_ns)
     try:
         decoded = await _decoded(servable, version, body, options.max_json)
+        decoded = replace(decoded, deadline_ns=deadline_ns(request, now_ns))
         call.submit(header_forwarding.with_headers(decoded, forwarded_headers(request, options)))
     except BaseException:
         call.close()

@@ -13,7 +13,16 @@ from modserve.core.response import InferenceResponse, OneAnswer
 from modserve.core.servable import Servable
 from modserve.core.shared_memory import Lease, Lend
 from modserve.core.tracing import RequestTrace
-from modserve.protocol import classification, compression, header_forwarding, http_infer, server_timing, shared_memory
+from modserve.protocol import (
+    classification,
+    compression,
+    deadlines,
+    header_forwarding,
+    http_infer,
+    server_timing,
+    shared_memory,
+)
+from modserve.protocol.deadlines import Timeouts
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http_infer import Body, Reply
 from modserve.server import Server
@@ -40,6 +49,8 @@ class InferHead:
     answer_encoding: str | None = None
     forwarded: Forwarded = ()
     """Headers that become parameters of the request."""
+    timeouts: Timeouts = ()
+    """Headers that tell how long the client waits."""
 
 
 class InferCall(OneAnswer):
@@ -210,11 +221,13 @@ def read_request(
     length = http_infer.header_length(head.header_length, len(body))
     check_json_size(len(body) if length is None else length, options.max_json)
     config = servable.config
+    deadline_ns = deadlines.deadline_ns(head.timeouts, now_ns)
     if length == 0:
         _check_raw_size(len(body), options.max_json)
-        request, reply = http_infer.decode_raw(config, version, body)
+        request, reply = http_infer.decode_raw(config, version, body, deadline_ns)
     else:
-        request, reply = http_infer.decode_request(config.name, version, body, length, now_ns, lend, options.max_json)
+        name, limit = config.name, options.max_json
+        request, reply = http_infer.decode_request(name, version, body, length, deadline_ns, lend, limit)
     return header_forwarding.with_headers(request, head.forwarded), reply
 
 

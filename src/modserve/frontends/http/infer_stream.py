@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError
 from modserve.core.request import InferenceRequest
-from modserve.protocol import classification, http_infer, shared_memory
+from modserve.protocol import classification, deadlines, http_infer, shared_memory
 from modserve.protocol import infer_stream as codec
 from modserve.protocol import streams as framings
 from modserve.protocol.http_infer import Reply
@@ -70,6 +70,7 @@ async def _read(
         raw_header(request, http_infer.HEADER_LENGTH),
         raw_header(request, "content-encoding"),
         forwarded=forwarded_headers(request, options),
+        timeouts=deadlines.timeouts(request.headers.items()),
     )
     body = await request.body()
     asked = (call.servable, version, head, body, options, now_ns, call.lend)

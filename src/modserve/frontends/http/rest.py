@@ -17,10 +17,18 @@ from starlette.types import Receive, Scope, Send
 from modserve.core.errors import ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.version import parse_requested
-from modserve.protocol import compression, http_infer, logging_settings, metadata, repository, statistics
-from modserve.protocol.compression import UnsupportedEncodingError
+from modserve.protocol import (
+    compression,
+    deadlines,
+    failures,
+    http_infer,
+    logging_settings,
+    metadata,
+    repository,
+    statistics,
+)
 from modserve.protocol.http_infer import Body
-from modserve.protocol.status import MIME_JSON, STATUS
+from modserve.protocol.status import MIME_JSON
 from modserve.server import Phase, Server
 
 from . import generate, infer_stream, methods, v1
@@ -373,6 +381,7 @@ def _inference(server: Server, options: HttpOptions) -> APIRouter:
             raw_header(request, "content-encoding"),
             compression.choose(", ".join(request.headers.getlist("accept-encoding"))),
             forwarded_headers(request, options),
+            deadlines.timeouts(request.headers.items()),
         )
         call.start(server, model, version, head, await request.body(), options, loop)
         try:
@@ -423,8 +432,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _modserve_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ModserveError), "registered for this type: this is a bug"
-    headers = {"Accept-Encoding": compression.ACCEPTED} if isinstance(error, UnsupportedEncodingError) else None
-    return Response(http_infer.encode_error(error), STATUS[error.code].http, headers, MIME_JSON)
+    status, headers = failures.spelling(error).http, failures.headers(error)
+    return Response(http_infer.encode_error(error), status, dict(headers), MIME_JSON)
 
 
 async def _unforeseen_error(request: Request, error: Exception) -> Response:

@@ -14,8 +14,7 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.shared_memory import Lease
-from modserve.protocol import server_timing
-from modserve.protocol.status import STATUS
+from modserve.protocol import failures, server_timing
 from modserve.protocol.streams import Framing
 from modserve.server import Server
 
@@ -140,8 +139,10 @@ class StreamedAnswer(StreamingResponse):
     """The HTTP answer to `call`, from its first message on. It ends early when the client goes away."""
 
     def __init__(self, call: StreamCall, first: Message, framing: Framing, encode: Encode) -> None:
-        status = 200 if first.error is None else STATUS[first.error.code].http
-        super().__init__(self._frames(first), status, _HEADERS, framing.content_type)
+        status, headers = 200, _HEADERS
+        if first.error is not None:
+            status, headers = failures.spelling(first.error).http, {**_HEADERS, **failures.headers(first.error)}
+        super().__init__(self._frames(first), status, headers, framing.content_type)
         self._call = call
         self._framing = framing
         self._encode = encode

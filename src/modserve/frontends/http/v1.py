@@ -20,7 +20,7 @@ from modserve.protocol.predict_v1 import Prediction
 from modserve.protocol.status import MIME_JSON
 from modserve.server import Phase, Server
 
-from .answers import ERRORS, Described, ErrorAnswer, answer, answers, json_answer
+from .answers import ERRORS, Described, ErrorAnswer, answer, answers, deadline_ns, json_answer
 from .gone import unless_gone
 from .infer import check_json_size
 from .options import HttpOptions
@@ -233,7 +233,7 @@ async def _predict(
     large = len(body) > (_LARGE if coding is None else _LARGE_COMPRESSED)
     asked = await _maybe_aside(large, _read, servable, body, coding, options)
     parts = predict_v1.batches(servable.config, asked.inputs)
-    given = await _run_all(server, servable, version, parts, now_ns)
+    given = await _run_all(server, servable, version, parts, now_ns, deadline_ns(request, now_ns))
     chosen = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
     size = sum(tensor.array.nbytes for response in given for tensor in response.outputs.values())
     large = size > (_LARGE if chosen is None else _LARGE_COMPRESSED)
@@ -259,13 +259,19 @@ def _write(given: list[InferenceResponse], rows: bool, coding: str | None) -> by
 
 
 async def _run_all(
-    server: Server, servable: Servable, version: int | None, parts: Iterator[Mapping[str, Tensor]], now_ns: int
+    server: Server,
+    servable: Servable,
+    version: int | None,
+    parts: Iterator[Mapping[str, Tensor]],
+    now_ns: int,
+    limit_ns: int,
 ) -> list[InferenceResponse]:
     """The answers to all parts of a prediction, some at a time. Raises the first failure; the others are cancelled."""
 
     async def run(inputs: Mapping[str, Tensor]) -> InferenceResponse:
         with traced(server, servable, now_ns) as taker:
-            return await server.run(taker, InferenceRequest(servable.config.name, inputs, (), version), now_ns)
+            asked = InferenceRequest(servable.config.name, inputs, (), version, deadline_ns=limit_ns)
+            return await server.run(taker, asked, now_ns)
 
     first = list(islice(parts, 2))
     if len(first) == 1:

@@ -1,0 +1,50 @@
+"""Which models need which: pure rules over a graph from each model to those that it is made of."""
+
+from collections.abc import Container, Iterable, Mapping
+from typing import TypeAlias
+
+Graph: TypeAlias = Mapping[str, Iterable[str]]
+
+
+def needed(names: Iterable[str], graph: Graph) -> set[str]:
+    """All that `names` need, directly or not."""
+    found: set[str] = set()
+    pending = list(names)
+    while pending:
+        for need in graph.get(pending.pop(), ()):
+            if need not in found:
+                found.add(need)
+                pending.append(need)
+    return found
+
+
+def dependents(names: Iterable[str], graph: Graph) -> set[str]:
+    """All that need one of `names`, directly or not."""
+    reverse: dict[str, list[str]] = {}
+    for name, needs in graph.items():
+        for need in needs:
+            reverse.setdefault(need, []).append(name)
+    return needed(names, reverse)
+
+
+def circle(name: str, graph: Graph) -> str:
+    """The model through which one comes back to `name`, empty if there is none."""
+    return next((other for other in sorted({name} | needed([name], graph)) if _leads_back(name, other, graph)), "")
+
+
+def _leads_back(name: str, other: str, graph: Graph) -> bool:
+    return name in graph.get(other, ())
+
+
+def orphans(name: str, graph: Graph, asked: Container[str]) -> list[str]:
+    """What nothing needs any more when `name` is gone, but for what somebody asked for by name.
+
+    As Triton's ``unload_dependents`` (core, DependencyGraph::RemoveNodes).
+    """
+    gone = [name]
+    for model in gone:  # which grows
+        for need in sorted(graph.get(model, ())):
+            others = {other for other, needs in graph.items() if need in needs}
+            if need not in asked and need not in gone and others <= set(gone):
+                gone.append(need)
+    return gone[1:]

@@ -1,0 +1,55 @@
+"""Borrowed servables: whoever closes one waits until it is given back."""
+
+import asyncio
+
+from modserve.core.servable import Servable
+
+
+class Loans:
+    """How often each servable is borrowed. Lives on the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._loans: dict[int, _Loan] = {}
+
+    def __repr__(self) -> str:
+        return f"Loans({len(self._loans)} servables)"
+
+    def lend(self, servable: Servable) -> "LentServable":
+        loan = self._loans.get(id(servable))
+        if loan is None:
+            loan = self._loans[id(servable)] = _Loan()
+        loan.count += 1
+        return LentServable(servable, self)
+
+    def give_back(self, servable: Servable) -> None:
+        loan = self._loans[id(servable)]
+        loan.count -= 1
+        if not loan.count:
+            del self._loans[id(servable)]
+            loan.returned.set()
+
+    async def returned(self, servable: Servable) -> None:
+        """Wait until nobody has it. Who has no way to get it any more does not borrow it again."""
+        while (loan := self._loans.get(id(servable))) is not None:
+            await loan.returned.wait()
+
+
+class LentServable:
+    """Implements `core.servable.Handle`."""
+
+    __slots__ = ("_loans", "servable")
+
+    def __init__(self, servable: Servable, loans: Loans) -> None:
+        self.servable = servable
+        self._loans = loans
+
+    def release(self) -> None:
+        self._loans.give_back(self.servable)
+
+
+class _Loan:
+    __slots__ = ("count", "returned")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.returned = asyncio.Event()

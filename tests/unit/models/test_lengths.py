@@ -1,0 +1,108 @@
+"""A model whose requests differ in length: who shares its batches, and what is counted."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from modserve.backends.api import ModelSource, Placement
+from modserve.core import dtypes
+from modserve.core.inflight import Inflight
+from modserve.core.merging import Padding
+from modserve.core.model_config import DynamicBatching, InstanceKind, TensorSpec
+from modserve.core.tensor import Tensor
+from modserve.core.version import ModelId
+from modserve.models.model import Model
+from modserve.observability import prometheus
+from modserve.protocol.statistics import batches_json
+from modserve.scheduling.buckets import FIRST_LESSON
+from modserve.testing import PuppetBackend, RecordingSink, config, request
+
+CONFIG = config(
+    inputs=(TensorSpec("INPUT0", dtypes.INT32, (-1,)),),
+    outputs=(TensorSpec("OUTPUT0", dtypes.INT32, (-1,)),),
+    dynamic_batching=DynamicBatching((8,)),
+    padding=Padding({"INPUT0": 0}, unpad={"OUTPUT0": 0}, buckets=2),
+)
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.backend = PuppetBackend()
+        engine = self.backend.open(ModelSource(CONFIG, 1, Path(), Path()))
+        instance = engine.instance(CONFIG, Placement(InstanceKind.CPU))
+        loop = asyncio.get_running_loop()
+        self.model = Model(ModelId("model", 1), CONFIG, b"", engine, [("m_0", instance)], loop, any_thread=False)
+
+    def submit(self, *lengths: int) -> list[Inflight]:
+        """One request a length, all in one turn of the event loop."""
+        now_ns = time.monotonic_ns()
+        arrays = [np.full((1, length), length, np.int32) for length in lengths]
+        return [
+            self.model.submit(request({"INPUT0": Tensor.from_array(array)}), RecordingSink(), now_ns)
+            for array in arrays
+        ]
+
+    async def finish(self) -> tuple[int, ...]:
+        """End the next execution, which gives back what it gets; the shape of that."""
+        execution = await asyncio.to_thread(self.backend.next_execution)
+        execution.finish({"OUTPUT0": execution.inputs["INPUT0"]})
+        shape: tuple[int, ...] = execution.inputs["INPUT0"].shape
+        return shape
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    made = Bench()
+    yield made
+    await made.model.close()
+
+
+def given_back(entry: Inflight) -> list[list[int]]:
+    assert isinstance(entry.sink, RecordingSink)
+    [response] = entry.sink.responses
+    found: list[list[int]] = response.outputs["OUTPUT0"].array.tolist()
+    return found
+
+
+async def test_together_and_back(bench: Bench) -> None:
+    entries = bench.submit(1, 3, 2)
+    assert await bench.finish() == (3, 3)
+    await bench.model.drain()
+    assert [given_back(entry) for entry in entries] == [[[1]], [[3, 3, 3]], [[2, 2]]]
+
+
+async def test_what_is_counted(bench: Bench) -> None:
+    bench.submit(1, 3, 2)
+    await bench.finish()
+    await bench.model.drain()
+    assert (bench.model.statistics.elements, bench.model.statistics.padding) == (6, 3)
+    shown = json.loads(json.dumps(batches_json(bench.model)))
+    assert [(batch["elements"], batch["padding"]) for batch in shown["recent"]] == [(6, 3)]
+    page = prometheus.render(prometheus.registry(lambda: [bench.model])).decode()
+    assert 'modserve_batch_elements{model="model",version="1",kind="useful"} 6.0\n' in page
+    assert 'modserve_batch_elements{model="model",version="1",kind="padding"} 3.0\n' in page
+    assert "# TYPE modserve_batch_elements counter\n" in page
+
+
+async def test_ranges_of_length_are_learnt(bench: Bench) -> None:
+    entries = bench.submit(*[2, 50] * (FIRST_LESSON // 2))
+    assert len({entry.shape_key for entry in entries[:-1]}) == 1
+    for _ in range(FIRST_LESSON // 8 + 1):  # the last request has its range already
+        await bench.finish()
+    short, long = bench.submit(2, 50)
+    assert short.shape_key != long.shape_key
+    shapes = {await bench.finish() for _ in range(2)}
+    assert shapes == {(1, 2), (1, 50)}
+    await bench.model.drain()
+
+
+def test_other_models_tell_nothing_of_elements() -> None:
+    plain = replace(CONFIG, padding=None)
+    assert not plain.fills_up
+    assert replace(plain, dynamic_batching=DynamicBatching(batch_sizes=(8,))).fills_up

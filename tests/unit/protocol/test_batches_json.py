@@ -1,0 +1,74 @@
+"""What `/batches` says of a model."""
+
+from types import SimpleNamespace
+from typing import cast
+
+from modserve.core.servable import Servable
+from modserve.core.statistics import BatchRecord, ModelStatistics, TunerDecision, TunerStatistics
+from modserve.core.version import ModelId
+from modserve.protocol import statistics
+from modserve.testing import config
+
+MS = 1_000_000
+
+
+def found(counts: ModelStatistics) -> dict[str, object]:
+    return statistics.batches_json(
+        cast(Servable, SimpleNamespace(id=ModelId("m", 2), config=config("m"), statistics=counts))
+    )
+
+
+def test_batches() -> None:
+    counts = ModelStatistics()
+    counts.close_reasons = {"full": 7, "delay": 1}
+    counts.recent += [BatchRecord(5, 8, 3, "full", 2 * MS, 4 * MS), BatchRecord(6, 1, 1, "delay", MS, MS)]
+    assert found(counts) == {
+        "name": "m",
+        "version": "2",
+        "close_reasons": {"full": 7, "delay": 1},
+        "recent": [
+            {
+                "end_ms": 6,
+                "batch_size": 1,
+                "requests": 1,
+                "close_reason": "delay",
+                "waited_us": 1000,
+                "compute_us": 1000,
+            },
+            {
+                "end_ms": 5,
+                "batch_size": 8,
+                "requests": 3,
+                "close_reason": "full",
+                "waited_us": 2000,
+                "compute_us": 4000,
+            },
+        ],
+    }
+
+
+def test_the_tuner() -> None:
+    counts = ModelStatistics()
+    counts.tuner = tuner = TunerStatistics(15 * MS, 6 * MS, 32)
+    tuner.p99_ns = 14 * MS
+    tuner.decisions += [
+        TunerDecision(1, "first", 9 * MS, 100.04, 3 * MS, 64),
+        TunerDecision(2, "second", 14 * MS, 200, 6 * MS, 32),
+    ]
+    assert found(counts)["tuner"] == {
+        "p99_goal_us": 15_000,
+        "p99_us": 14_000,
+        "delay_us": 6_000,
+        "batch_size": 32,
+        "decisions": [
+            {
+                "at_ms": 2,
+                "reason": "second",
+                "p99_us": 14_000,
+                "per_second": 200,
+                "delay_us": 6_000,
+                "batch_size": 32,
+            },
+            {"at_ms": 1, "reason": "first", "p99_us": 9_000, "per_second": 100, "delay_us": 3_000, "batch_size": 64},
+        ],
+    }

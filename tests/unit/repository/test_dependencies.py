@@ -1,0 +1,285 @@
+"""Models that are made of others: the rules, and the reconciler, stepped by hand."""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from fake_loader import FakeLoader, turns
+
+from modserve.core.errors import ModserveError, internal, invalid
+from modserve.core.lifecycle import State
+from modserve.core.servable import ModelDirectory
+from modserve.core.version import ModelId
+from modserve.repository import dependencies
+from modserve.repository.control import ControlMode, ControlOptions, ModelControl
+from modserve.repository.manager import ModelManager
+
+READY, UNLOADING, UNAVAILABLE = State.READY, State.UNLOADING, State.UNAVAILABLE
+GRAPH = {"e": ["a", "b"], "f": ["b", "e"], "g": ["c"]}
+
+
+@pytest.mark.parametrize(
+    ("names", "needed", "dependents"),
+    [
+        ("e", "ab", "f"),
+        ("f", "abe", ""),
+        ("b", "", "ef"),
+        ("eg", "abc", "f"),
+        ("z", "", ""),
+    ],
+)
+def test_who_needs_whom(names: str, needed: str, dependents: str) -> None:
+    assert dependencies.needed(names, GRAPH) == set(needed)
+    assert dependencies.dependents(names, GRAPH) == set(dependents)
+
+
+@pytest.mark.parametrize(
+    ("graph", "name", "through"),
+    [
+        (GRAPH, "f", ""),
+        ({"e": ["e"]}, "e", "e"),
+        ({"e": ["f"], "f": ["g"], "g": ["e"]}, "e", "g"),
+        ({"e": ["f"], "f": ["f"]}, "e", ""),
+    ],
+    ids=["none", "itself", "three", "another's"],
+)
+def test_circles(graph: Mapping[str, list[str]], name: str, through: str) -> None:
+    assert dependencies.circle(name, graph) == through
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "expected"),
+    [
+        ("f", "", "eab"),
+        ("f", "e", ""),
+        ("f", "a", "eb"),
+        ("e", "", "a"),
+        ("g", "", "c"),
+        ("c", "", ""),
+    ],
+)
+def test_what_goes_with_a_model(name: str, asked: str, expected: str) -> None:
+    assert sorted(dependencies.orphans(name, GRAPH, set(asked))) == sorted(expected)
+
+
+class Bench:
+    """Ensembles: `e` needs a and b (in version 2), and `f` needs `e`."""
+
+    def __init__(self) -> None:
+        self.loader = FakeLoader()
+        self.loader.needed = {
+            "e": {"a": frozenset({None}), "b": frozenset({None, 2})},
+            "f": {"e": frozenset({None})},
+        }
+        self.manager = ModelManager(self.loader, 4)
+
+    async def update(self, together: bool = False, mark: int = 0, **wanted: tuple[int, ...] | None) -> dict[str, str]:
+        changes = {
+            name: None if versions is None else directory(name, *versions, mark=mark)
+            for name, versions in wanted.items()
+        }
+        return {
+            name: failure.message for name, failure in (await self.manager.update(changes, together=together)).items()
+        }
+
+    def ready(self) -> str:
+        return "".join(name for name in self.manager.names() if self.manager.ready_versions(name))
+
+    def reasons(self) -> dict[str, str]:
+        return {entry.name: entry.reason for entry in self.manager.index() if entry.reason}
+
+
+def directory(name: str, *versions: int, mark: int = 0) -> ModelDirectory:
+    return dataclasses.replace(ModelDirectory(name, Path(name), versions), marks={None: mark})
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_they_load_after_what_they_are_made_of(bench: Bench) -> None:
+    bench.loader.patient = True
+    loading = asyncio.create_task(bench.update(e=(1,), a=(1,), f=(1,), b=(2,)))
+    await turns(lambda: len(bench.loader.loads) == 2)
+    assert sorted(bench.loader.order) == [("a", 1), ("b", 2)]
+    bench.loader.finish("a", 1)
+    bench.loader.finish("b", 2)
+    await turns(lambda: len(bench.loader.loads) == 3)
+    bench.loader.finish("e", 1)
+    await turns(lambda: len(bench.loader.loads) == 4)
+    bench.loader.finish("f", 1)
+    assert await loading == {}
+    assert bench.ready() == "abef"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ({"a": (1,)}, "ensemble e contains models that are not available or ambiguous: b"),
+        ({}, "ensemble e contains models that are not available or ambiguous: a, b"),
+        ({"a": (1,), "b": (1, 3)}, "ensemble 'e' depends on 'b' whose required version 2 is not loaded."),
+        (
+            {"a": (9,), "b": (2,)},
+            "ensemble 'e' depends on 'a' which has no loaded version. Model 'a' loading failed with error: version 9 "
+            "is at UNAVAILABLE state: Internal: broken;",
+        ),
+    ],
+    ids=["one missing", "both missing", "version", "broken"],
+)
+async def test_what_is_missing_is_named(bench: Bench, wanted: dict[str, tuple[int, ...]], reason: str) -> None:
+    bench.loader.failures[ModelId("a", 9)] = internal("broken")
+    failures = await bench.update(**{**wanted, "e": (1,)})  # type: ignore[arg-type]
+    assert failures["e"] == f"load failed for model 'e': {reason}\n"
+    assert bench.reasons()["e"] == f"Invalid argument: {reason}"
+    assert "e" in {entry.name for entry in bench.manager.unready()}
+    assert ModelId("e", 1) not in bench.loader.order
+
+
+async def test_they_load_when_what_was_missing_comes(bench: Bench) -> None:
+    await bench.update(e=(1,), f=(1,), a=(1,))
+    assert bench.ready() == "a"
+    await bench.update(b=(2,))
+    assert bench.ready() == "abef"
+    assert bench.manager.unready() == []
+
+
+async def test_they_go_with_what_they_are_made_of_and_come_back_with_it(bench: Bench) -> None:
+    await bench.update(e=(1,), f=(1,), a=(1,), b=(2,))
+    await bench.manager.unload("a", dependents=False)
+    assert bench.ready() == "b"
+    await turns(lambda: bench.reasons().get("e", "").startswith("unloaded"))
+    assert bench.reasons() == {
+        "a": "unloaded",
+        "e": "unloaded, for ensemble 'e' depends on 'a'",
+        "f": "unloaded, for ensemble 'f' depends on 'a'",
+    }
+    assert bench.manager.unready() == []
+    await bench.update(a=(1,))
+    assert bench.ready() == "abef"
+
+
+async def test_they_are_loaded_again_with_what_they_are_made_of(bench: Bench) -> None:
+    await bench.update(e=(1,), f=(1,), a=(1,), b=(2,))
+    bench.loader.order.clear()
+    await bench.update(a=(1,))
+    assert bench.loader.order == []
+    await bench.update(a=(1,), mark=1)
+    assert bench.loader.order == [("a", 1), ("e", 1), ("f", 1)]
+
+
+async def test_they_go_if_they_no_longer_fit(bench: Bench) -> None:
+    await bench.update(e=(1,), a=(1,), b=(2,))
+    bench.loader.failures[ModelId("e", 1)] = invalid("in ensemble e, shapes")
+    assert await bench.update(a=(1,), mark=1) == {}
+    assert bench.ready() == "ab"
+    await turns(lambda: bench.reasons() == {"e": "Invalid argument: in ensemble e, shapes"})
+    del bench.loader.failures[ModelId("e", 1)]
+    await bench.update(a=(1,), mark=2)
+    assert bench.ready() == "abe"
+
+
+async def test_circles_are_no_standstill(bench: Bench) -> None:
+    bench.loader.needed = {"e": {"f": frozenset({None})}, "f": {"e": frozenset({None})}}
+    async with asyncio.timeout(10):
+        failures = await bench.update(e=(1,), f=(1,))
+    text = "circular dependency between ensembles: e -> ... -> f -> e"
+    assert failures["e"] == f"load failed for model 'e': {text}\n"
+    assert "circular" in failures["f"]
+
+
+async def test_two_updates_do_not_wait_for_each_other(bench: Bench) -> None:
+    async with asyncio.timeout(10):
+        await asyncio.gather(
+            bench.update(e=(1,)), bench.update(b=(2,)), bench.update(f=(1,)), bench.update(a=(1,)), bench.update(a=None)
+        )
+        await bench.update(a=(1,))
+    assert bench.ready() == "abef"
+
+
+async def test_an_explicit_load_that_fails_is_forgotten(bench: Bench) -> None:
+    failures = await bench.update(together=True, e=(1,))
+    assert "not available" in failures["e"]
+    assert bench.manager.index() == []
+    await bench.update(a=(1,), b=(2,))
+    assert bench.ready() == "ab"
+
+
+# Borrowing
+
+
+async def test_what_is_borrowed_is_drained_when_it_is_given_back(bench: Bench) -> None:
+    await bench.update(a=(1,))
+    first, second = bench.manager.borrow("a", None), bench.manager.borrow("a", 1)
+    servable = bench.loader.servables[ModelId("a", 1)]
+    assert first.servable is servable
+    await bench.manager.unload("a", dependents=False)
+    with pytest.raises(ModserveError):
+        bench.manager.borrow("a", None)
+    first.release()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert servable.log == []
+    second.release()
+    await turns(lambda: servable.log == ["drain", "close"])
+
+
+async def test_what_is_not_there_is_not_lent(bench: Bench) -> None:
+    with pytest.raises(ModserveError, match="Request for unknown model: 'a' is not found"):
+        bench.manager.borrow("a", None)
+
+
+# Control
+
+
+class Repository:
+    """A, b, e and f on disk, loaded on demand."""
+
+    def __init__(self, bench: Bench, path: Path, *load: str) -> None:
+        for name in "abef":
+            (path / name / ("2" if name == "b" else "1")).mkdir(parents=True)
+        self.bench = bench
+        self.control = ModelControl(bench.manager, [path], ControlOptions(ControlMode.EXPLICIT, load))
+
+
+async def test_loading_one_loads_what_it_is_made_of(bench: Bench, tmp_path: Path) -> None:
+    control = Repository(bench, tmp_path).control
+    await control.start()
+    assert bench.ready() == ""
+    await control.load("f")
+    assert bench.ready() == "abef"
+    await control.unload("f")
+    assert bench.ready() == "abe"
+
+
+async def test_the_start_loads_what_is_needed(bench: Bench, tmp_path: Path) -> None:
+    await Repository(bench, tmp_path, "e").control.start()
+    assert bench.ready() == "abe"
+
+
+@pytest.mark.parametrize(
+    ("loads", "unload", "left"),
+    [("f", "f", ""), ("fa", "f", "a"), ("fe", "f", "abe"), ("e", "e", ""), ("fe", "e", "")],
+    ids=["all", "asked for", "still needed", "one", "of another"],
+)
+async def test_unloading_with_dependents(bench: Bench, tmp_path: Path, loads: str, unload: str, left: str) -> None:
+    control = Repository(bench, tmp_path).control
+    await control.start()
+    for name in loads:
+        await control.load(name)
+    await control.unload(unload, dependents=True)
+    assert bench.ready() == left
+
+
+async def test_a_model_that_is_missing_is_named_to_who_loads(bench: Bench, tmp_path: Path) -> None:
+    control = Repository(bench, tmp_path).control
+    (tmp_path / "b" / "2").rmdir()
+    (tmp_path / "b").rmdir()
+    with pytest.raises(ModserveError) as caught:
+        await control.load("e")
+    assert caught.value.message == (
+        "load failed for model 'e': ensemble e contains models that are not available or ambiguous: b\n"
+    )
+    assert bench.ready() == "a"

@@ -1,0 +1,117 @@
+"""The batcher that tunes itself: each decision by itself, and the whole of it on a simulated engine."""
+
+import pytest
+from simulated_engine import MS, Simulation
+
+from modserve.scheduling.tuner import Controller, Window
+
+GOAL = 10 * MS
+
+
+def window(p99_ms: float, *, run_ms: float = 2, per_second: float = 1000, filled: float = 0) -> Window:
+    return Window(int(p99_ms * MS), int(run_ms * MS), per_second, filled)
+
+
+def controller(delay_ms: float = 0, batch_size: int = 64, *, item_ms: float = 0.01, limit_ms: float = 0) -> Controller:
+    """For a goal of 10 ms and batches of up to 64, which run for `item_ms` an item."""
+    made = Controller(GOAL, 64, int(limit_ms * MS), lambda size: int(size * item_ms * MS))
+    made.delay_ns = int(delay_ms * MS)
+    made.batch_size = batch_size
+    return made
+
+
+@pytest.mark.parametrize(
+    ("before", "seen", "reason", "delay_ms", "batch_size"),
+    [
+        (controller(3), window(8.5), "the goal is held", 3, 64),
+        (controller(3), window(5), "room for a longer delay", 5, 64),
+        (controller(7, limit_ms=7.2), window(5), "room for a longer delay", 7.2, 64),
+        (controller(7), window(3), "room for a longer delay", 7.5, 64),
+        (controller(3), window(5, per_second=40), "too few requests to wait for", 0, 64),
+        (controller(3, 32), window(5, filled=0.9), "room for larger batches", 3, 40),
+        (controller(3), window(5, filled=0.9), "batches are full without waiting longer", 3, 64),
+        (controller(3, 32, item_ms=0.2), window(5, filled=0.9), "batches are full without waiting longer", 3, 32),
+        (controller(3), window(10.5), "above the goal for the first time", 3, 64),
+        (controller(6), window(12), "a shorter delay", 3, 64),
+        (controller(6), window(11), "a shorter delay", 4, 64),
+        (controller(1), window(12), "waiting for fewer, larger batches", 2.5, 64),
+        (controller(1, 64, item_ms=0.2), window(20, run_ms=13, filled=1), "batches take too long", 1, 48),
+        (controller(1, 32), window(90, run_ms=2, filled=1), "more requests than batches of this size take", 1, 48),
+        (controller(1), window(90, run_ms=2, filled=1), "more requests than the model takes", 1, 64),
+        (controller(1, 16), window(20, run_ms=13, filled=1), "the goal is out of reach", 1, 16),
+    ],
+)
+def test_one_decision(before: Controller, seen: Window, reason: str, delay_ms: float, batch_size: int) -> None:
+    found = before.decide(seen)
+    assert (found.reason, found.delay_ns / MS, found.batch_size) == (reason, delay_ms, batch_size)
+
+
+def test_slightly_above_the_goal_counts_the_second_time() -> None:
+    made = controller(6)
+    assert made.decide(window(10.5)).delay_ns == 6 * MS
+    assert made.decide(window(9)).reason == "the goal is held"
+    assert made.decide(window(10.5)).delay_ns == 6 * MS
+    assert made.decide(window(10.5)).reason == "a shorter delay"
+
+
+def test_a_climb_in_vain_ends_where_it_began_and_is_not_tried_again_at_once() -> None:
+    made = controller(1)
+    reasons = [made.decide(window(p99_ms)).reason for p99_ms in (12, 13, 17)]
+    assert reasons == ["waiting for fewer, larger batches"] * 2 + ["waiting longer did not help"]
+    assert made.delay_ns == 1 * MS
+    assert {made.decide(window(12)).reason for _ in range(10)} == {"the goal is out of reach"}
+    assert made.decide(window(12)).reason == "waiting for fewer, larger batches"
+
+
+def test_a_size_that_was_too_small_is_not_tried_again_at_once() -> None:
+    made = controller(0, 32, item_ms=1)
+    assert made.decide(window(90, run_ms=2, filled=1)).batch_size == 48
+    assert made.decide(window(20, run_ms=13, filled=1)).batch_size == 48
+    for _ in range(20):
+        made.decide(window(9))
+    assert made.decide(window(20, run_ms=13, filled=1)).batch_size == 36
+
+
+def test_the_goal_is_held_over_a_load_that_changes_by_five() -> None:
+    tuned = Simulation(goal_ms=15)
+    for per_second in (200, 1000, 200):
+        tuned.run(3 if per_second == 1000 else 5, per_second)
+        assert tuned.p99_ms(1.5) <= 1.1 * 15
+    delays = [decision.delay_ns for decision in tuned.tuner.statistics.decisions]
+    assert len(delays) > 10
+    assert set(delays[5:]) == {tuned.tuner.statistics.delay_ns}  # it found its place, and stayed
+
+
+@pytest.mark.parametrize(("delay_ms", "per_second"), [(0, 1000), (12, 1000), (12, 200)])
+def test_fixed_delays_miss_that_goal(delay_ms: float, per_second: float) -> None:
+    fixed = Simulation(delay_ms=delay_ms)
+    fixed.run(1, per_second)
+    assert fixed.p99_ms(0.8) > 1.1 * 15
+
+
+def test_a_busy_start_is_climbed_out_of() -> None:
+    tuned = Simulation(goal_ms=15)
+    tuned.run(2.5, 1000)
+    first = tuned.tuner.statistics.decisions[0]
+    assert first.p99_ns > 1.4 * 15 * MS
+    assert tuned.p99_ms(0.5) <= 15
+
+
+def test_too_many_requests_for_small_batches_get_larger_ones() -> None:
+    tuned = Simulation(goal_ms=15, slots=1, item_ms=0.3)
+    tuned.run(0.7, 3000)
+    sizes = [decision.batch_size for decision in tuned.tuner.statistics.decisions]
+    assert min(sizes) < 48 < sizes[-1]
+
+
+def test_what_is_decided_is_done() -> None:
+    tuned = Simulation(goal_ms=15)
+    tuned.run(3, 200)
+    state = tuned.tuner.statistics
+    assert state.decisions[-1].delay_ns == state.delay_ns > 0
+    assert state.decisions[-1].p99_ns == state.p99_ns
+    delay_ns = state.delay_ns
+    tuned.clock.advance(1000 * MS)
+    tuned.run(0.0000001, 1)  # one request, which waits for the delay and runs alone
+    tuned.clock.advance(1000 * MS)
+    assert tuned.pool.done[-1][1] == delay_ns + int(4.2 * MS)
