@@ -255,10 +255,10 @@ class Server:
         """Load a model of the repositories, or load it again; on return it is READY.
 
         What has not changed since it was loaded is left alone. What is being served is served until its replacement
-        is READY, and on if that fails; of several versions all are taken or none. `config`, a model configuration as
-        JSON, takes the place of that in the repository. `files`, by ``<version>/<path>``, are all the files of the
-        model, which then needs a `config` and need not be in a repository. Both are for this load only. Cancelling the
-        caller does not end the load.
+        is READY, and on if that fails; of several versions all are taken or none. The models that an ensemble is made
+        of are loaded before it. `config`, a model configuration as JSON, takes the place of that in the repository.
+        `files`, by ``<version>/<path>``, are all the files of the model, which then needs a `config` and need not be in
+        a repository. Both are for this load only. Cancelling the caller does not end the load.
 
         Raises `ModserveError`: INVALID_ARG (with the reason of each version that failed), INTERNAL if the model is not
         there or its configuration can not be read, or UNAVAILABLE if the model control mode is not explicit or the
@@ -271,8 +271,8 @@ class Server:
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Take a model out of service. What it has accepted is finished after this returns, and then it is unloaded.
 
-        `unload_dependents` unloads the models that only this one needs, too. A model that is not loaded is no error.
-        Raises UNAVAILABLE as `load_model` does.
+        `unload_dependents` unloads the models that only this ensemble needs and nobody asked for by name, too. A model
+        that is not loaded is no error. Raises UNAVAILABLE as `load_model` does.
         """
         if self.phase is Phase.STOPPING:
             raise _not_ready()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -60,19 +61,25 @@ def busy(port: int, ask: Ask, count: int) -> Iterator[None]:
 
 def test_a_deadline_passes_in_the_queue(server: ServerProcess) -> None:
     with busy(server.http_port, SLOW, 3):
-        answer = eventually(lambda: _failed(infer(server, SLOW, SHORT)))
+        answer = _refusal(server, SLOW)
         assert (answer.status, answer.json) == (503, {"error": "Request timeout expired"})
     assert infer(server, SLOW, {"Grpc-Timeout": "20S"}).status == 200
 
 
-def _failed(answer: Answer) -> Answer | None:
-    return None if answer.status == 200 else answer
+def _refusal(server: ServerProcess, ask: Ask) -> Answer:
+    """The answer to the first request of a client in a hurry that is refused: the others found the model idle."""
+
+    def refused() -> list[Answer]:
+        answer = infer(server, ask, SHORT)
+        return [] if answer.status == 200 else [answer]
+
+    return eventually(refused)[0]
 
 
 def test_who_would_be_late_is_refused_at_once(server: ServerProcess) -> None:
     assert http_infer(server.http_port, GUARDED).status == 200  # and it is known how long that takes
     with busy(server.http_port, GUARDED, 3):
-        answer = eventually(lambda: _failed(infer(server, GUARDED, SHORT)))
+        answer = _refusal(server, GUARDED)
         assert answer.status == 429
         assert answer.headers["Retry-After"] == "1"
         assert "Request refused, it would come too late: predicted " in answer.json["error"]
@@ -83,18 +90,20 @@ def test_who_would_be_late_is_refused_at_once(server: ServerProcess) -> None:
 def test_the_same_over_grpc(server: ServerProcess) -> None:
     assert http_infer(server.http_port, GUARDED).status == 200
 
-    def refused() -> grpc.RpcError | None:
+    def refused() -> list[Any]:
         try:
             stub(opened).ModelInfer(message(GUARDED), timeout=0.1)
         except grpc.RpcError as error:
-            return error if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else None
-        return None
+            return [error] if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else []
+        return []
 
     with channel(server.grpc_port) as opened:
         with busy(server.http_port, GUARDED, 3):
-            error = eventually(refused)
+            (error,) = eventually(refused)
             assert "predicted " in error.details()
-            assert int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+            assert [int(value) > 0 for key, value in error.trailing_metadata() if key == "grpc-retry-pushback-ms"] == [
+                True
+            ]
         assert stub(opened).ModelInfer(message(GUARDED), timeout=SECONDS).model_name == "guarded"
 
 

@@ -276,6 +276,22 @@ def test_a_client_that_leaves_takes_the_steps_with_it(served: ServerProcess) -> 
     asked.client.close()
 
 
+def test_what_is_under_way_ends_well_when_a_model_goes(served: ServerProcess) -> None:
+    asked = Client("grpc", served)
+    plain = counts(asked, "plain")["plain"]
+    with channel(served.grpc_port) as opened:
+        request = service_pb2.ModelInferRequest(model_name="patient")
+        request.inputs.add(name="in", shape=[1, 1], datatype="INT32").contents.int_contents.append(5)
+        call = stub(opened).ModelInfer.future(request)
+        eventually(lambda: counts(asked, "plain")["plain"] == plain + 1)
+        asked.client.unload_model("glacial")
+        assert not asked.ready() & {"patient", "glacial"}
+        assert call.result().model_name == "patient"
+    asked.client.load_model("glacial")
+    assert asked.ready() >= {"patient", "glacial"}
+    asked.client.close()
+
+
 def test_what_it_is_made_of_comes_and_goes_with_it(client: Client) -> None:
     for name in ("digits_pipeline", "digits_resize", "digits"):
         client.client.unload_model(name)

@@ -96,8 +96,9 @@ class ModelControl:
         """Load a model, or load it again; on return it is READY in all its versions.
 
         What is READY already, and has not changed since, is left alone. If a version fails, none is taken, and what was
-        served is served on. The models that it is made of are loaded before it. `config` (JSON) takes the place of the model's configuration; `files`, by path in the
-        model's directory, that of all its files. Both are for this load only. A caller that goes away changes nothing.
+        served is served on. The models that it is made of are loaded before it. `config` (JSON) takes the place of the
+        model's configuration; `files`, by path in the model's directory, that of all its files. Both are for this load
+        only. A caller that goes away changes nothing.
 
         Raises INVALID_ARG or INTERNAL, as Triton does, and UNAVAILABLE when the mode is not explicit.
         """
