@@ -10,6 +10,7 @@ answer is compared with the right one. Exit code 1 if any is wrong, or the count
 
 import argparse
 import asyncio
+import operator
 import random
 import shutil
 import sys
@@ -18,6 +19,7 @@ import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,11 @@ def _inputs(module: Any, **arrays: Any) -> list[Any]:
     return found
 
 
+def _holds(expected: dict[str, Any], result: Any) -> bool:
+    """Whether the outputs of a result are these."""
+    return all(np.array_equal(result.as_numpy(name), array) for name, array in expected.items())
+
+
 async def singles(stage: Stage, tally: Tally, chance: random.Random, client: Any, module: Any) -> None:
     """Sums and differences, of which some are in a hurry and some are given up."""
     while not stage.over:
@@ -145,9 +152,7 @@ async def singles(stage: Stage, tally: Tally, chance: random.Random, client: Any
         patience = 0.002 if chance.random() < 0.15 else 30.0
         await tally.count(
             asyncio.wait_for(request, patience),
-            lambda result, a=a, b=b: (
-                np.array_equal(result.as_numpy("OUTPUT0"), a + b) and np.array_equal(result.as_numpy("OUTPUT1"), a - b)
-            ),
+            partial(_holds, {"OUTPUT0": a + b, "OUTPUT1": a - b}),
         )
 
 
@@ -168,7 +173,7 @@ async def sequences(stage: Stage, tally: Tally, chance: random.Random, number: i
                 sequence_start=index == 0,
                 sequence_end=index == length - 1 and not given_up,
             )
-            if not await tally.count(request, lambda result, total=total: result.as_numpy("OUTPUT").item() == total):
+            if not await tally.count(request, partial(_holds, {"OUTPUT": np.array([[total]])})):
                 break
 
 
@@ -180,7 +185,7 @@ async def ensembles(stage: Stage, tally: Tally, chance: random.Random) -> None:
         request = client.infer("digits_pipeline", _inputs(module, photo=stage.photos[which]))
         await tally.count(
             asyncio.wait_for(request, 0.003 if chance.random() < 0.1 else 30.0),
-            lambda result, which=which: result.as_numpy("label").item() == stage.digits[which],
+            partial(_holds, {"label": np.array([[stage.digits[which]]])}),
         )
 
 
@@ -211,7 +216,7 @@ async def streams(stage: Stage, tally: Tally, chance: random.Random) -> None:
     while not stage.over:
         values = [[chance.randint(-99, 99) for _ in range(chance.randint(1, 8))] for _ in range(chance.randint(1, 4))]
         expected = {str(index): each for index, each in enumerate(values)}
-        await tally.count(exchange(values), lambda heard, expected=expected: heard == expected)
+        await tally.count(exchange(values), partial(operator.eq, expected))
 
 
 async def _photographs(stage: Stage) -> None:

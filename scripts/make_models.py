@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -141,7 +141,7 @@ def digits_model(classifier: Classifier) -> onnx.ModelProto:
 def resize_model() -> onnx.ModelProto:
     """Grey pictures of any size, stretched to 64 x 64 and then averaged over fields of 8 x 8 pixels."""
     large, field = SIDE * 8, [8, 8]
-    constants = {
+    constants: dict[str, NDArray[Any]] = {
         "channel": np.array([1], np.int64),
         "first": np.array([0], np.int64),
         "second": np.array([1], np.int64),

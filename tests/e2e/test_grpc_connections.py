@@ -63,17 +63,20 @@ def test_health_is_watched_until_the_server_stops(tmp_path: Path) -> None:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     repository = tmp_path_factory.mktemp("connections")
     write_identity(repository, "quick")
-    batching = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 60000000 }"
-    write_identity(repository, "stuck", extra=batching)
+    write_identity(repository, "busy", parameters={"execute_delay_ms": 1000})
     with serving(repository) as running:
         yield running
 
 
 def test_a_deadline_that_passes_in_the_queue(plain: ServerProcess) -> None:
-    with channel(plain.grpc_port) as opened, pytest.raises(grpc.RpcError) as raised:
-        stub(opened).ModelInfer(message(ask("stuck")), timeout=0.3)
-    assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    eventually(lambda: metric(plain, "nv_inference_pending_request_count", model="stuck") == 0)
+    with channel(plain.grpc_port) as opened:
+        first = stub(opened).ModelInfer.future(message(ask("busy")), timeout=60)
+        with pytest.raises(grpc.RpcError) as raised:
+            stub(opened).ModelInfer(message(ask("busy")), timeout=0.3)
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        eventually(lambda: metric(plain, "nv_inference_pending_request_count", model="busy") == 0)
+        first.result()
+    assert metric(plain, "nv_inference_request_failure", model="busy", reason="REJECTED") == 1
 
 
 class Meter:

@@ -154,9 +154,10 @@ def test_a_cancelled_stream_takes_its_requests_with_it(streaming: ServerProcess)
 
 def test_a_stream_that_takes_too_long(streaming: ServerProcess) -> None:
     with stream(streaming, stream_timeout=0.3) as opened:
-        opened.send("stuck", "x", 1)
+        opened.send("slow", "x", 1)
+        opened.send("slow", "y", 1)
         assert opened.next() == Told(error=("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded"))
-        eventually(lambda: pending(streaming, "stuck") == 0)
+        eventually(lambda: pending(streaming, "slow") == 0)
         opened.client.stop_stream()
 
 

@@ -75,7 +75,7 @@ def check_repository_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadParameters:
-    """What a load is to use in place of what is in the repository: a configuration, files by their path in the model."""
+    """What a load uses in place of what is in the repository: a configuration, files by their path in the model."""
 
     config: str | None = None
     files: Mapping[str, bytes] = field(default_factory=dict)

@@ -166,7 +166,12 @@ POLL_FAILED = "failed to load '{name}', failed to poll from model repository"
     [
         ("nosuch", None, {}, "NOT_FOUND: " + POLL_FAILED.format(name="nosuch")),
         (".hidden", None, {}, "NOT_FOUND: " + POLL_FAILED.format(name=".hidden")),
-        ("twice", "{}", {}, "INTERNAL: " + POLL_FAILED.format(name="twice") + ": model appears in two or more repositories"),
+        (
+            "twice",
+            "{}",
+            {},
+            "INTERNAL: " + POLL_FAILED.format(name="twice") + ": model appears in two or more repositories",
+        ),
         ("", None, {}, "INVALID_ARG: Model name cannot be empty. Please enter a valid name to deploy."),
         (
             "../a",
