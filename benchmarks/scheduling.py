@@ -4,12 +4,14 @@
     python benchmarks/scheduling.py --write    # and puts the tables into docs/performance.md
     python benchmarks/scheduling.py --only lengths
 
-`decisions`: the time to form a batch, by how many requests wait. `lengths`: a text encoder whose requests are of
+`decisions`: the time to form a batch, by how many requests wait. `simulation`: a million arrivals in simulated time,
+none of which may be lost. `lengths`: a text encoder whose requests are of
 different lengths, padded by the server as each batch needs it, and by the clients to the longest there is. No sockets.
 """
 
 import argparse
 import asyncio
+import random
 import statistics
 import tempfile
 import time
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 
 from encoder import EncoderSize, write_model
 from modserve import InferenceServer, Settings
+from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
 from modserve.scheduling import batching
@@ -136,6 +139,85 @@ def decision_table() -> str:
     return "\n".join(lines)
 
 
+# ---- Millions of arrivals
+
+ARRIVALS = 1_000_000
+SLOTS = 2
+
+
+class SimulatedEngine:
+    """Implements `scheduling.scheduler.BatchRunner` in simulated time: 200 µs a batch and 50 µs a request."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.on_free: Callable[[], None] = lambda: None
+        self.batches = 0
+        self.answered = 0
+        self._clock = clock
+        self._free = SLOTS
+
+    def reserve(self) -> int | None:
+        if not self._free:
+            return None
+        self._free -= 1
+        return 0
+
+    def release(self, slot: int) -> None:
+        self._free += 1
+
+    def run(self, slot: int, batch: list[Inflight], close_reason: str) -> None:
+        self.batches += 1
+        self.answered += len(batch)
+        self._clock.call_at(self._clock.now_ns() + 200_000 + 50_000 * len(batch), self._done)
+
+    def _done(self) -> None:
+        self._free += 1
+        self.on_free()
+
+
+def simulation_table() -> str:
+    """Arrivals by chance, 3 priorities, 2 shapes, at 95 % of what the engine can do; some in a hurry, some given up."""
+    policy = DynamicBatching((MAX_BATCH_SIZE,), 1_000_000, priority_levels=3, default_priority_level=2)
+    clock, chance = FakeClock(), random.Random(0)
+    engine = SimulatedEngine(clock)
+    refused = cancelled = 0
+
+    def drop(member: Inflight, error: ModserveError) -> None:
+        nonlocal refused, cancelled
+        cancelled += error.code is Code.CANCELLED
+        refused += error.code is not Code.CANCELLED
+
+    scheduler = QueuedScheduler(
+        batching.dynamic(policy, MAX_BATCH_SIZE),
+        engine,
+        clock,
+        drop,
+        policy,
+        ripe_size=batching.ripe_size(policy, MAX_BATCH_SIZE),
+    )
+    mean_ns = (200_000 + 50_000 * MAX_BATCH_SIZE) / MAX_BATCH_SIZE / SLOTS / 0.95
+    begin = time.perf_counter()
+    for number in range(ARRIVALS):
+        clock.advance(int(chance.expovariate(1 / mean_ns)))
+        hurry = clock.now_ns() + 3_000_000 if number % 10 == 0 else 0
+        member = inflight(shape_key=number % 2, deadline_ns=hurry)
+        member.request.parameters["priority"] = 1 + number % 3  # type: ignore[index]
+        scheduler.enqueue(member)
+        if number % 20 == 0:
+            member.cancel()
+    clock.advance(10**10)
+    seconds = time.perf_counter() - begin
+    if engine.answered + refused + cancelled != ARRIVALS:
+        raise SystemExit(f"{ARRIVALS} arrived, {engine.answered} ran, {refused} were refused, {cancelled} given up")
+    return "\n".join(
+        [
+            "| arrivals | ran | refused | given up | mean batch | simulated time | real time |",
+            "|---|---|---|---|---|---|---|",
+            f"| {ARRIVALS:,} | {engine.answered:,} | {refused:,} | {cancelled:,} "
+            f"| {engine.answered / engine.batches:.1f} | {clock.now_ns() / 1e9 - 11:.0f} s | {seconds:.0f} s |",
+        ]
+    )
+
+
 # ---- Requests of different lengths
 
 CLIENTS = 16
@@ -244,6 +326,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2_000, help="texts of each way in a round of `lengths`")
     parts: dict[str, Callable[[argparse.Namespace], str]] = {
         "decisions": lambda options: decision_table(),
+        "simulation": lambda options: simulation_table(),
         "lengths": lambda options: asyncio.run(lengths_table(options.rounds, options.requests)),
     }
     parser.add_argument("--only", choices=parts, help="one part alone")

@@ -61,9 +61,18 @@ def ascending(text: str) -> tuple[int, ...]:
     return found
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Reads names with commas between."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found):
+        raise ValueError("names with commas between")
+    return found
+
+
 EXTRAS: Mapping[str, Extra] = {
     "scheduling.look_ahead": Extra("look_ahead", whole_number(0)),
     "scheduling.ageing_microseconds": Extra("ageing_ns", whole_number(0, scale=1000)),
+    "scheduling.separate_by": Extra("separate_by", names),
     "scheduling.batch_sizes": Extra("batch_sizes", ascending),
     "scheduling.max_batch_elements": Extra("max_batch_elements", whole_number(1)),
     "scheduling.p99_goal_microseconds": Extra("p99_goal_ns", whole_number(1, scale=1000)),

@@ -101,6 +101,8 @@ class DynamicBatching:
     """How many arrivals after the first of a batch a request may come and still join it, past those of other shapes."""
     ageing_ns: int = 0
     """A request counts as a level more urgent for each such time it has waited; 0 = never."""
+    separate_by: tuple[str, ...] = ()
+    """Request parameters: only requests with equal values of them share a batch."""
     p99_goal_ns: int = 0
     """What 99 of 100 requests shall stay below, from queueing to the end of their execution: the delay and the batch
     size are then found by trial; 0 = they are those given here."""

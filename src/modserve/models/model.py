@@ -60,6 +60,7 @@ class Model:
         self._buckets: LengthBuckets | None = None
         if padding is not None and padding.buckets > 1 and policy is not None:
             self._buckets = LengthBuckets(padding.buckets, padding.multiple_of, padding.relearn_every)
+        self._separate_by = policy.separate_by if policy is not None else ()
         self._order = ResponseOrder() if policy is not None and policy.preserve_ordering else None
         self._outstanding = 0
         self._settled = asyncio.Event()
@@ -81,6 +82,9 @@ class Model:
         inflight = self._signature.accept(request, sink, now_ns)
         if self._buckets is not None:
             inflight.shape_key = (inflight.shape_key, self._buckets.of(inflight.length))
+        if self._separate_by:
+            told = request.parameters
+            inflight.shape_key = (inflight.shape_key, tuple([told.get(name) for name in self._separate_by]))
         if self.config.sequence_batching is not None and request.timeout_ns:  # no queue policy says what it means
             limit_ns = now_ns + request.timeout_ns
             inflight.deadline_ns = min(inflight.deadline_ns or limit_ns, limit_ns)

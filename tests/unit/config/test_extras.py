@@ -14,9 +14,10 @@ def parameter(key: str, value: str) -> str:
 
 def test_values() -> None:
     text = parameter("scheduling.look_ahead", "16") + parameter("scheduling.ageing_microseconds", "20")
+    text += parameter("scheduling.separate_by", "adapter, lang")
     found = finish(BATCHING + text + ONE_EACH).config.dynamic_batching
     assert found is not None
-    assert (found.look_ahead, found.ageing_ns) == (16, 20_000)
+    assert (found.look_ahead, found.ageing_ns, found.separate_by) == (16, 20_000, ("adapter", "lang"))
 
 
 def test_values_for_a_batcher_that_tunes_itself() -> None:

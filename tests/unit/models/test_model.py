@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,16 @@ async def test_requests_of_one_turn_share_a_batch(bench: Bench) -> None:
     await bench.model.drain()
     assert [outcome(entry) for entry in entries] == [1, 2, 3]
     assert bench.model.statistics.execution_count == 1
+
+
+@pytest.mark.parametrize(
+    "bench", [config(dynamic_batching=replace(BATCHING, separate_by=("adapter",)))], indirect=True, ids=["by adapter"]
+)
+async def test_requests_with_other_parameters_run_apart(bench: Bench) -> None:
+    for value, adapter in ((1, "a"), (2, "b"), (3, "a"), (4, None)):
+        bench.submit(value, parameters={"adapter": adapter} if adapter else {}, id=str(value))
+    assert [await bench.finish() for _ in range(3)] == [[1, 3], [2], [4]]
+    await bench.model.drain()
 
 
 @unbatched
