@@ -128,18 +128,18 @@ class Client:
     """The same calls over either protocol, with the real client."""
 
     def __init__(self, protocol: str, server: ServerProcess) -> None:
-        self.library: Any = tritonclient.http if protocol == "http" else tritonclient.grpc
+        self.flavour: Any = tritonclient.http if protocol == "http" else tritonclient.grpc
         port = server.http_port if protocol == "http" else server.grpc_port
-        self.client = self.library.InferenceServerClient(f"localhost:{port}")
+        self.client = self.flavour.InferenceServerClient(f"localhost:{port}")
 
     def infer(self, model: str, arrays: Mapping[str, Array], outputs: tuple[str, ...] = ()) -> dict[str, Array]:
         kinds = {"int32": "INT32", "uint32": "UINT32", "uint8": "UINT8", "float32": "FP32"}
         inputs = []
         for name, array in arrays.items():
-            tensor = self.library.InferInput(name, list(array.shape), kinds[array.dtype.name])
+            tensor = self.flavour.InferInput(name, list(array.shape), kinds[array.dtype.name])
             tensor.set_data_from_numpy(array)
             inputs.append(tensor)
-        asked = [self.library.InferRequestedOutput(name) for name in outputs] or None
+        asked = [self.flavour.InferRequestedOutput(name) for name in outputs] or None
         result = self.client.infer(model, inputs, outputs=asked)
         found = result.get_response()
         names = (
@@ -151,7 +151,7 @@ class Client:
 
     def ready(self) -> set[str]:
         index = self.client.get_model_repository_index()
-        if self.library is tritonclient.http:
+        if self.flavour is tritonclient.http:
             return {entry["name"] for entry in index if entry.get("state") == "READY"}
         return {entry.name for entry in index.models if entry.state == "READY"}
 
@@ -210,7 +210,7 @@ def counts(client: Client, *names: str) -> dict[str, int]:
     """How many requests the models have answered."""
     found = {}
     for name in names or ("branches", "slow", "sleepy"):
-        if client.library is tritonclient.http:
+        if client.flavour is tritonclient.http:
             [model] = client.client.get_inference_statistics(name)["model_stats"]
             found[name] = int(model["inference_stats"]["success"]["count"])
         else:
@@ -323,9 +323,9 @@ def test_it_goes_when_a_model_goes_and_comes_back(client: Client) -> None:
 def test_a_model_that_is_missing_is_named(client: Client, repository: Path) -> None:
     ensemble(
         repository,
-        f"orphan_{client.library.__name__[13:]}",
+        f"orphan_{client.flavour.__name__[13:]}",
         tensors("input", "TYPE_INT32", "[ -1 ]", "in") + tensors("output", "TYPE_INT32", "[ -1 ]", "out"),
         ("nosuch", {"INPUT0": "in"}, {"OUTPUT0": "out"}),
     )
     with pytest.raises(InferenceServerException, match="contains models that are not available or ambiguous: nosuch"):
-        client.client.load_model(f"orphan_{client.library.__name__[13:]}")
+        client.client.load_model(f"orphan_{client.flavour.__name__[13:]}")

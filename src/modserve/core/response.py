@@ -1,5 +1,6 @@
 """An answer, and who takes it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -35,7 +36,7 @@ class ResponseSink(Protocol):
     def complete(self) -> None: ...
 
 
-class OneAnswer:
+class OneAnswer(ABC):
     """A sink for calls that have one answer: takes exactly one from the model, whether it is decoupled or not.
 
     Subclasses say what happens with it in `settle`, which is called once. A failure that is told after the answer has
@@ -68,8 +69,8 @@ class OneAnswer:
             self._held = None
             self.settle(outcome)
 
-    def settle(self, outcome: InferenceResponse | ModserveError) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def settle(self, outcome: InferenceResponse | ModserveError) -> None: ...
 
 
 def _more_than_one(model_name: str) -> ModserveError:
