@@ -173,9 +173,11 @@ class Server:
         """
         sink = _QueueSink()
         inflight = servable.submit(request, sink, now_ns)
+        inflight.pace()
         try:
             while (answer := await sink.answers.get()) is not None:
                 yield answer
+                inflight.sent()
         finally:
             inflight.cancel()
 

@@ -622,5 +622,6 @@ def _explained(error: ValidationError) -> str:
         elif name == "model-repository":
             lines.append("no model repository given; say '--model-repository DIR'")
         else:
-            lines.append(f"option '--{name}': {problem['msg']}, got: {problem['input']}")
+            said = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"option '--{name}': {said}, got: {problem['input']}")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """From opening the ports to the exit code: what probes, clients and process supervisors see."""
 
+import asyncio
 import signal
 import socket
 import time
@@ -7,13 +8,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from queue import SimpleQueue
+from typing import Any
 
 import grpc
 import pytest
 from repositories import EXAMPLES, write_identity
 from server_process import LOADED, ServerProcess, eventually, serving, started
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 from wire import (
     HOST,
     SECONDS,
@@ -171,17 +172,20 @@ def test_what_is_in_flight_is_finished(repository: Path, number: signal.Signals)
 
 def test_an_open_channel_gets_no_new_calls(repository: Path) -> None:
     write_identity(repository, "model", parameters={"execute_delay_ms": 1000})
-    states: SimpleQueue[grpc.ChannelConnectivity] = SimpleQueue()
-    with serving(repository) as server, channel(server.grpc_port) as opened, under_way(server) as calls:
-        opened.subscribe(states.put)
-        assert stub(opened).ServerReady(service_pb2.ServerReadyRequest(), timeout=SECONDS).ready
-        eventually(lambda: states.get(timeout=SECONDS) is grpc.ChannelConnectivity.READY)
-        server.signal(signal.SIGTERM)
-        # The server says goodbye on every connection, and a new one is not to be had.
-        eventually(lambda: states.get(timeout=SECONDS) is not grpc.ChannelConnectivity.READY)
-        with pytest.raises(grpc.RpcError) as raised:
-            stub(opened).ServerReady(service_pb2.ServerReadyRequest(), timeout=SECONDS)
-        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    async def told_to_go_away() -> None:
+        async with grpc.aio.insecure_channel(f"{HOST}:{server.grpc_port}") as opened:
+            ready: Any = service_pb2_grpc.GRPCInferenceServiceStub(opened).ServerReady
+            assert (await ready(service_pb2.ServerReadyRequest(), timeout=SECONDS)).ready
+            server.signal(signal.SIGTERM)
+            # The server says goodbye on every connection, and a new one is not to be had.
+            await asyncio.wait_for(opened.wait_for_state_change(grpc.ChannelConnectivity.READY), SECONDS)
+            with pytest.raises(grpc.RpcError) as raised:
+                await ready(service_pb2.ServerReadyRequest(), timeout=SECONDS)
+            assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    with serving(repository) as server, under_way(server) as calls:
+        asyncio.run(told_to_go_away())
         assert not all(call.done() for call in calls)
         assert [call.result() for call in calls] == [DATA, DATA]
         server.wait(0)

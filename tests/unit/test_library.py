@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from modserve import Code, InferenceServer, ModserveError, Settings, Tensor
 from modserve.core import dtypes
+from modserve.core.flow import MOST_UNSENT
 from modserve.core.lifecycle import State
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Array
@@ -92,6 +93,28 @@ async def test_one_answer_from_a_decoupled_model(server: InferenceServer) -> Non
     assert (await server.infer("repeat", repeated(7))).outputs["OUT"].array.tolist() == [7]
     for values, code in (((), Code.INTERNAL), ((7, 8), Code.UNSUPPORTED)):
         assert (await failure(server, "repeat", repeated(*values))).code is code
+
+
+async def test_a_model_does_not_run_ahead_of_a_slow_reader(tmp_path: Path) -> None:
+    shutil.copytree(REPOSITORY / "repeat", tmp_path / "repeat")
+    values = list(range(10 * MOST_UNSENT))
+    async with library(tmp_path) as own:
+        statistics = own.model("repeat").statistics
+
+        def given() -> int:
+            return sum(response.success.count for response in statistics.responses.values())
+
+        seen: list[int] = []
+        ahead = 0
+        async for response in own.infer_stream("repeat", repeated(*values)):
+            for _ in range(100_000):
+                if given() >= MOST_UNSENT:
+                    break
+                await asyncio.sleep(0)
+            ahead = max(ahead, given() - len(seen))
+            seen += response.outputs["OUT"].array.tolist()
+    assert seen == values
+    assert ahead <= MOST_UNSENT + 1
 
 
 async def test_leaving_the_iteration_cancels_the_request(tmp_path: Path) -> None:

@@ -387,13 +387,13 @@ def test_other_variables_are_nobody_s_business() -> None:
         ),
         (
             ["--http-header-forward-pattern=x("],
-            "option '--http-header-forward-pattern': Value error, not a regular expression: missing ), unterminated "
-            "subpattern at position 1, got: x(",
+            "option '--http-header-forward-pattern': not a regular expression: missing ), unterminated subpattern "
+            "at position 1, got: x(",
         ),
         (
             ["--http-cors-allow-origin=page.example"],
-            "option '--http-cors-allow-origin': Value error, not an origin; expected '*', or '<scheme>://<host>' with "
-            "':<port>' if it has one, got: page.example",
+            "option '--http-cors-allow-origin': not an origin; expected '*', or '<scheme>://<host>' with ':<port>' if "
+            "it has one, got: page.example",
         ),
         (
             ["--http-port=-1", "--grpc-port=-2"],

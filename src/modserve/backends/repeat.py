@@ -55,7 +55,7 @@ class RepeatInstance:
     def execute_requests(self, requests: Sequence[EngineRequest]) -> None:
         wait = 0
         for request in requests:
-            wait = max(wait, *(int(ms) for ms in request.inputs["WAIT"].ravel()))
+            wait = max([wait, *(int(ms) for ms in request.inputs["WAIT"].ravel())])
             threading.Thread(target=self._repeat, args=(request,), name="repeat", daemon=True).start()
         del requests
         self._closing.wait(wait / 1e3)

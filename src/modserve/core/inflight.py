@@ -1,8 +1,11 @@
 """Our bookkeeping for one accepted request."""
 
+import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from .errors import ModserveError, cancelled
+from .flow import Flow
 from .request import InferenceRequest
 from .response import InferenceResponse, ResponseSink
 from .sequence import SequenceStates
@@ -25,11 +28,13 @@ class Inflight:
         "batch_size",
         "cancelled",
         "deadline_ns",
+        "flow",
         "inputs",
         "length",
         "level",
         "level_ns",
         "on_cancel",
+        "ordered",
         "output_names",
         "queue_start_ns",
         "request",
@@ -66,9 +71,28 @@ class Inflight:
         self.arrival = 0
         self.timing: ExecutionTiming | None = None
         self.states: SequenceStates | None = None
+        self.ordered = False
+        """Its answers wait for those of the requests before it."""
+        self.flow: Flow | None = None
+        """Of those who send many responses on, see `pace`."""
         self.cancelled = False
         self.settled = False
         self.on_cancel: Callable[[Inflight], None] | None = None
+
+    def pace(self) -> None:
+        """Keep the engine from running ahead of a slow client: call `sent` for each answer that the sink has sent on.
+
+        A client that takes nothing for long is given up: its request is cancelled. Nothing is kept back of a model that
+        preserves the order of its answers, since those of this request may wait for another's. On the event loop's
+        thread.
+        """
+        if not self.ordered:
+            self.flow = Flow(partial(asyncio.get_running_loop().call_soon_threadsafe, self.cancel))
+
+    def sent(self) -> None:
+        """Of the answers given to the sink, one has left."""
+        if self.flow is not None:
+            self.flow.sent()
 
     def respond(self, response: InferenceResponse, final: bool = True) -> None:
         """Hand an answer to the client; after the final one, and after a failure, later ones are dropped."""
@@ -80,6 +104,8 @@ class Inflight:
         """Hand a failure to the client; the request may go on if it is not final."""
         if not self.settled:
             self.settled = final
+            if final and self.flow is not None:
+                self.flow.release()
             self.sink.fail(error, final)
 
     def complete(self) -> None:
@@ -90,6 +116,8 @@ class Inflight:
 
     def cancel(self) -> None:
         """The client no longer wants an answer. Safe to call at any time, on the event loop's thread."""
+        if self.flow is not None:
+            self.flow.release()
         if self.settled or self.cancelled:
             return
         self.cancelled = True

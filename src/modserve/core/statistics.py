@@ -16,6 +16,7 @@ from .timing import ExecutionTiming
 _MILLISECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 LATENCY_BUCKETS_NS = tuple(int(bound * 1e6) for bound in _MILLISECONDS)
 RECENT_BATCHES = 256
+MOST_INDEXES = 1024
 RECENT_DECISIONS = 64
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -195,7 +196,11 @@ class ModelStatistics:
         self.batch_size_histogram.observe(batch_size)
 
     def record_response(self, index: int, kind: str, start_ns: int, output_start_ns: int, end_ns: int) -> None:
-        """One response of a decoupled model; `kind` is a field of `ResponseStatistics`: success, fail, …"""
+        """One response of a decoupled model; `kind` is a field of `ResponseStatistics`: success, fail, …
+
+        A request's responses from the `MOST_INDEXES`-th on count as one index, so that statistics stay small.
+        """
+        index = min(index, MOST_INDEXES - 1)
         response = self.responses.get(index)
         if response is None:
             response = self.responses[index] = ResponseStatistics()

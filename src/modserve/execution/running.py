@@ -98,7 +98,11 @@ class RunningRequest:
         except Exception as error:
             what = from_exception(error, f"model '{self._config.name}'")
         # What is not decoupled has one response.
-        self._say(what, final or not self._config.decoupled, output_start_ns)
+        final = final or not self._config.decoupled
+        self._say(what, final, output_start_ns)
+        flow = self._running.inflight.flow
+        if flow is not None and not final:
+            flow.given()
 
     def fail(self, error: ModserveError, *, final: bool = True) -> None:
         self._say(error, final or not self._config.decoupled, time.monotonic_ns())

@@ -90,6 +90,7 @@ class Model:
             inflight.deadline_ns = min(inflight.deadline_ns or limit_ns, limit_ns)
         if self._order is not None:
             inflight.sink = held = self._order.behind(sink)
+            inflight.ordered = True
         try:
             self._scheduler.enqueue(inflight)
         except ModserveError:

@@ -44,10 +44,8 @@ class _Version:
     """What takes requests: there while READY, also while it is being loaded anew."""
     directory: ModelDirectory | None = None
     """What it was loaded from."""
-    draining: int = 0
-    """How many servables of the version, which take nothing new, are not closed yet."""
-    finishing: Servable | None = None
-    """One of these: it may have sequences that go on."""
+    finishing: list[Servable] = field(default_factory=list)
+    """Servables of the version which take nothing new, but for sequences that go on, and are not closed yet."""
     unloading: str = UNLOADED
     """The reason to be given once the version is unloaded."""
 
@@ -165,7 +163,7 @@ class ModelManager:
         versions = model.versions if model is not None else {}
         for number in sorted(versions, reverse=True) if version is None else [version]:
             entry = versions.get(number)
-            for servable in (entry.servable, entry.finishing) if entry is not None else ():
+            for servable in (entry.servable, *reversed(entry.finishing)) if entry is not None else ():
                 if isinstance(servable, SequenceKeeper) and servable.open_sequences:
                     return servable
         return None
@@ -556,13 +554,12 @@ class ModelManager:
     # Closing, in the background
 
     def _close(self, model_id: ModelId, entry: _Version, servable: Servable, directory: ModelDirectory | None) -> None:
-        entry.draining += 1
+        entry.finishing.append(servable)
         self._spawn(self._drain_and_close(model_id, entry, servable, directory))
 
     async def _drain_and_close(
         self, model_id: ModelId, entry: _Version, servable: Servable, directory: ModelDirectory | None
     ) -> None:
-        entry.finishing = servable
         try:
             await self._loans.returned(servable)
             await servable.drain()
@@ -571,10 +568,8 @@ class ModelManager:
             except Exception:  # an engine that can not end well is gone all the same
                 _log.exception("model '%s', version %d: closing its engine failed", model_id.name, model_id.version)
         finally:
-            if entry.finishing is servable:
-                entry.finishing = None
-            entry.draining -= 1
-            if entry.state.state is State.UNLOADING and not entry.draining:
+            entry.finishing.remove(servable)
+            if entry.state.state is State.UNLOADING and not entry.finishing:
                 self._step(entry, State.UNAVAILABLE, entry.unloading)
                 _log.info("model '%s', version %d: unloaded", model_id.name, model_id.version)
             if directory is not None and directory.lease is not None:

@@ -36,12 +36,13 @@ class ResponseOrder:
 class _Held:
     """Implements `core.response.ResponseSink`."""
 
-    __slots__ = ("_order", "_sink", "_waiting", "ended")
+    __slots__ = ("_order", "_releasing", "_sink", "_waiting", "ended")
 
     def __init__(self, order: ResponseOrder, sink: ResponseSink) -> None:
         self._order = order
         self._sink = sink
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._releasing = False
         self.ended = False
 
     def respond(self, response: InferenceResponse, final: bool) -> None:
@@ -54,13 +55,14 @@ class _Held:
         self._say(self._sink.complete, True)
 
     def release(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for say in waiting:
-            say()
+        self._releasing = True  # hearing something, a client may cancel the request: that comes last
+        while self._waiting:
+            self._waiting.popleft()()
+        self._releasing = False
 
     def _say(self, say: Callable[[], None], final: bool) -> None:
         self.ended = self.ended or final
-        if not self._order.is_next(self):
+        if self._releasing or not self._order.is_next(self):
             self._waiting.append(say)
             return
         say()

@@ -104,6 +104,8 @@ class RequestQueue:
 
     def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
         """`timeout_ns`: when it has waited too long for its policy, though not for its client; 0 for never."""
+        if inflight.arrival:
+            self._purge(inflight)
         self._arrivals += 1
         inflight.arrival = self._arrivals
         self._insert(inflight, level, inflight.queue_start_ns)
@@ -111,6 +113,16 @@ class RequestQueue:
             self._remember(self._deadlines, inflight.deadline_ns, inflight)
         if timeout_ns:
             self._remember(self._timeouts, timeout_ns, inflight)
+
+    def _purge(self, inflight: Inflight) -> None:
+        """One has been here before, and runs again: what is left of its first stay must not count as its place now."""
+        for level in self._levels.values():
+            if inflight in level.entries:
+                level.entries.remove(inflight)
+        for entries in (self._deadlines, self._timeouts):
+            if entries:
+                entries[:] = [entry for entry in entries if entry[2] is not inflight]
+                heapq.heapify(entries)
 
     def left(self, inflight: Inflight) -> None:
         """One that waits has been settled."""

@@ -1,12 +1,15 @@
 """The repeat backend says what configuration it wants; what it answers is tested with the library."""
 
+import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from modserve.backends.api import ModelSource, Placement
-from modserve.backends.repeat import RepeatBackend
+from modserve.backends.repeat import RepeatBackend, RepeatInstance
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError
 from modserve.core.model_config import InstanceKind, TensorSpec
@@ -42,3 +45,12 @@ def test_a_bad_configuration(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ModserveError) as caught:
         make(**changes)
     assert text in caught.value.message
+
+
+def test_no_time_to_wait() -> None:
+    tensors = {"IN": np.zeros(0, np.float32), "DELAY": np.zeros(0, np.uint32), "WAIT": np.zeros(0, np.uint32)}
+    request, ended = Mock(inputs=tensors, cancelled=False), threading.Event()
+    request.complete = ended.set
+    RepeatInstance().execute_requests([request])
+    assert ended.wait(10)
+    request.fail.assert_not_called()

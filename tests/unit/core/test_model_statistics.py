@@ -9,6 +9,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.statistics import (
     BATCH_SIZE_BUCKETS,
     LATENCY_BUCKETS_NS,
+    MOST_INDEXES,
     Duration,
     FailureReason,
     Histogram,
@@ -165,3 +166,12 @@ def test_histograms_see_every_request_and_every_execution() -> None:
     assert filled(statistics.batch_size_histogram) == {4: 1}
     assert statistics.request_histogram.total == 14 * MS
     assert statistics.compute_histogram.total == 8 * MS
+
+
+def test_responses_without_end_take_no_room_without_end() -> None:
+    statistics = ModelStatistics()
+    for index in range(2 * MOST_INDEXES):
+        statistics.record_response(index, "success", 0, MS, 2 * MS)
+    assert len(statistics.responses) == MOST_INDEXES
+    assert counted(statistics.responses[MOST_INDEXES - 2].success) == (1, 2 * MS)
+    assert counted(statistics.responses[MOST_INDEXES - 1].success) == (MOST_INDEXES + 1, 2 * MS * (MOST_INDEXES + 1))

@@ -97,6 +97,17 @@ async def test_over_http(tmp_path: Path, target: str) -> None:
         assert parameters(on) == [first, first, {**first, "X-Request-ID": "2"}]
 
 
+async def test_over_v1(tmp_path: Path) -> None:
+    async with stage(tmp_path, None, options=OPTIONS) as on:
+        client = on.connect()
+        body = b'{"instances": [{"INPUT0": [1, 2], "INPUT1": [1, 2]}]}'
+        for headers in ({"X-Tag": "t", "Other": "o"}, {"priority": "1"}):
+            client.send(request(target="/v1/models/simple:predict", body=body, **headers))
+        answers = await client.receive(2)
+        assert [answer.status for answer in answers] == [200, 400]
+        assert parameters(on) == [{"X-Tag": "t"}]
+
+
 async def test_a_reserved_header_over_http(tmp_path: Path) -> None:
     async with stage(tmp_path, options=OPTIONS) as on:
         client = on.connect()

@@ -143,6 +143,28 @@ async def test_what_is_being_unloaded_answers_while_it_has_open_sequences(bench:
     assert [bench.manager.finishing(name, None) for name in ("a", "nosuch")] == [None, None]
 
 
+async def test_sequences_go_on_while_others_of_the_version_are_closed(bench: Bench) -> None:
+    await bench.reconcile(a=(1,))
+    first = bench.loader.servables[ModelId("a", 1)]
+    first.drained.clear()
+    first.open_sequences = 1
+    unloading = [asyncio.create_task(bench.reconcile(a=()))]
+    await turns(lambda: first.log == ["drain"])
+    await bench.manager.update(directories({"a": (1,)}))
+    second = bench.loader.servables[ModelId("a", 1)]
+    second.drained.clear()
+    assert second is not first
+    unloading.append(asyncio.create_task(bench.reconcile(a=())))
+    await turns(lambda: "drain" in second.log)
+    assert bench.manager.finishing("a", 1) is first
+    second.drained.set()
+    await turns(lambda: "close" in second.log)
+    assert bench.manager.finishing("a", 1) is first
+    first.drained.set()
+    await asyncio.gather(*unloading)
+    assert bench.manager.finishing("a", 1) is None
+
+
 @pytest.mark.parametrize("parallel", [1, 2, 0])
 async def test_no_more_than_so_many_load_at_once(parallel: int) -> None:
     bench = Bench(parallel)

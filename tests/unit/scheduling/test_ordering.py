@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from modserve.core.errors import internal
+from modserve.core.errors import ModserveError, cancelled, internal
 from modserve.core.response import InferenceResponse
 from modserve.scheduling.ordering import ResponseOrder
 from modserve.testing import RecordingSink
@@ -55,3 +55,26 @@ def test_one_that_was_not_taken_holds_nobody_up() -> None:
     ordered.withdraw(refused)
     taken.respond(RESPONSE, True)
     assert sink.ended == 1
+
+
+def test_a_client_that_cancels_while_it_hears_what_was_held_back() -> None:
+    heard: list[str] = []
+
+    class Sink(RecordingSink):
+        def respond(self, response: InferenceResponse, final: bool) -> None:
+            heard.append("response")
+            if len(heard) == 1:
+                second.fail(cancelled(), True)
+
+        def fail(self, error: ModserveError, final: bool) -> None:
+            heard.append("failure")
+
+    last = RecordingSink()
+    ordered = ResponseOrder()
+    first, second, third = ordered.behind(RecordingSink()), ordered.behind(Sink()), ordered.behind(last)
+    second.respond(RESPONSE, False)
+    second.respond(RESPONSE, False)
+    third.respond(RESPONSE, True)
+    first.complete()
+    assert heard == ["response", "response", "failure"]
+    assert last.ended == 1

@@ -229,3 +229,19 @@ def test_the_deadlines_of_those_that_left_do_not_count() -> None:
     assert take(queue, 1) == [running]
     assert queue.next_deadline_ns() == 3
     assert queue.expired(10) == [waiting]
+
+
+def test_one_that_comes_again_waits_behind_those_that_came_since() -> None:
+    queue = RequestQueue()
+    again, other, third = (inflight(deadline_ns=9, shape_key=key) for key in ("a", "b", "c"))
+    fill(queue, again, other, third)
+    for _ in range(3):
+        assert take(queue, 1) == [again]
+        fill(queue, again)
+        assert list(queue) == [other, third, again]
+        assert queue.oldest() is queue.head() is other
+        assert take(queue, 1) == [other]
+        fill(queue, other)
+        assert take(queue, 1) == [third]
+        fill(queue, third)
+    assert queue.expired(9) == [again, other, third]

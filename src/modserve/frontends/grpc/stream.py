@@ -131,6 +131,8 @@ class _Call:
         self.empty_final = grpc_messages.wants_empty_final(message)
         self.inflight = (self.trace or self.servable).submit(request, self, now_ns)
         self.ordered = not self.servable.config.decoupled
+        if not self.ordered:
+            self.inflight.pace()
 
     @property
     def accepted_by(self) -> str:
@@ -262,6 +264,8 @@ class _Stream:
                 call = self._ready.popleft()
                 try:
                     await self._send(call, *call.answers.popleft())
+                    if call.inflight is not None:
+                        call.inflight.sent()
                 except ModserveError as error:
                     return error
                 except grpc.aio.BaseError:

@@ -54,6 +54,7 @@ class StreamCall:
         self._now_ns = now_ns
         self._answers: asyncio.Queue[tuple[Outcome, bool]] = asyncio.Queue()
         self._inflight: Inflight | None = None
+        self._handed_out = False
         self._ended = False
         streams.opened(self)
 
@@ -66,9 +67,13 @@ class StreamCall:
         """Raises what keeps the request from being accepted."""
         self.id = request.id
         self._inflight = (self.trace or self.servable).submit(request, self, self._now_ns)
+        self._inflight.pace()
 
     async def answer(self) -> tuple[Outcome, bool]:
-        """The next answer, and whether it is the last."""
+        """The next answer, and whether it is the last. Asking for one says that the one before it has been sent."""
+        if self._handed_out and self._inflight is not None:
+            self._inflight.sent()
+        self._handed_out = True
         return await self._answers.get()
 
     @property

@@ -15,12 +15,13 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
-from modserve.protocol import compression, models_v1, predict_v1
+from modserve.protocol import compression, header_forwarding, models_v1, predict_v1
+from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.predict_v1 import Prediction
 from modserve.protocol.status import MIME_JSON
 from modserve.server import Phase, Server
 
-from .answers import ERRORS, Described, ErrorAnswer, answer, answers, deadline_ns, json_answer
+from .answers import ERRORS, Described, ErrorAnswer, answer, answers, deadline_ns, forwarded_headers, json_answer
 from .gone import unless_gone
 from .infer import check_json_size
 from .options import HttpOptions
@@ -233,7 +234,8 @@ async def _predict(
     large = len(body) > (_LARGE if coding is None else _LARGE_COMPRESSED)
     asked = await _maybe_aside(large, _read, servable, body, coding, options)
     parts = predict_v1.batches(servable.config, asked.inputs)
-    given = await _run_all(server, servable, version, parts, now_ns, deadline_ns(request, now_ns))
+    forwarded = forwarded_headers(request, options)
+    given = await _run_all(server, servable, version, parts, now_ns, deadline_ns(request, now_ns), forwarded)
     chosen = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
     size = sum(tensor.array.nbytes for response in given for tensor in response.outputs.values())
     large = size > (_LARGE if chosen is None else _LARGE_COMPRESSED)
@@ -265,13 +267,14 @@ async def _run_all(
     parts: Iterator[Mapping[str, Tensor]],
     now_ns: int,
     limit_ns: int,
+    forwarded: Forwarded,
 ) -> list[InferenceResponse]:
     """The answers to all parts of a prediction, some at a time. Raises the first failure; the others are cancelled."""
 
     async def run(inputs: Mapping[str, Tensor]) -> InferenceResponse:
         with traced(server, servable, now_ns) as taker:
             asked = InferenceRequest(servable.config.name, inputs, (), version, deadline_ns=limit_ns)
-            return await server.run(taker, asked, now_ns)
+            return await server.run(taker, header_forwarding.with_headers(asked, forwarded), now_ns)
 
     first = list(islice(parts, 2))
     if len(first) == 1:
