@@ -1,7 +1,8 @@
 """An answer, and who takes it."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +20,10 @@ class InferenceResponse:
     outputs: Mapping[str, Tensor]
     id: str = ""
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+
+    def elements(self, names: Iterable[str]) -> int:
+        """How many elements the outputs with these names have together."""
+        return sum(math.prod(self.outputs[name].shape) for name in names)
 
 
 class ResponseSink(Protocol):

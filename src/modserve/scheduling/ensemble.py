@@ -3,7 +3,7 @@
 import copy
 import heapq
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 
 from modserve.core.ensemble_config import Ensembling
@@ -89,7 +89,7 @@ class _Limit:
 
     def __init__(self, most: int) -> None:
         self._free = most
-        self._waiting: deque[_Execution] = deque()
+        self._waiting: OrderedDict[_Execution, None] = OrderedDict()
         self._giving = False
 
     def take(self, execution: "_Execution") -> bool:
@@ -97,8 +97,12 @@ class _Limit:
         if self._free:
             self._free -= 1
             return True
-        self._waiting.append(execution)
+        self._waiting[execution] = None
         return False
+
+    def leave(self, execution: "_Execution") -> None:
+        """It waits no longer, if it did."""
+        self._waiting.pop(execution, None)
 
     def give(self) -> None:
         self._free += 1
@@ -106,10 +110,9 @@ class _Limit:
             return  # what was submitted here failed at once
         self._giving = True
         while self._free and self._waiting:
-            execution = self._waiting.popleft()
-            if not execution.run.over:
-                self._free -= 1
-                execution.submit()
+            execution, _ = self._waiting.popitem(last=False)
+            self._free -= 1
+            execution.submit()
         self._giving = False
 
 
@@ -376,6 +379,8 @@ class _Execution:
         """The run is over."""
         if self._inflight is not None:
             self._inflight.cancel()
+        elif self.run.scheduler.limits:
+            self.run.scheduler.limits[self.index].leave(self)
 
     def respond(self, response: InferenceResponse, final: bool) -> None:
         if final:

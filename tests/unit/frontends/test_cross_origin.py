@@ -10,7 +10,7 @@ from modserve.frontends.http.options import HttpOptions
 
 PAGE = "https://page.example:8443"
 OTHER = "https://other.example"
-EXPOSED = "Inference-Header-Content-Length"
+EXPOSED = "Inference-Header-Content-Length, Retry-After, Server-Timing"
 ANY = {"access-control-allow-origin": "*", "access-control-expose-headers": EXPOSED}
 ECHO = {"access-control-allow-origin": PAGE, "access-control-expose-headers": EXPOSED, "vary": "Origin"}
 PREFLIGHT = {"access-control-allow-methods": "GET, HEAD, POST, OPTIONS", "access-control-max-age": "600"}

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import threading
 import zlib
 from pathlib import Path
 
@@ -23,8 +24,12 @@ from puppet_server import (
     stage,
 )
 
+from modserve.core.response import InferenceResponse
+from modserve.frontends.http import infer
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
+from modserve.protocol import compression, http_infer
+from modserve.protocol.http_infer import Body, Reply, encode_response
 
 PATH = "/v2/models/simple/infer"
 HEADER = "Inference-Header-Content-Length"
@@ -131,9 +136,7 @@ async def through_the_application(app: FastAPI, path: str, body: bytes, headers:
 async def test_all_paths_give_the_same_answer(
     app: FastAPI, tmp_path: Path, path: str, body: bytes, headers: dict[str, str]
 ) -> None:
-    whole = request("POST", path, body)
-    for name, value in headers.items():
-        whole = whole.replace(b"\r\n\r\n", f"\r\n{name}: {value}\r\n\r\n".encode(), 1)
+    whole = wire(path, body, headers)
     async with stage(tmp_path) as on:
         plain = await through_a_connection(on, [whole[:20], whole[20:]])
         assert not on.site.heads
@@ -144,6 +147,44 @@ async def test_all_paths_give_the_same_answer(
     assert remembered == (len(whole) - len(body) < 2_000), "so that the second one takes the short cut"
     assert plain.content == first.content == short.content == application.content
     assert (plain.status == 200) == (b'"error"' not in plain.body)
+
+
+def wire(path: str, body: bytes, headers: dict[str, str]) -> bytes:
+    whole = request("POST", path, body)
+    for name, value in headers.items():
+        whole = whole.replace(b"\r\n\r\n", f"\r\n{name}: {value}\r\n\r\n".encode(), 1)
+    return whole
+
+
+@pytest.mark.parametrize("name", ["json", "best class", "answer in gzip", "output that is no text"])
+async def test_long_answers_are_written_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    writers: list[threading.Thread] = []
+
+    def encode(response: InferenceResponse, reply: Reply) -> Body:
+        writers.append(threading.current_thread())
+        return encode_response(response, reply)
+
+    async with stage(tmp_path) as on:
+        expected = await through_a_connection(on, [wire(*REQUESTS[name])])
+        monkeypatch.setattr(infer, "MANY_ELEMENTS", 0)
+        monkeypatch.setattr(http_infer, "encode_response", encode)
+        assert await through_a_connection(on, [wire(*REQUESTS[name])]) == expected
+    assert threading.main_thread() not in writers
+    assert len(writers) == 1
+
+
+@pytest.mark.parametrize("limit", [0, 1_000_000], ids=["on a thread", "at once"])
+async def test_an_answer_that_can_not_be_compressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    def broken(parts: object, encoding: str) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(compression, "encode", broken)
+    monkeypatch.setattr(infer, "MANY_ELEMENTS", limit)
+    async with stage(tmp_path) as on:
+        answer = await through_a_connection(on, [wire(*REQUESTS["answer in gzip"])])
+    assert (answer.status, answer.body) == (500, b'{"error":"unforeseen MemoryError: "}')
 
 
 async def test_the_answers_compared_are_of_all_kinds(app: FastAPI) -> None:

@@ -1,5 +1,6 @@
 """The RPCs of ``inference.GRPCInferenceService`` and of the health service."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -175,7 +176,11 @@ class InferenceService:
             lease.release()
             if trace is not None:
                 trace.stamp("GRPC_SEND_START")
-        return grpc_messages.encode_response(classification.classified(response, counts, servable))
+        if counts and response.elements(counts.keys() & response.outputs) > classification.MANY_ELEMENTS:
+            response = await asyncio.to_thread(classification.classified, response, counts, servable)
+        else:
+            response = classification.classified(response, counts, servable)
+        return grpc_messages.encode_response(response)
 
 
 def handlers(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 ANY = "*"
-_EXPOSED = b"Access-Control-Expose-Headers: Inference-Header-Content-Length\r\n"
+_EXPOSED = b"Access-Control-Expose-Headers: Inference-Header-Content-Length, Retry-After, Server-Timing\r\n"
 _METHODS = b"Access-Control-Allow-Methods: GET, HEAD, POST, OPTIONS\r\n"
 _REMEMBERED = b"Access-Control-Max-Age: 600\r\n"
 

@@ -22,6 +22,7 @@ from modserve.protocol import (
     server_timing,
     shared_memory,
 )
+from modserve.protocol.classification import MANY_ELEMENTS
 from modserve.protocol.deadlines import Timeouts
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http_infer import Body, Reply
@@ -144,22 +145,36 @@ class InferCall(OneAnswer):
             if self._reply.places:
                 assert self._lease is not None, "there are places of outputs only with a lease: this is a bug"
                 response = shared_memory.moved(response, self._reply.places, self._lease)
-            if self._reply.classes:
-                assert self._servable is not None, "set before the request was submitted: this is a bug"
-                response = classification.classified(response, self._reply.classes, self._servable)
-            body = http_infer.encode_response(response, self._reply)
-            if self._timed and self._inflight is not None:
-                body = replace(body, server_timing=server_timing.value(self._inflight))
-            if self._encoding is None:
-                self._finish(body)
-            elif sum(map(len, body.parts)) <= _LONG_TO_COMPRESS:
-                self._finish(_compressed(body, self._encoding))
+            if is_long_to_write(response, self._reply):
+                self._on_thread(lambda: _compressed(self._written(response), self._encoding))
+                return
+            body = self._written(response)
+            if self._encoding is not None and sum(map(len, body.parts)) > _LONG_TO_COMPRESS:
+                self._on_thread(lambda: _compressed(body, self._encoding))
             else:
-                assert self._loop is not None, "set before the request was submitted: this is a bug"
-                compressing = self._loop.run_in_executor(None, _compressed, body, self._encoding)
-                compressing.add_done_callback(lambda future: self._finish(future.result()))
+                self._finish(_compressed(body, self._encoding))
         except Exception as error:
             self._finish(border(error))
+
+    def _written(self, response: InferenceResponse) -> Body:
+        if self._reply.classes:
+            assert self._servable is not None, "set before the request was submitted: this is a bug"
+            response = classification.classified(response, self._reply.classes, self._servable)
+        body = http_infer.encode_response(response, self._reply)
+        if self._timed and self._inflight is not None:
+            body = replace(body, server_timing=server_timing.value(self._inflight))
+        return body
+
+    def _on_thread(self, write: Callable[[], Body]) -> None:
+        assert self._loop is not None, "set before the request was submitted: this is a bug"
+
+        def written(writing: "asyncio.Future[Body]") -> None:
+            try:
+                self._finish(writing.result())
+            except Exception as error:
+                self._finish(border(error))
+
+        self._loop.run_in_executor(None, write).add_done_callback(written)
 
     def _submit(
         self, servable: Servable, reading: "asyncio.Future[tuple[InferenceRequest, Reply]]", now_ns: int
@@ -231,7 +246,17 @@ def read_request(
     return header_forwarding.with_headers(request, head.forwarded), reply
 
 
-def _compressed(body: Body, encoding: str) -> Body:
+def is_long_to_write(response: InferenceResponse, reply: Reply) -> bool:
+    """Whether writing the answer takes so long that the other connections should not wait for it."""
+    if reply.all_binary and not reply.classes:
+        return False
+    binary, classes = reply.binary, reply.classes
+    return response.elements(name for name in response.outputs if name in classes or name not in binary) > MANY_ELEMENTS
+
+
+def _compressed(body: Body, encoding: str | None) -> Body:
+    if encoding is None:
+        return body
     return replace(body, parts=[compression.encode(body.parts, encoding)], encoding=encoding)
 
 
