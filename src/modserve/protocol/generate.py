@@ -1,7 +1,8 @@
 """The generate extension: one flat JSON object for a request, one for a response (Triton's HTTP only).
 
 Keys that are names of inputs become tensors, all others parameters of the request, and those in ``parameters`` alike;
-``id`` is the request's id, and a parameter too. None of the parameters steers the server: they are the model's.
+``id`` is the request's id, and a parameter too. They are the model's: `priority` and those of sequences act, in models
+that have such; `timeout`, which means other things to language models, does not.
 """
 
 import json

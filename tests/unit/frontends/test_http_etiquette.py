@@ -64,6 +64,16 @@ async def test_an_encoded_slash_is_part_of_a_name(tmp_path: Path) -> None:
             assert (await ask(on, "GET", path)).status == 404, path
 
 
+async def test_whole_urls_as_request_targets(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        for path in ("/v2/health/ready", "/v2/models/simple?a=/b", "", "?a"):
+            expected = await ask(on, "GET", path if path.startswith("/") else "/" + path)
+            for origin in ("http://localhost:8000", "HTTPS://[::1]"):
+                assert await ask(on, "GET", origin + path) == expected, origin + path
+        for path in ("/v2/models/simple/infer", "http://localhost/v2/models/simple/infer"):
+            assert (await ask(on, "POST", path, JSON_BODY)).body == JSON_ANSWER
+
+
 @pytest.mark.parametrize("count", [65536, 65537])
 async def test_chunks_are_counted(tmp_path: Path, count: int) -> None:
     body = b"1\r\n{\r\n" * (count - 1) + b"a\r\n0123456789\r\n"

@@ -22,7 +22,7 @@ from . import asgi, cors
 from .asgi import AsgiCall
 from .infer import InferCall, InferHead, check_json_size
 from .responses import BINARY_HEAD, CONTINUE, JSON_HEAD, json_response, persistence
-from .routes import InferRoute, match_infer, may_be_binary
+from .routes import InferRoute, match_infer, may_be_binary, without_origin
 from .site import Site
 
 _log = logging.getLogger(__name__)
@@ -337,6 +337,7 @@ class Connection(asyncio.Protocol):
         request = self._current
         self._head_size = -1
         parser = self._parser
+        request.target = without_origin(request.target)
         request.method = parser.get_method()
         request.version = parser.get_http_version()
         request.keep_alive = parser.should_keep_alive()

@@ -25,12 +25,22 @@ class InferRoute:
     """Header lines for the answer."""
 
 
+_ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 _BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/[0-9]+)?/infer(?:_stream)?(?:\?|$)")
 
 
 def may_be_binary(target: bytes) -> bool:
     """Whether a request's body may be JSON of the length that a header gives, and binary data behind it."""
     return _BINARY.match(target) is not None
+
+
+def without_origin(target: bytes) -> bytes:
+    """A request target as servers know it, also of a client that sends the whole URL (RFC 9112, 3.2.2)."""
+    match = _ORIGIN.match(target)
+    if match is None:
+        return target
+    rest = target[match.end() :]
+    return rest if rest.startswith(b"/") else b"/" + rest
 
 
 def match_infer(target: bytes) -> tuple[str, int | None] | None:
