@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import orjson
 
@@ -44,13 +45,17 @@ class Reply:
     places: Mapping[str, Place] = field(default_factory=dict)
 
 
+_LONG = 64 * 1024
+_GAP = b"\0"
+"""Where JSON goes that is not copied into the rest; no other JSON has this byte."""
+
 _JSON_REPLY = Reply()
 _BINARY_REPLY = Reply(all_binary=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A response body: JSON, and binary parts behind it. `header_length` is the JSON's where there are such parts."""
+    """A response body: JSON in one or more parts, and binary ones behind it, where `header_length` is the JSON's."""
 
     parts: list[Buffer]
     header_length: int | None
@@ -264,21 +269,28 @@ def encode_response(response: InferenceResponse, reply: Reply) -> Body:
     if response.parameters:
         document["parameters"] = {key: carried(value) for key, value in response.parameters.items()}
     document["outputs"] = outputs
-    parts: list[Buffer] = [b""]
-    length: int | None = None
+    binary: list[Buffer] = []
+    long: list[Buffer] = []
     for name, tensor in response.outputs.items():
         output: JsonObject = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape}
         if reply.all_binary or name in reply.binary:
             raw = tensor.raw
             output["parameters"] = {"binary_data_size": len(raw)}
             if len(raw):  # as in Triton, an answer without a byte of binary data is plain JSON
-                parts.append(raw)
-                length = 0
+                binary.append(raw)
         elif name not in reply.places:
-            output["data"] = orjson.Fragment(json_data.from_tensor(name, tensor))
+            data = json_data.from_tensor(name, tensor)
+            if len(data) > _LONG:  # many megabytes are better not copied once more
+                long.append(data)
+                data = _GAP
+            output["data"] = orjson.Fragment(data)
         outputs.append(output)
-    parts[0] = text = orjson.dumps(document)
-    return Body(parts, None if length is None else len(text))
+    text = orjson.dumps(document)
+    parts: list[Buffer] = [text]
+    if long:
+        first, *rest = text.split(_GAP)
+        parts = [first, *chain.from_iterable(zip(long, rest, strict=True))]
+    return Body([*parts, *binary], sum(map(len, parts)) if binary else None)
 
 
 def carried(value: ParameterValue) -> object:

@@ -26,7 +26,7 @@ def encode_response(response: InferenceResponse, reply: Reply, final: bool) -> b
         body = http_infer.encode_response(marked, Reply(places=reply.places))
     except ModserveError as error:
         raise text_only(error) from None
-    return bytes(body.parts[0])
+    return b"".join(body.parts)
 
 
 def encode_end(model: ModelId, request_id: str) -> bytes:

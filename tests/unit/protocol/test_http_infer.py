@@ -668,6 +668,22 @@ def test_what_is_encoded_decodes_to_the_same(outputs: dict[str, Tensor], binary:
         assert same_elements(back, tensor)
 
 
+@pytest.mark.parametrize("binary", [frozenset(), frozenset({"B"})], ids=["JSON", "and binary"])
+def test_long_json_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch, binary: frozenset[str]) -> None:
+    outputs = {
+        "A": Tensor(dtypes.BYTES, (2,), None, np.array([b"\0", b'\\u0000"'], dtype=object)),
+        "B": Tensor(dtypes.FP32, (1, 2), None, np.ones((1, 2), np.float32)),
+        "C\0": Tensor(dtypes.INT8, (0,), None, np.ones(0, np.int8)),
+    }
+    response = InferenceResponse("m\0", 2, outputs, "\0", {"p": "\0"})
+    whole = http_infer.encode_response(response, Reply(binary=binary))
+    monkeypatch.setattr(http_infer, "_LONG", 1)
+    parts = http_infer.encode_response(response, Reply(binary=binary))
+    assert len(parts.parts) == len(whole.parts) + 2 * (3 - len(binary))
+    assert b"".join(parts.parts) == b"".join(whole.parts)
+    assert parts.header_length == whole.header_length
+
+
 def same_elements(left: Tensor, right: Tensor) -> bool:
     """Whether all elements are the same; one NaN is as good as another."""
     if left.datatype.json_kind == "float":

@@ -10,12 +10,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from modserve.core.errors import Code, ModserveError
+from modserve.core.inflight import Inflight
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
-from modserve.protocol import compression, header_forwarding, models_v1, predict_v1
+from modserve.protocol import compression, header_forwarding, models_v1, predict_v1, server_timing
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.predict_v1 import Prediction
 from modserve.protocol.status import MIME_JSON
@@ -235,12 +236,16 @@ async def _predict(
     asked = await _maybe_aside(large, _read, servable, body, coding, options)
     parts = predict_v1.batches(servable.config, asked.inputs)
     forwarded = forwarded_headers(request, options)
-    given = await _run_all(server, servable, version, parts, now_ns, deadline_ns(request, now_ns), forwarded)
+    limit_ns = deadline_ns(request, now_ns)
+    given, last = await _run_all(server, servable, version, parts, now_ns, limit_ns, forwarded)
     chosen = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
     size = sum(tensor.array.nbytes for response in given for tensor in response.outputs.values())
     large = size > (_LARGE if chosen is None else _LARGE_COMPRESSED)
     content = await _maybe_aside(large, _write, given, asked.rows, chosen)
-    return Response(content, headers={} if chosen is None else {"Content-Encoding": chosen}, media_type=MIME_JSON)
+    headers = {} if chosen is None else {"Content-Encoding": chosen}
+    if options.server_timing:
+        headers["Server-Timing"] = server_timing.value(last)
+    return Response(content, headers=headers, media_type=MIME_JSON)
 
 
 async def _maybe_aside(large: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -268,17 +273,24 @@ async def _run_all(
     now_ns: int,
     limit_ns: int,
     forwarded: Forwarded,
-) -> list[InferenceResponse]:
-    """The answers to all parts of a prediction, some at a time. Raises the first failure; the others are cancelled."""
+) -> tuple[list[InferenceResponse], Inflight]:
+    """The answers to all parts of a prediction, some at a time, and the part that was answered last.
+
+    Raises the first failure; the others are cancelled.
+    """
+    last: list[Inflight] = []
 
     async def run(inputs: Mapping[str, Tensor]) -> InferenceResponse:
+        part: list[Inflight] = []
         with traced(server, servable, now_ns) as taker:
             asked = InferenceRequest(servable.config.name, inputs, (), version, deadline_ns=limit_ns)
-            return await server.run(taker, header_forwarding.with_headers(asked, forwarded), now_ns)
+            found = await server.run(taker, header_forwarding.with_headers(asked, forwarded), now_ns, part.append)
+            last[:] = part
+            return found
 
     first = list(islice(parts, 2))
     if len(first) == 1:
-        return [await run(first[0])]
+        return [await run(first[0])], last[0]
     waiting = enumerate(chain(first, parts))
     given: dict[int, InferenceResponse] = {}
 
@@ -292,4 +304,4 @@ async def _run_all(
                 tasks.create_task(run_some())
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return [given[index] for index in range(len(given))]
+    return [given[index] for index in range(len(given))], last[0]
