@@ -20,7 +20,7 @@ from modserve.core.tracing import ParentTrace
 from . import dataflow
 from .batching import Reason
 from .dataflow import Missing, Plan, Value, Wave
-from .scheduler import Clock, TimerHandle
+from .scheduler import Alarm, Clock
 
 _MOST_PLANS = 64
 """Plans kept for the sets of outputs that clients ask for."""
@@ -135,7 +135,7 @@ class _Run:
         """A heap of the executions by the place of the next response that may follow from them, or an earlier one."""
         self._count = itertools.count()
         self._start_ns = 0
-        self._timer: TimerHandle | None = None
+        self._alarm = Alarm(scheduler.clock, self._look)
 
     def start(self) -> None:
         if self.over:
@@ -206,12 +206,9 @@ class _Run:
 
     def wait(self) -> None:
         """Something waits for the limit, and must not wait for ever."""
-        deadline_ns = self.inflight.deadline_ns
-        if deadline_ns and self._timer is None:
-            self._timer = self.scheduler.clock.call_at(deadline_ns, self._look)
+        self._alarm.at(self.inflight.deadline_ns)
 
     def _look(self) -> None:
-        self._timer = None
         if self.over or all(execution.submitted for execution in self.executions):
             return
         if self.scheduler.clock.now_ns() < self.inflight.deadline_ns:
@@ -304,8 +301,7 @@ class _Run:
         self.over = True
         self.inflight.on_cancel = None
         self.scheduler.runs.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         for execution in list(self.executions):
             execution.cancel()
         self.executions.clear()

@@ -10,7 +10,7 @@ from modserve.core.model_config import DynamicBatching
 from .admission import Gate
 from .batching import Dispatch, Rule
 from .queue import RequestQueue
-from .scheduler import BatchRunner, Clock, Drop, SlotT, TimerHandle
+from .scheduler import Alarm, BatchRunner, Clock, Drop, SlotT
 
 _RIPE_LOOKED_AT = 8
 """A group with enough for a batch may still wait for a larger one: so many are asked a time."""
@@ -47,8 +47,7 @@ class QueuedScheduler(Generic[SlotT]):
         )
         self._stopped = False
         self._pump_due = False
-        self._timer: TimerHandle | None = None
-        self._timer_ns = 0
+        self._alarm = Alarm(clock, self._pump)
         runner.on_free = self._pump
 
     def __repr__(self) -> str:
@@ -90,7 +89,7 @@ class QueuedScheduler(Generic[SlotT]):
         self._stopped = True
         for inflight in list(self._queue):
             self._leave(inflight, error)
-        self._disarm()
+        self._alarm.cancel()
 
     def _priority(self, inflight: Inflight) -> int:
         """Triton takes the default for what is no level."""
@@ -120,7 +119,7 @@ class QueuedScheduler(Generic[SlotT]):
                 break
             slot = runner.reserve()
             if slot is None:
-                self._arm(wake_ns)
+                self._alarm.at(wake_ns)
                 return
             if self._policy.ageing_ns:
                 self._age(now_ns)
@@ -139,9 +138,9 @@ class QueuedScheduler(Generic[SlotT]):
                 wake_ns = min(wake_ns or decision.when_ns, decision.when_ns)
             else:
                 runner.release(slot)
-                self._arm(wake_ns)
+                self._alarm.at(wake_ns)
                 return
-        self._disarm()
+        self._alarm.cancel()
 
     def _candidates(self) -> Iterator[Inflight]:
         """Whose batch may be the next to run: one request of each, in the order in which they are asked."""
@@ -177,20 +176,3 @@ class QueuedScheduler(Generic[SlotT]):
                 queue.move(inflight, inflight.level + 1, now_ns)
             next_ns = queue.next_deadline_ns()
         return next_ns
-
-    def _arm(self, when_ns: int) -> None:
-        if self._timer is not None and self._timer_ns == when_ns:
-            return
-        self._disarm()
-        if when_ns:
-            self._timer_ns = when_ns
-            self._timer = self._clock.call_at(when_ns, self._wake)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _wake(self) -> None:
-        self._timer = None
-        self._pump()

@@ -92,6 +92,41 @@ class Clock(Protocol):
         ...
 
 
+class Alarm:
+    """One moment at which to be called, which can be moved."""
+
+    __slots__ = ("_clock", "_ring", "_timer", "_when_ns")
+
+    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self._clock = clock
+        self._ring = ring
+        self._timer: TimerHandle | None = None
+        self._when_ns = 0
+
+    def at(self, when_ns: int) -> None:
+        """Ring then, and at no other time; never if that is 0."""
+        if self._timer is not None and self._when_ns == when_ns:
+            return
+        self.cancel()
+        if when_ns:
+            self._when_ns = when_ns
+            self._timer = self._clock.call_at(when_ns, self._rings)
+
+    def by(self, when_ns: int) -> None:
+        """Ring then, unless that is done earlier anyway."""
+        if self._timer is None or when_ns < self._when_ns:
+            self.at(when_ns)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _rings(self) -> None:
+        self._timer = None
+        self._ring()
+
+
 class LoopClock:
     """The running event loop's clock."""
 

@@ -33,7 +33,7 @@ from modserve.core.tensor import Tensor
 
 from . import batching
 from .queued import QueuedScheduler
-from .scheduler import Clock, Drop, PinnedRunner, SlotT, TimerHandle
+from .scheduler import Alarm, Clock, Drop, PinnedRunner, SlotT
 from .sequence_lane import Lane, OldestLane, OneSlot
 from .sequence_rows import DirectLane
 
@@ -44,6 +44,7 @@ class _Sequence:
     """One that has begun, and has not ended or has something left to do."""
 
     __slots__ = (
+        "alarm",
         "busy",
         "failure",
         "id",
@@ -52,12 +53,10 @@ class _Sequence:
         "place",
         "running",
         "states",
-        "timer",
-        "timer_ns",
         "waiting",
     )
 
-    def __init__(self, id: SequenceId, now_ns: int) -> None:
+    def __init__(self, id: SequenceId, clock: Clock, look: "Callable[[_Sequence], None]") -> None:
         self.id = id
         self.place: tuple[int, int] | None = None
         """Its row and the number of its instance; None in the backlog."""
@@ -71,9 +70,8 @@ class _Sequence:
         self.failure: ModserveError | None = None
         """Why it was ended before its end."""
         self.over = False
-        self.idle_since_ns = now_ns
-        self.timer: TimerHandle | None = None
-        self.timer_ns = 0
+        self.idle_since_ns = clock.now_ns()
+        self.alarm = Alarm(clock, lambda: look(self))
 
 
 class _Member:
@@ -160,7 +158,7 @@ class SequenceScheduler(Generic[SlotT]):
             )
         now_ns = self._clock.now_ns()
         if sequence is None:
-            sequence = self._begin(says.id, now_ns)
+            sequence = self._begin(says.id)
         elif says.start:
             _log.warning(
                 "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
@@ -176,12 +174,12 @@ class SequenceScheduler(Generic[SlotT]):
         sequence.waiting.append(inflight)
         sequence.idle_since_ns = now_ns
         if inflight.deadline_ns:
-            self._arm(sequence, inflight.deadline_ns)
-        self._arm(sequence, now_ns + self._batching.max_idle_ns)
+            sequence.alarm.by(inflight.deadline_ns)
+        sequence.alarm.by(now_ns + self._batching.max_idle_ns)
         self._advance(sequence)
 
-    def _begin(self, id: SequenceId, now_ns: int) -> _Sequence:
-        sequence = _Sequence(id, now_ns)
+    def _begin(self, id: SequenceId) -> _Sequence:
+        sequence = _Sequence(id, self._clock, self._look)
         self._open[id] = sequence
         self._live[sequence] = None
         if self._places:
@@ -224,7 +222,7 @@ class SequenceScheduler(Generic[SlotT]):
             member = self._members[inflight]
             # Batches wait since their requests could run, statistics since they came.
             inflight.queue_start_ns = member.arrived_ns
-            inflight.on_cancel = self._cancelled_running
+            inflight.on_cancel = self._cancelled
             member.sequence.running = True
 
     def _on_free(self) -> None:
@@ -274,7 +272,7 @@ class SequenceScheduler(Generic[SlotT]):
             return
         sequence.over = True
         self._close_to_more(sequence)
-        self._disarm(sequence)
+        sequence.alarm.cancel()
         del self._live[sequence]
         self._backlog.pop(sequence, None)
         self.on_end()
@@ -319,25 +317,20 @@ class SequenceScheduler(Generic[SlotT]):
         self._abort(sequence, error if error.code is Code.CANCELLED else _expired())
 
     def _cancelled(self, inflight: Inflight) -> None:
-        """A request was cancelled that waits for those before it."""
-        self._abort(self._members[inflight].sequence, cancelled())
-
-    def _cancelled_running(self, inflight: Inflight) -> None:
-        """The request itself runs on, and is settled by who runs it."""
+        """One that waits for those before it, or that runs, and is then settled by who runs it."""
         self._abort(self._members[inflight].sequence, cancelled())
 
     # Times
 
     def _look(self, sequence: _Sequence) -> None:
         """End a sequence whose client is too slow, or whose place in the backlog has cost too much time."""
-        sequence.timer = None
         now_ns = self._clock.now_ns()
         late_ns = min([inflight.deadline_ns for inflight in sequence.waiting if inflight.deadline_ns], default=0)
         if late_ns and late_ns <= now_ns:
             self._abort(sequence, _expired())
             return
         if late_ns:
-            self._arm(sequence, late_ns)
+            sequence.alarm.by(late_ns)
         if sequence.waiting or sequence.busy is not None:
             idle_ns = now_ns + self._batching.max_idle_ns
         else:
@@ -346,20 +339,7 @@ class SequenceScheduler(Generic[SlotT]):
                 _log.debug("sequence %s of model '%s' is ended: it has been idle too long", sequence.id, self._model)
                 self._finish(sequence)
                 return
-        self._arm(sequence, idle_ns)
-
-    def _arm(self, sequence: _Sequence, when_ns: int) -> None:
-        """Look at it then, unless that is done earlier anyway."""
-        if sequence.timer is not None and sequence.timer_ns <= when_ns:
-            return
-        self._disarm(sequence)
-        sequence.timer_ns = when_ns
-        sequence.timer = self._clock.call_at(when_ns, lambda: self._look(sequence))
-
-    def _disarm(self, sequence: _Sequence) -> None:
-        if sequence.timer is not None:
-            sequence.timer.cancel()
-            sequence.timer = None
+        sequence.alarm.by(idle_ns)
 
     # Lanes
 

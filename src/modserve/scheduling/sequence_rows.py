@@ -9,7 +9,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.sequence_config import DirectStrategy
 
 from .batching import MARGIN_NS, Reason, WaitUntil
-from .scheduler import Clock, Drop, SlotT, TimerHandle
+from .scheduler import Alarm, Clock, Drop, SlotT
 from .sequence_lane import OneSlot
 
 
@@ -73,7 +73,7 @@ class DirectLane(Generic[SlotT]):
         self._drop = drop
         self._fill = fill
         self._pump_due = False
-        self._timer: TimerHandle | None = None
+        self._alarm = Alarm(clock, self._pump)
         runner.on_free = self._pump
 
     def offer(self, row: int, inflight: Inflight) -> None:
@@ -88,7 +88,7 @@ class DirectLane(Generic[SlotT]):
     def close(self, error: ModserveError) -> None:
         for inflight in list(self._rows):
             self._leave(inflight, error)
-        self._disarm()
+        self._alarm.cancel()
 
     def _cancelled(self, inflight: Inflight) -> None:
         self._leave(inflight, cancelled())
@@ -104,19 +104,19 @@ class DirectLane(Generic[SlotT]):
     def _pump(self) -> None:
         """Start the next batch if it can start now: an instance has one slot."""
         self._pump_due = False
-        self._disarm()
+        self._alarm.cancel()
         while self._rows:
             now_ns = self._clock.now_ns()
             wake_ns = self._expire(now_ns)
             slot = self._runner.reserve() if self._rows else None
             if slot is None:
-                self._arm(wake_ns)
+                self._alarm.at(wake_ns)
                 return
             decision = direct(self._heads, self._strategy, now_ns)
             if not isinstance(decision, Rows):
                 self._runner.release(slot)
                 if decision is not None:
-                    self._arm(min(wake_ns or decision.when_ns, decision.when_ns))
+                    self._alarm.at(min(wake_ns or decision.when_ns, decision.when_ns))
                 return
             self._start(slot, decision)
 
@@ -145,17 +145,3 @@ class DirectLane(Generic[SlotT]):
             elif inflight.deadline_ns:
                 next_ns = min(next_ns or inflight.deadline_ns, inflight.deadline_ns)
         return next_ns
-
-    def _arm(self, when_ns: int) -> None:
-        self._disarm()
-        if when_ns:
-            self._timer = self._clock.call_at(when_ns, self._wake)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _wake(self) -> None:
-        self._timer = None
-        self._pump()
