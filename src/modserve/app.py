@@ -6,7 +6,7 @@ import logging
 import operator
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from .backends.api import Backend
 from .backends.registry import BackendRegistry
 from .core.errors import ModserveError
 from .core.log_settings import LogFormat, LogSettings
-from .core.servable import SequenceKeeper, Servable
+from .core.servable import Servable
 from .core.trace_settings import TraceLevel, TraceSettings
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError, TlsFiles
@@ -33,6 +33,7 @@ from .observability.trace import Tracer
 from .protocol.restricted import grpc_restrictions, http_restrictions
 from .repository.control import ControlMode, ControlOptions
 from .repository.manager import ModelManager
+from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
 from .server import Server
 from .settings import Settings, header_pattern
@@ -62,14 +63,16 @@ class InferenceServer(Server):
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="load")
         self._ending = asyncio.Lock()
         self._ended_in_time: bool | None = None
+        registry = BackendRegistry(backends)
         options = LoaderOptions(
             cores=available_cores(),
             auto_complete=not settings.disable_auto_complete_config,
-            backend_options=settings.backend_config,
+            backend_options=backend_options(settings, registry.names),
+            response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
         )
         manager = ModelManager(
             Loader(
-                BackendRegistry(backends),
+                registry,
                 options,
                 self._executor,
                 lambda name, version: manager.borrow(name, version),
@@ -121,6 +124,12 @@ class InferenceServer(Server):
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
         return True
+
+
+def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
+    """What each of the backends `names` is told: the options for all backends, over which its own go."""
+    given = settings.backend_config
+    return {name: {**given.get("", {}), **given.get(name, {})} for name in names}
 
 
 def log_settings(settings: Settings) -> LogSettings:
@@ -318,8 +327,7 @@ class FrontEnds:
     async def drain(self) -> bool:
         """Stop in order: not ready, accept nothing, finish what is in flight, unload, metrics last."""
         grace = self._settings.exit_timeout_secs
-        ready = self._server.ready_models()
-        keepers: list[Servable] = [each for each in ready if isinstance(each, SequenceKeeper) and each.open_sequences]
+        keepers = self._server.sequence_keepers()
         self._server.stop_accepting()
         if self._http:
             self._http.stop_accepting()

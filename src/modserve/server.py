@@ -3,6 +3,7 @@
 import asyncio
 import enum
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -13,9 +14,9 @@ from .core.changes import Changes
 from .core.errors import Code, ModserveError, invalid, unavailable
 from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
-from .core.request import InferenceRequest, ParameterValue, timeout_ns
+from .core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from .core.response import InferenceResponse, OneAnswer
-from .core.servable import Servable, Submitter
+from .core.servable import Handle, Servable, Submitter
 from .core.tensor import Array, Tensor
 from .observability.logging import Logs
 from .observability.trace import Tracer
@@ -30,6 +31,7 @@ EXTENSIONS = (
     "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
+    "schedule_policy",
     "model_configuration",
     "system_shared_memory",
     "cuda_shared_memory",
@@ -97,6 +99,14 @@ class Server:
                 raise _not_ready()
             return finishing
         return self._manager.get(name, version)
+
+    def borrow(self, name: str, version: int | None = None) -> Handle:
+        """As `model`, for who submits later than in this turn of the event loop.
+
+        Until it is given back it takes requests, also while another one takes its place, it is being unloaded or the
+        server is stopping.
+        """
+        return self._manager.lend(self.model(name, version))
 
     async def infer(
         self,
@@ -240,6 +250,10 @@ class Server:
         """Every READY version of every model, whatever the server's phase: what the metrics page shows."""
         return [servable for name in self.model_names() for servable in self._manager.ready_versions(name)]
 
+    def sequence_keepers(self) -> list[Servable]:
+        """All that have sequences which have begun, whether they are READY or not."""
+        return self._manager.keepers()
+
     def with_statistics(self, name: str = "", version: int | None = None) -> list[Servable]:
         """The READY model versions whose statistics a call asks for. Raises INVALID_ARG, as Triton does here."""
         try:
@@ -330,11 +344,19 @@ def _request(
     now_ns: int,
 ) -> InferenceRequest:
     tensors = {name: value if isinstance(value, Tensor) else Tensor.from_array(value) for name, value in inputs.items()}
-    deadline_ns = 0 if timeout is None else now_ns + int(timeout * 1e9)
+    deadline_ns = 0 if timeout is None else _deadline_ns(timeout, request_id, now_ns)
     given = dict(parameters or {})
     return InferenceRequest(
         model_name, tensors, tuple(outputs), version, request_id, given, deadline_ns, timeout_ns(given)
     )
+
+
+def _deadline_ns(timeout: float, request_id: str, now_ns: int) -> int:
+    """When so many seconds are over; 0 for never. Raises INVALID_ARG for what is no time."""
+    ns = timeout * 1e9
+    if math.isnan(ns) or ns == -math.inf:
+        raise invalid(f"{label(request_id)}timeout is {timeout}, expected a number of seconds; infinity is no limit")
+    return 0 if ns == math.inf else now_ns + int(ns)
 
 
 def _not_ready() -> ModserveError:

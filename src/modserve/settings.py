@@ -101,7 +101,9 @@ class Settings(BaseModel):
     disable_auto_complete_config: bool = False
     """Fill in nothing that a config.pbtxt leaves out."""
     backend_config: Mapping[str, Mapping[str, str]] = Field(default_factory=dict)
-    """Options by backend name."""
+    """Options by backend name; those of the name ``""`` are for every backend that has none of its own."""
+    cache_config: Annotated[int, Field(ge=0)] = 0
+    """Bytes for responses of models with `response_cache`; 0: none are kept."""
 
     allow_client_shm: bool = False
     """Let clients register shared memory, and put tensors there."""
@@ -257,11 +259,22 @@ def _verbosity(text: str) -> int:
 
 
 def _backend_option(text: str) -> tuple[str, str, str]:
+    """``<backend name>,<key>=<value>``, or ``<key>=<value>`` for every backend; a value may have commas."""
+    where, equals, value = text.partition("=")
+    name, comma, key = where.rpartition(",")
+    if not (equals and key and value) or (comma and not name):
+        raise ValueError(f"expected '<backend name>,<key>=<value>' or '<key>=<value>', got: {text}")
+    return name, key, value
+
+
+def _cache_option(text: str) -> int:
     name, comma, rest = text.partition(",")
     key, equals, value = rest.partition("=")
-    if not comma or not equals or not key:
-        raise ValueError(f"expected '<backend name>,<key>=<value>', got: {text}")
-    return name, key, value
+    if not name or not comma or not equals or not key or not value:
+        raise ValueError(f"expected '<cache name>,<key>=<value>', got: {text}")
+    if name != "local" or key != "size":
+        raise ValueError(f"the only cache is 'local', and its only setting 'size', got: {text}")
+    return _int(value)
 
 
 _TRACE_LEVELS = {
@@ -358,8 +371,28 @@ OPTIONS = {
         _option("repository-poll-secs", _int, "seconds between two looks at the repositories in mode poll"),
         _option("model-load-retry-count", _int, "how often a load that failed is tried again"),
         _option("model-load-thread-count", _int, "how many model versions load at the same time"),
-        _option("disable-auto-complete-config", _bool, "fill in nothing that a config.pbtxt leaves out", flag=True),
-        _option("backend-config", _backend_option, "<backend>,<key>=<value>, an option of a backend", repeatable=True),
+        _option(
+            "disable-auto-complete-config",
+            _bool,
+            "fill in nothing that a config.pbtxt leaves out",
+            repeatable=True,
+            flag=True,
+        ),
+        _option(
+            "strict-model-config",
+            _bool,
+            "the same as --disable-auto-complete-config",
+            repeatable=True,
+            field="disable_auto_complete_config",
+        ),
+        _option(
+            "backend-config",
+            _backend_option,
+            "<backend>,<key>=<value>, an option of a backend; <key>=<value> for all of them",
+            repeatable=True,
+        ),
+        _option("cache-config", _cache_option, "local,size=<bytes>, room for responses of models with response_cache"),
+        _option("response-cache-byte-size", _int, "the same, deprecated", field="cache_config"),
         _option("allow-client-shm", _bool, "let clients register shared memory, and put tensors there"),
         _option("allow-http", _bool, "serve HTTP"),
         _option("http-address", str, "the address HTTP listens on"),
@@ -452,7 +485,6 @@ WITHOUT_EFFECT = frozenset(
         "sagemaker-port",
         "sagemaker-safe-port-range",
         "sagemaker-thread-count",
-        "strict-model-config",
         "vertex-ai-default-model",
         "vertex-ai-port",
         "vertex-ai-thread-count",
@@ -464,7 +496,6 @@ NOT_SUPPORTED = frozenset(
     {
         "allow-sagemaker",
         "allow-vertex-ai",
-        "cache-config",
         "cache-directory",
         "host-policy",
         "log-file",
@@ -474,7 +505,6 @@ NOT_SUPPORTED = frozenset(
         "rate-limit",
         "rate-limit-resource",
         "repoagent-directory",
-        "response-cache-byte-size",
     }
 )
 """tritonserver's options that would change what the server does; refused, since ignoring them could hurt.
@@ -590,6 +620,9 @@ def _assembled(values: dict[str, Any]) -> dict[str, Any]:
         for name, key, value in triples:
             backends.setdefault(name, {})[key] = value
         values["backend_config"] = backends
+    if "disable_auto_complete_config" in values:
+        # Two options, of which tritonserver lets win the one that switches it off.
+        values["disable_auto_complete_config"] = any(values["disable_auto_complete_config"])
     if "trace_level" in values:
         given = values.pop("trace_level")
         # Deprecated options give way to --trace-config, as in tritonserver; levels add up.

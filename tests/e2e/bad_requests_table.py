@@ -170,7 +170,8 @@ BOTH: dict[str, Row] = {
     "an empty batch": Row(
         Ask((Input("INPUT0", "FP32", (0, 3), b""),), model="identity_FP32"),
         INVALID,
-        f"{NOBODY}input byte size mismatch for input 'INPUT0' for model 'identity_FP32'. Expected 4, got 0",
+        f"{NOBODY}input byte size mismatch for input 'INPUT0' for model 'identity_FP32'. Expected 12, got 0: its shape [0,3] begins with a batch size of 0, which must be 1 to 8",
+        "Triton does not say which number is wrong.",
     ),
     "missing input": Row(
         Ask((INPUT0,)),
@@ -253,12 +254,20 @@ BOTH: dict[str, Row] = {
         simple(INPUT0._replace(name="")), INVALID, "unexpected inference input '' for model 'simple'"
     ),
     "an output without a name": Row(Ask(outputs=("",)), INVALID, "unexpected inference output '' for model 'simple'"),
-    "an output twice": Row(Ask(outputs=("OUTPUT0", "OUTPUT0")), FINE, ""),
+    "an output twice": Row(
+        Ask(outputs=("OUTPUT0", "OUTPUT0")), INVALID, f"{NOBODY}output 'OUTPUT0' already exists in request"
+    ),
+    "an output twice, with an id": Row(
+        Ask(outputs=("OUTPUT0", "OUTPUT1", "OUTPUT1"), id="my-id"),
+        INVALID,
+        "[request id: my-id] output 'OUTPUT1' already exists in request",
+    ),
     "inputs in another order": Row(Ask((INPUT1, INPUT0)), FINE, ""),
     "an empty batch of two inputs": Row(
         Ask((zeros("INPUT0", (0, 16), 0), zeros("INPUT1", (0, 16), 0))),
         INVALID,
-        f"{NOBODY}input byte size mismatch for input 'INPUT0' for model 'simple'. Expected 64, got 0",
+        f"{NOBODY}input byte size mismatch for input 'INPUT0' for model 'simple'. Expected 64, got 0: its shape [0,16] begins with a batch size of 0, which must be 1 to 8",
+        "Triton does not say which number is wrong.",
     ),
     "a dimension of 0 that is allowed": Row(
         Ask((Input("INPUT0", "FP32", (1, 0), b""),), model="identity_FP32"), FINE, ""
@@ -1198,7 +1207,7 @@ PATHS: dict[str, Row] = {
             ("POST", "/v2/health/live", NO_METHOD, "Method Not Allowed"),
             ("GET", "/v2/repository/index", NO_METHOD, "Method Not Allowed"),
             ("GET", "/v2/models/simple/generate", NO_METHOD, "Method Not Allowed"),
-            ("GET", "/v1/models/simple:predict", NOT_FOUND, "Model with name simple:predict does not exist."),
+            ("GET", "/v1/models/simple:predict", NO_METHOD, "Method Not Allowed"),
             ("POST", infer_path("simple", "x"), NOT_FOUND, "Not Found"),
             ("POST", infer_path("simple", "-1"), NOT_FOUND, "Not Found"),
             ("POST", infer_path("simple", "1.0"), NOT_FOUND, "Not Found"),
@@ -1383,7 +1392,7 @@ CONTROL: dict[str, Row] = {
     "load: parameters is a list": Row(
         post("/v2/repository/models/simple/load", {"parameters": []}),
         INVALID,
-        "attempt to access JSON non-object as object",
+        "Unable to parse 'parameters': attempt to access JSON non-object as object",
         WAS_500,
     ),
     "load: an unknown parameter": Row(
@@ -1392,11 +1401,29 @@ CONTROL: dict[str, Row] = {
         "unrecognized load parameter 'x'.",
         "Triton: 500, unexpected error on creating Triton parameter.",
     ),
+    "load: an unknown parameter that is a number": Row(
+        post("/v2/repository/models/simple/load", {"parameters": {"bar": 1}}),
+        INVALID,
+        "unrecognized load parameter 'bar'.",
+        "Triton: 500, unexpected error on creating Triton parameter.",
+    ),
     "load: config is an object": Row(
         post("/v2/repository/models/simple/load", {"parameters": {"config": {}}}),
         INVALID,
-        "attempt to access JSON non-string as string",
+        "invalid value for load parameter 'config': attempt to access JSON non-string as string",
         WAS_500,
+    ),
+    "load: config is no JSON": Row(
+        post("/v2/repository/models/simple/load", {"parameters": {"config": "{"}}),
+        INVALID,
+        re.compile("failed to load 'simple', failed to poll from model repository: Invalid config override: .+", re.S),
+        "Triton: 500, and nothing behind the first colon.",
+    ),
+    "load: config has an unknown field": Row(
+        post("/v2/repository/models/simple/load", {"parameters": {"config": '{"foo": 1}'}}),
+        INVALID,
+        re.compile("failed to load 'simple', failed to poll from model repository: .+ no field named \"foo\".*", re.S),
+        "Triton: 500, and nothing behind the first colon.",
     ),
     "load: files without config": Row(
         post("/v2/repository/models/simple/load", {"parameters": {"file:1/model.onnx": "QUJD"}}),
@@ -1428,7 +1455,7 @@ CONTROL: dict[str, Row] = {
     "unload: unload_dependents is 1": Row(
         post("/v2/repository/models/simple/unload", {"parameters": {"unload_dependents": 1}}),
         INVALID,
-        "attempt to access JSON non-boolean as boolean",
+        "invalid value for unload parameter 'unload_dependents': attempt to access JSON non-boolean as boolean",
         WAS_500,
     ),
     "unload: malformed": Row(
@@ -1700,7 +1727,8 @@ GRPC: dict[str, Row] = {
     "negative shape": Row(
         message(Ask((INPUT0._replace(shape=(-1, 16)), INPUT1._replace(shape=(-1, 16))))),
         INVALID,
-        f"{NOBODY}inference request batch-size must be <= 8 for 'simple'",
+        f"{NOBODY}All input dimensions should be specified for input 'INPUT0' for model 'simple', got [-1,16]",
+        "Triton: the batch size must be <= 8, taking the number for one without a sign.",
     ),
     "bytes that are no message": Row(
         Rpc("ModelInfer", NO_MESSAGE), INVALID, "Unable to parse request: 3 bytes are no inference.ModelInferRequest"

@@ -4,6 +4,7 @@ import functools
 import json
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -112,6 +113,24 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         + condition.format("picky", "kind == 2"),
         ("plain", {"INPUT0": "in"}, {"OUTPUT0": "out"}),
         ("picky", {"INPUT0": "in"}, {"OUTPUT0": "out"}),
+    )
+    ensemble(
+        root,
+        "nested",
+        numbers + tensors("input", "TYPE_INT32", "[ 1 ]", "kind") + tensors("output", "TYPE_INT32", "[ -1 ]", "out"),
+        ("switch", {"in": "in", "kind": "kind"}, {"out": "mid"}),
+        ("picky", {"INPUT0": "mid"}, {"OUTPUT0": "out"}),
+    )
+    ensemble(
+        root,
+        "narrow",
+        batch + one,
+        ("slow", {"INPUT0": "in"}, {"OUTPUT0": "mid"}),
+        ("plain", {"INPUT0": "mid"}, {"OUTPUT0": "out"}),
+    )
+    config = root / "narrow" / "config.pbtxt"
+    config.write_text(
+        config.read_text().replace("ensemble_scheduling {", "ensemble_scheduling { max_inflight_requests: 1")
     )
     return root
 
@@ -238,6 +257,27 @@ def test_a_switch(client: Client) -> None:
         assert {name: array.reshape(-1).tolist() for name, array in found.items()} == expected
 
 
+def test_what_an_ensemble_inside_skips_is_skipped(client: Client) -> None:
+    for kind, expected in ((1, {"out": [2]}), (2, {"out": [4]}), (3, {})):
+        found = client.infer("nested", {"in": np.array([1], np.int32), "kind": np.array([kind], np.int32)})
+        assert {name: array.reshape(-1).tolist() for name, array in found.items()} == expected
+
+
+def test_the_timeout_is_for_waiting(served: ServerProcess) -> None:
+    def ask() -> tuple[int, str, float]:
+        begun = time.monotonic()
+        answer = http(served.http_port, "POST", "/v2/models/narrow/infer", json.dumps(body).encode())
+        return answer.status, answer.body.decode(), time.monotonic() - begun
+
+    given = {"name": "in", "shape": [1, 1], "datatype": "INT32", "data": [1]}
+    body = {"inputs": [given], "parameters": {"timeout": 50_000}}
+    with ThreadPoolExecutor(2) as pool:
+        (_, refusal, waited), (status, _, took) = sorted(pool.map(lambda _: ask(), range(2)), key=lambda each: -each[0])
+    assert "in ensemble 'narrow', Request timeout expired" in refusal
+    assert 0.05 <= waited < took
+    assert status == 200
+
+
 def test_a_step_with_many_responses(served: ServerProcess) -> None:
     body = json.dumps({"values": [1, 3, 2], "delays": [0, 20, 0], "wait": 0}).encode()
     answer = http(served.http_port, "POST", "/v2/models/doubled/generate_stream", body)
@@ -329,3 +369,16 @@ def test_a_model_that_is_missing_is_named(client: Client, repository: Path) -> N
     )
     with pytest.raises(InferenceServerException, match="contains models that are not available or ambiguous: nosuch"):
         client.client.load_model(f"orphan_{client.flavour.__name__[13:]}")
+
+
+def test_one_whose_new_configuration_names_a_missing_model_serves_on(client: Client, repository: Path) -> None:
+    config = repository / "switch" / "config.pbtxt"
+    good = config.read_text()
+    config.write_text(good.replace("picky", "nosuch"))
+    with pytest.raises(InferenceServerException, match="not available or ambiguous: nosuch"):
+        client.client.load_model("switch")
+    assert client.ready() >= {"switch", "nested"}
+    given = {"in": np.array([3], np.int32), "kind": np.array([1], np.int32)}
+    assert [client.infer(model, given)["out"].tolist() for model in ("switch", "nested")] == [[3], [6]]
+    config.write_text(good)
+    client.client.load_model("switch")

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 import grpc
 import numpy as np
@@ -84,13 +85,26 @@ def test_grpc_health_of_an_unknown_service(server: ServerProcess) -> None:
     assert raised.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_grpc_reflection(server: ServerProcess) -> None:
+class Renamed(grpc.StreamStreamClientInterceptor):  # type: ignore[type-arg]
+    """Sends the calls of the reflection client, which knows ``v1alpha``, to another of the service's names."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
+        method = f"/grpc.reflection.{self._name}.ServerReflection/ServerReflectionInfo"
+        return continuation(client_call_details._replace(method=method), request_iterator)
+
+
+@pytest.mark.parametrize("name", ["v1", "v1alpha"])
+def test_grpc_reflection(server: ServerProcess, name: str) -> None:
     """A client that knows nothing of the messages finds and makes them."""
     with channel(server.grpc_port) as opened:
-        database = ProtoReflectionDescriptorDatabase(opened)
+        database = ProtoReflectionDescriptorDatabase(grpc.intercept_channel(opened, Renamed(name)))
         assert set(database.get_services()) == {
             "inference.GRPCInferenceService",
             "grpc.health.v1.Health",
+            "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection",
         }
         pool = DescriptorPool(database)
@@ -98,6 +112,9 @@ def test_grpc_reflection(server: ServerProcess) -> None:
         assert {"ModelInfer", "ModelStreamInfer", "ServerLive"} <= set(service.methods_by_name)
         assert pool.FindMessageTypeByName("inference.ModelConfig").fields_by_name["max_batch_size"].number == 4
         assert "Check" in pool.FindServiceByName("grpc.health.v1.Health").methods_by_name
+        reflection = pool.FindServiceByName(f"grpc.reflection.{name}.ServerReflection")
+        input_type = reflection.methods_by_name["ServerReflectionInfo"].input_type
+        assert input_type.full_name == f"grpc.reflection.{name}.ServerReflectionRequest"
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

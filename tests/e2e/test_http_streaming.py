@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from http.client import HTTPResponse
 from typing import Any
 
 import httpx
@@ -180,6 +181,40 @@ def test_a_client_that_leaves_before_the_first_response(streaming: ServerProcess
         connection.sendall(head.encode() + body)
         eventually(lambda: statistics(streaming, "repeat")["execution_count"] == pending + 1)
     eventually(lambda: canceled(streaming) == before + 1)
+
+
+@pytest.mark.parametrize("call", ["generate", "generate_stream", "infer_stream"])
+def test_a_client_that_only_sends_no_more_gets_all_its_responses(streaming: ServerProcess, call: str) -> None:
+    values = (4,) if call == "generate" else (4, 5, 6)
+    body = json.dumps((repeat_v2 if call == "infer_stream" else repeat)(*values, delays=[300] * len(values))).encode()
+    head = f"POST /v2/models/repeat/{call} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with closing(socket.create_connection((HOST, streaming.http_port), SECONDS)) as connection:
+        connection.sendall(head.encode() + body)
+        connection.shutdown(socket.SHUT_WR)
+        reader = HTTPResponse(connection)
+        reader.begin()
+        assert reader.status == 200
+        answer = reader.read().decode()
+        assert connection.recv(1) == b"", "the server closes when all is said"
+    found = [json.loads(line.removeprefix("data: ")) for line in answer.splitlines() if line]
+    if call == "infer_stream":
+        outputs = [output for each in found for output in each["outputs"]]
+        assert [output["data"][0] for output in outputs if output["name"] == "OUT"] == list(values)
+    else:
+        assert [each["OUT"] for each in found] == list(values)
+
+
+def test_a_client_that_sends_no_more_in_the_middle_of_a_stream(streaming: ServerProcess) -> None:
+    body = json.dumps(repeat(4, 5, delays=[0, 300])).encode()
+    head = f"POST /v2/models/repeat/generate_stream HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with closing(socket.create_connection((HOST, streaming.http_port), SECONDS)) as connection:
+        connection.sendall(head.encode() + body)
+        reader = HTTPResponse(connection)
+        reader.begin()
+        first = reader.readline()
+        connection.shutdown(socket.SHUT_WR)
+        rest = reader.read()
+    assert [json.loads(line[6:])["OUT"] for line in (first + rest).splitlines() if line] == [4, 5]
 
 
 def test_failures_later_are_in_the_stream(streaming: ServerProcess) -> None:

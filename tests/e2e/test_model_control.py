@@ -14,7 +14,7 @@ from repositories import EXAMPLES, copy_example, write_identity
 from server_process import ServerProcess, eventually, serving, started
 from test_client_flavours import FLAVOURS, A, B, Client, opened
 from tritonclient.grpc import service_pb2
-from wire import SECONDS, Ask, channel, http, http_infer, stub
+from wire import SECONDS, Answer, Ask, channel, http, http_infer, stub
 
 ERRORS = [r"failed to load model", r"can not be loaded"]
 ONNX = (EXAMPLES / "simple" / "1" / "model.onnx").read_bytes()
@@ -25,6 +25,14 @@ CONFIG = {
     "input": TENSORS,
     "output": [{**TENSORS[0], "name": "OUTPUT0"}, {**TENSORS[0], "name": "OUTPUT1"}],
 }
+
+LONG = {
+    "backend": "identity",
+    "max_batch_size": 1,
+    "input": [{"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+}
+"""As in the file of the model of that name."""
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +46,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy_example(found, "simple", "renamed")
     config = found / "renamed" / "config.pbtxt"
     config.write_text(config.read_text().replace('"renamed"', '"else"'))
+    write_identity(found, "long", "FP32")
     (found / "empty").mkdir()
     (found / "empty" / "config.pbtxt").write_text('backend: "identity"')
     return found
@@ -165,8 +174,8 @@ POLL_FAILED = "failed to load '{}', failed to poll from model repository"
         (
             "other",
             {"config": '{"foo": 1}'},
-            "500",
-            "INTERNAL",
+            "400",
+            "INVALID_ARGUMENT",
             POLL_FAILED.format("other") + ": Invalid config override: Message type",
         ),
         (
@@ -246,6 +255,50 @@ def test_a_broken_reload_keeps_the_old(controlled: ServerProcess, repository: Pa
     assert "nosuch" in swapped["reason"]
     config.write_text(good)
     assert http(port, "POST", load).status == 200
+
+
+def test_unloading_ends_what_a_broken_reload_began(controlled: ServerProcess) -> None:
+    """The model does not keep the server from being ready; others of this one do."""
+    port = controlled.http_port
+    model = "/v2/repository/models/swapped"
+    assert http(port, "POST", f"{model}/load").status == 200
+    body = json.dumps({"parameters": {"config": "{"}}).encode()
+    assert http(port, "POST", f"{model}/load", body).status == 400
+    assert http_infer(port, Ask(model="swapped")).status == 200
+    for _ in range(2):
+        assert b"swapped" not in http(port, "GET", "/v2/health/ready").body
+        assert http(port, "POST", f"{model}/unload").status == 200
+    entries = http(port, "POST", "/v2/repository/index", b"{}").json
+    assert [entry for entry in entries if entry["name"] == "swapped" and entry.get("reason") != "unloaded"] == []
+
+
+@pytest.mark.parametrize("call", ["infer", "infer_stream", "generate"])
+def test_a_long_request_is_read_while_its_model_is_replaced(controlled: ServerProcess, call: str) -> None:
+    port = controlled.http_port
+    load = "/v2/repository/models/long/load"
+    assert http(port, "POST", load).status == 200
+    count = 400_000
+    data = ",".join(["0.123456789"] * count)
+    if call == "generate":
+        body = f'{{"INPUT0":[{data}]}}'
+    else:
+        body = f'{{"inputs":[{{"name":"INPUT0","datatype":"FP32","shape":[1,{count}],"data":[{data}]}}]}}'
+    answers: list[Answer] = []
+
+    def ask() -> None:
+        answers.extend(http(port, "POST", f"/v2/models/long/{call}", body.encode()) for _ in range(3))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    replaced = 0
+    while asker.is_alive():
+        config = LONG | {"parameters": {"turn": {"string_value": f"{call} {replaced}"}}}
+        given = {"parameters": {"config": json.dumps(config)}}
+        assert http(port, "POST", load, json.dumps(given).encode()).status == 200
+        replaced += 1
+    asker.join()
+    assert replaced > 3
+    assert [(each.status, each.body[:100] if each.status != 200 else b"") for each in answers] == [(200, b"")] * 3
 
 
 # Polling

@@ -1,6 +1,7 @@
 """Sequences of requests to real models, with `tritonclient` over HTTP and over a gRPC stream."""
 
 import queue
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import tritonclient.http
 from repositories import write_accumulator, write_sequence_echo, write_text_keeper
 from server_process import LOADED, ServerProcess, eventually, serving, started
 from tritonclient.utils import InferenceServerException
-from wire import HOST, SECONDS, metric, statistics
+from wire import HOST, SECONDS, http, metric, statistics
 
 DIRECT = "direct { }"
 OLDEST = "oldest { max_candidate_sequences: 4 max_queue_delay_microseconds: 500 }"
@@ -241,6 +242,36 @@ def test_at_shutdown_open_sequences_go_on_over_their_stream(tmp_path: Path) -> N
 
         stopping = "Server is stopping, scheduler for model has stopped accepting new inference requests"
         assert eventually(refusal) == stopping
+        assert [value(client("sum", 1, 5)), value(client("sum", 1, 5, sequence_end=True))] == [2, 3]
+        with pytest.raises(InferenceServerException, match="GRPC server is shutting down"):
+            client.next()
+        server.wait(0, seconds=10)
+        client.close()
+
+
+def test_at_a_reload_open_sequences_go_on_in_the_old_model(tmp_path: Path) -> None:
+    write_accumulator(tmp_path, "sum", DIRECT, "max_sequence_idle_microseconds: 60000000")
+    load = "/v2/repository/models/sum/load"
+    with started(tmp_path, options=["--model-control-mode=explicit", "--load-model=sum"]) as server:
+        server.wait_for(LOADED)
+        client, ask = Stream(server), Http(server)
+        assert value(client("sum", 1, 5, sequence_start=True)) == 1
+        assert value(ask("sum", 1, 6, sequence_start=True)) == 1
+        shutil.copytree(tmp_path / "sum" / "1", tmp_path / "sum" / "2")
+        assert http(server.http_port, "POST", load).status == 200
+        config = tmp_path / "sum" / "config.pbtxt"
+        config.write_text(config.read_text() + "\n# another")
+        assert http(server.http_port, "POST", load).status == 200
+        told = [ask("sum", 10, 6), ask("sum", 5, 7, sequence_start=True), ask("sum", 5, 7, sequence_end=True)]
+        assert [(value(each), each.get_response()["model_version"]) for each in told] == [
+            (11, "1"),
+            (5, "2"),
+            (10, "2"),
+        ]
+        assert value(ask("sum", 1, 6, sequence_end=True)) == 12
+        ask.close()
+        server.signal(signal.SIGTERM)
+        server.wait_for("stopping: no new requests")
         assert [value(client("sum", 1, 5)), value(client("sum", 1, 5, sequence_end=True))] == [2, 3]
         with pytest.raises(InferenceServerException, match="GRPC server is shutting down"):
             client.next()

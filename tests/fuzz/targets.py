@@ -20,7 +20,7 @@ from modserve.core.normalize import Signature
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Place
-from modserve.core.tensor import Buffer, Tensor, TruncatedError, decode_elements, element_ends, encode_elements
+from modserve.core.tensor import Buffer, Tensor, TruncatedError, count_elements, decode_elements, encode_elements
 from modserve.pb import inference as pb
 from modserve.protocol import (
     classification,
@@ -135,7 +135,7 @@ def bytes_tensor(data: bytes) -> None:
     try:
         elements = decode_elements(raw)
         assert encode_elements(elements) == raw
-        assert len(element_ends(raw)) == len(elements)
+        assert count_elements(raw) == len(elements)
     except TruncatedError:
         pass
     response = _echo(InferenceRequest("model", {"BYTES": Tensor.from_raw(dtypes.BYTES, (1, count), raw)}))

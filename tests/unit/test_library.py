@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 
 from modserve import Code, InferenceServer, ModserveError, Settings, Tensor
-from modserve.core import dtypes
-from modserve.core.flow import MOST_UNSENT
+from modserve.core import dtypes, flow
 from modserve.core.lifecycle import State
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Array
@@ -56,6 +55,25 @@ async def failure(server: InferenceServer, model: str, inputs: dict[str, Array],
     return caught.value
 
 
+# Options of backends
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, 4),
+        ({"": {"default-max-batch-size": "6"}}, 6),
+        ({"": {"default-max-batch-size": "6"}, "onnxruntime": {"default-max-batch-size": "7"}}, 7),
+        ({"": {"default-max-batch-size": "6"}, "other": {"default-max-batch-size": "8"}}, 6),
+    ],
+    ids=["none", "of all", "its own", "another's"],
+)
+async def test_a_default_for_all_backends(tmp_path: Path, options: dict[str, dict[str, str]], most: int) -> None:
+    shutil.copytree(REPOSITORY / "simple" / "1", tmp_path / "simple" / "1")
+    async with library(tmp_path, backend_config=options) as found:
+        assert found.model("simple").config.max_batch_size == most
+
+
 # Many responses
 
 
@@ -95,9 +113,10 @@ async def test_one_answer_from_a_decoupled_model(server: InferenceServer) -> Non
         assert (await failure(server, "repeat", repeated(*values))).code is code
 
 
-async def test_a_model_does_not_run_ahead_of_a_slow_reader(tmp_path: Path) -> None:
+async def test_a_model_does_not_run_ahead_of_a_slow_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow, "MOST_HELD", 64 * flow.RESPONSE_BYTES)
     shutil.copytree(REPOSITORY / "repeat", tmp_path / "repeat")
-    values = list(range(10 * MOST_UNSENT))
+    values = list(range(640))
     async with library(tmp_path) as own:
         statistics = own.model("repeat").statistics
 
@@ -108,13 +127,13 @@ async def test_a_model_does_not_run_ahead_of_a_slow_reader(tmp_path: Path) -> No
         ahead = 0
         async for response in own.infer_stream("repeat", repeated(*values)):
             for _ in range(100_000):
-                if given() >= MOST_UNSENT:
+                if given() >= 64:
                     break
                 await asyncio.sleep(0)
             ahead = max(ahead, given() - len(seen))
             seen += response.outputs["OUT"].array.tolist()
     assert seen == values
-    assert ahead <= MOST_UNSENT + 1
+    assert ahead <= 64 + 1
 
 
 async def test_leaving_the_iteration_cancels_the_request(tmp_path: Path) -> None:
@@ -255,6 +274,20 @@ async def test_wrong_inputs(server: InferenceServer, changes: dict[str, Array], 
     error = await failure(server, "simple", {**two_vectors(), **changes})
     assert error.code is Code.INVALID_ARG
     assert message in error.message
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("-inf"), -1e308], ids=str)
+async def test_what_is_no_timeout(server: InferenceServer, seconds: float) -> None:
+    error = await failure(server, "simple", two_vectors(), timeout=seconds, request_id="7")
+    assert (error.code, error.message) == (
+        Code.INVALID_ARG,
+        f"[request id: 7] timeout is {seconds}, expected a number of seconds; infinity is no limit",
+    )
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e300, 1e308], ids=str)
+async def test_a_timeout_that_is_never(server: InferenceServer, seconds: float) -> None:
+    assert "OUTPUT0" in (await server.infer("simple", two_vectors(), timeout=seconds)).outputs
 
 
 # Waiting and cancelling, on an engine that works by hand

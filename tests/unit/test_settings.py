@@ -133,6 +133,8 @@ def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
         (["--model-control-mode=explicit", "--load-model=*"], "load_model", ("*",)),
         (["--repository-poll-secs=0"], "repository_poll_secs", 0),
         (["--model-load-retry-count=3"], "model_load_retry_count", 3),
+        (["--cache-config=local,size=1048576"], "cache_config", 1048576),
+        (["--response-cache-byte-size=7"], "cache_config", 7),
         (["--disable-auto-complete-config"], "disable_auto_complete_config", True),
         (["--disable-auto-complete-config=false"], "disable_auto_complete_config", False),
         (["--disable-auto"], "disable_auto_complete_config", True),
@@ -218,10 +220,27 @@ def test_options_of_backends() -> None:
         "--backend-config=a,x=1",
         "--backend-config",
         "b,x=2,3=4",
-        "--backend-config=a,y=",
+        "--backend-config=x=6,7",
         "--backend-config=a,x=5",
     )
-    assert read(*arguments).settings.backend_config == {"a": {"x": "5", "y": ""}, "b": {"x": "2,3=4"}}
+    assert read(*arguments).settings.backend_config == {"a": {"x": "5"}, "b": {"x": "2,3=4"}, "": {"x": "6,7"}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "disabled"),
+    [
+        ("", False),
+        ("--strict-model-config=false", False),
+        ("--strict-model-config=true", True),
+        ("--strict-model-config 1", True),
+        ("--disable-auto-complete-config", True),
+        ("--disable-auto-complete-config --strict-model-config=false", True),
+        ("--disable-auto-complete-config=false --strict-model-config=true", True),
+    ],
+)
+def test_two_options_for_configurations_that_say_everything(arguments: str, disabled: bool) -> None:
+    line = read(*arguments.split())
+    assert (line.settings.disable_auto_complete_config, line.without_effect) == (disabled, ())
 
 
 # The environment
@@ -233,6 +252,7 @@ def test_options_of_backends() -> None:
         ("MODSERVE_HTTP_PORT", "81", "http_port", 81),
         ("MODSERVE_ALLOW_GRPC", "off", "allow_grpc", False),
         ("MODSERVE_DISABLE_AUTO_COMPLETE_CONFIG", "true", "disable_auto_complete_config", True),
+        ("MODSERVE_STRICT_MODEL_CONFIG", "true", "disable_auto_complete_config", True),
         ("MODSERVE_LOG_VERBOSE", "2", "log_verbose", 2),
         ("MODSERVE_TRACE_CONFIG", "level=TIMESTAMPS", "trace_level", ("TIMESTAMPS",)),
         ("MODSERVE_BACKEND_CONFIG", "a,x=1", "backend_config", {"a": {"x": "1"}}),
@@ -283,9 +303,23 @@ def test_other_variables_are_nobody_s_business() -> None:
         (["--allow-http=yes"], "option '--allow-http': invalid value for bool option: yes"),
         (["--allow-http="], "option '--allow-http': invalid value for bool option: "),
         (["--log-verbose=much"], "option '--log-verbose': invalid value for integer option: much"),
-        (["--backend-config=a"], "option '--backend-config': expected '<backend name>,<key>=<value>', got: a"),
-        (["--backend-config=x=1"], "option '--backend-config': expected '<backend name>,<key>=<value>', got: x=1"),
-        (["--backend-config=a,=1"], "option '--backend-config': expected '<backend name>,<key>=<value>', got: a,=1"),
+        (["--cache-config=size=1"], "option '--cache-config': expected '<cache name>,<key>=<value>', got: size=1"),
+        (
+            ["--cache-config=local,size="],
+            "option '--cache-config': expected '<cache name>,<key>=<value>', got: local,size=",
+        ),
+        (
+            ["--cache-config=redis,host=a"],
+            "option '--cache-config': the only cache is 'local', and its only setting 'size', got: redis,host=a",
+        ),
+        (["--cache-config=local,size=x"], "option '--cache-config': invalid value for integer option: x"),
+        *(
+            (
+                [f"--backend-config={text}"],
+                f"option '--backend-config': expected '<backend name>,<key>=<value>' or '<key>=<value>', got: {text}",
+            )
+            for text in ("a", "a,=1", "=1", ",x=1", "x=", "a,x=")
+        ),
         *(
             (
                 [f"--{option}={text}"],

@@ -94,11 +94,18 @@ class EngineRequest(Protocol):
         """Give a response. For models that are not decoupled it is the final one; decoupled ones may leave outputs out.
 
         `parameters` are those of the response. Raises RuntimeError after the final answer.
+
+        Blocks while the client has 64 MiB of this request's responses still to take, but for the final one. It gets 10
+        seconds for some progress each time; without any the request is over, and `cancelled` says so. So not for a
+        thread that others wait for, if that matters, and never for the event loop's.
         """
         ...
 
     def fail(self, error: ModserveError, *, final: bool = True) -> None:
-        """Answer with a failure, after which decoupled models may go on if it is not `final`. Raises as `respond`."""
+        """Answer with a failure, after which decoupled models may go on if it is not `final`.
+
+        Raises as `respond`, and blocks as that does if it is not `final`.
+        """
         ...
 
     def complete(self) -> None:

@@ -4,6 +4,7 @@
 """
 
 import difflib
+import math
 import re
 
 from modserve.core.ensemble_config import COMPARISONS, EQUALITY, Condition, Operand
@@ -62,21 +63,29 @@ def _condition(key: str, text: str) -> Condition:
             f"parameter '{key}' is '{text}', expected '<tensor> <comparison> <value>' with a comparison of "
             f"{', '.join(COMPARISONS)}"
         )
-    tensor, comparison, value = form.group(1), form.group(2), _operand(form.group(3))
+    tensor, comparison = form.group(1), form.group(2)
+    try:
+        value = _operand(form.group(3))
+    except ValueError as error:
+        raise ValueError(f"parameter '{key}' is '{text}': {error}") from None
     if isinstance(value, bool | bytes) and comparison not in EQUALITY:
         raise ValueError(f"parameter '{key}' is '{text}': only numbers can be compared by {comparison}")
     return Condition(tensor, comparison, value)
 
 
 def _operand(text: str) -> Operand:
-    """A number, ``true`` or ``false``, or a text, with or without quotes."""
+    """A number, ``true`` or ``false``, or a text, with or without quotes. Raises `ValueError` for ``nan``."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         return text[1:-1].encode()
     if text in _WORDS:
         return _WORDS[text]
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            continue
+    if text.isascii() and "_" not in text:
+        for read in (int, float):
+            try:
+                number = read(text)
+            except ValueError:
+                continue
+            if math.isnan(number):
+                raise ValueError(f"nothing compares with {text}; put it in quotes if it is a text")
+            return number
     return text.encode()

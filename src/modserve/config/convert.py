@@ -57,6 +57,7 @@ def to_model_config(
         ensemble=ensembles.to_ensembling(message),
         default_model_filename=message.default_model_filename,
         decoupled=message.model_transaction_policy.decoupled,
+        cached=message.response_cache.enable,
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),
         graph_optimization_level=optimization.graph.level if optimization.HasField("graph") else None,
@@ -103,16 +104,23 @@ def _dynamic_batching(message: pb.ModelConfig) -> DynamicBatching:
         preserve_ordering=batching.preserve_ordering,
         priority_levels=batching.priority_levels,
         default_priority_level=batching.default_priority_level,
-        default_policy=_queue_policy(batching.default_queue_policy),
-        level_policies={level: _queue_policy(policy) for level, policy in batching.priority_queue_policy.items()},
+        default_policy=_queue_policy(batching.default_queue_policy, batching.preserve_ordering),
+        level_policies={
+            level: _queue_policy(policy, batching.preserve_ordering)
+            for level, policy in batching.priority_queue_policy.items()
+        },
         **extras.values(message, extras.BATCHER),
     )
 
 
-def _queue_policy(policy: pb.ModelQueuePolicy) -> QueuePolicy:
+def _queue_policy(policy: pb.ModelQueuePolicy, ordered: bool) -> QueuePolicy:
+    """Where responses are `ordered` nothing goes behind the others, whose responses would have to wait for it.
+
+    A policy that delays by its own default does not load there, as in Triton; this is for requests' own time-outs.
+    """
     return QueuePolicy(
         policy.max_queue_size,
         policy.default_timeout_microseconds * _NS_PER_US,
-        policy.timeout_action == pb.ModelQueuePolicy.DELAY,
+        policy.timeout_action == pb.ModelQueuePolicy.DELAY and not ordered,
         policy.allow_timeout_override,
     )

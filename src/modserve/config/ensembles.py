@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from modserve.core.dtypes import Datatype
-from modserve.core.ensemble_config import Ensembling, Step
+from modserve.core.ensemble_config import Ensembling, Step, comparable
 from modserve.core.errors import invalid
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.tensor import Shape, format_shape
 from modserve.pb import inference as pb
 
-from . import platforms
+from . import platforms, response_cache
 from .conditions import conditions
 from .problems import FieldPath, Problems
 
@@ -227,7 +227,10 @@ def validate_composition(config: ModelConfig, models: Mapping[str, ModelConfig])
         _inputs(config, step, model, known)
         _outputs(config, step, model, known)
     _conditions(config, config.ensemble, known)
-    return _labels(config, config.ensemble, models)
+    decoupled = _labels(config, config.ensemble, models)
+    if decoupled and config.cached:
+        raise response_cache.decoupled_ensemble(config.name)
+    return decoupled
 
 
 def _inferred(config: ModelConfig, spec: TensorSpec, dims: Shape) -> _Inferred:
@@ -289,7 +292,10 @@ def _conditions(config: ModelConfig, ensembling: Ensembling, known: Mapping[str,
         tensor = known[step.when.tensor]
         who = f"in ensemble {config.name}, condition '{step.when}' of step {index}"
         if not step.when.fits(tensor.datatype):
-            raise invalid(f"{who} does not fit tensor {step.when.tensor} of type {tensor.datatype.config_name}")
+            raise invalid(
+                f"{who} does not fit tensor {step.when.tensor} of type {tensor.datatype.config_name}, expected "
+                f"{comparable(tensor.datatype)}"
+            )
         if any(size not in (1, -1) for size in tensor.dims):
             raise invalid(
                 f"{who} needs a tensor of one element, {step.when.tensor} has shape {format_shape(tensor.full_dims)}"

@@ -31,12 +31,16 @@ class Extra:
     """Another of them, without which it would do nothing."""
 
 
-def whole_number(least: int, scale: int = 1) -> Callable[[str], int]:
-    """Reads a number of at least `least`; the result is `scale` times that."""
+MOST: Final = 10**15 - 1
+"""Above any use, and in microseconds still a time that fits 64 bits of nanoseconds."""
+
+
+def whole_number(least: int, scale: int = 1, most: int = MOST) -> Callable[[str], int]:
+    """Reads a number from `least` to `most`; the result is `scale` times that."""
 
     def read(text: str) -> int:
-        if not re.fullmatch("[0-9]{1,15}", text) or int(text) < least:
-            raise ValueError(f"a whole number of {least} or more")
+        if not re.fullmatch("[0-9]{1,19}", text) or not least <= int(text) <= most:
+            raise ValueError(f"a whole number from {least} to {most}")
         return int(text) * scale
 
     return read
@@ -57,7 +61,7 @@ def ascending(text: str) -> tuple[int, ...]:
     """Reads numbers of 1 or more, each larger than the one before."""
     found = tuple(int(part) for part in text.split(",")) if re.fullmatch("[0-9]{1,9}(, *[0-9]{1,9})*", text) else ()
     if not found or found[0] < 1 or any(one >= other for one, other in itertools.pairwise(found)):
-        raise ValueError("ascending whole numbers of 1 or more with commas between, such as '1,2,4,8'")
+        raise ValueError("ascending whole numbers from 1 to 999999999 with commas between, such as '1,2,4,8'")
     return found
 
 
@@ -69,20 +73,21 @@ def names(text: str) -> tuple[str, ...]:
     return found
 
 
+_AGEING = "scheduling.ageing_microseconds"
+_P99_GOAL = "scheduling.p99_goal_microseconds"
+_MAX_DELAY = "scheduling.max_delay_microseconds"
+_LATENCY_GOAL = "scheduling.latency_goal_microseconds"
+
 EXTRAS: Mapping[str, Extra] = {
     "scheduling.look_ahead": Extra("look_ahead", whole_number(0)),
-    "scheduling.ageing_microseconds": Extra("ageing_ns", whole_number(0, scale=1000)),
+    _AGEING: Extra("ageing_ns", whole_number(0, scale=1000)),
     "scheduling.separate_by": Extra("separate_by", names),
     "scheduling.batch_sizes": Extra("batch_sizes", ascending),
     "scheduling.max_batch_elements": Extra("max_batch_elements", whole_number(1)),
-    "scheduling.p99_goal_microseconds": Extra("p99_goal_ns", whole_number(1, scale=1000)),
-    "scheduling.max_delay_microseconds": Extra(
-        "tuned_delay_limit_ns", whole_number(1, scale=1000), needs="scheduling.p99_goal_microseconds"
-    ),
+    _P99_GOAL: Extra("p99_goal_ns", whole_number(1, scale=1000)),
+    _MAX_DELAY: Extra("tuned_delay_limit_ns", whole_number(1, scale=1000), needs=_P99_GOAL),
     "scheduling.admission": Extra("by_deadline", choice(off=False, deadline=True), ADMISSION),
-    "scheduling.latency_goal_microseconds": Extra(
-        "latency_goal_ns", whole_number(1, scale=1000), ADMISSION, needs="scheduling.admission"
-    ),
+    _LATENCY_GOAL: Extra("latency_goal_ns", whole_number(1, scale=1000), ADMISSION, needs="scheduling.admission"),
     "scheduling.overload_status": Extra("too_many", choice(**{"503": False, "429": True}), ADMISSION),
 }
 
@@ -116,6 +121,32 @@ def validate(message: pb.ModelConfig, problems: Problems) -> None:
             extra.read(parameter.string_value)
         except ValueError as error:
             problems.add(where, f"parameter '{key}' is '{parameter.string_value}', expected {error}")
+    if _AGEING in message.parameters and message.HasField(BATCHER) and message.dynamic_batching.priority_levels < 2:
+        problems.add(("parameters", _AGEING), f"parameter '{_AGEING}' needs priority_levels of 2 or more")
+    _delay_below_goal(message, problems)
+
+
+def _delay_below_goal(message: pb.ModelConfig, problems: Problems) -> None:
+    """Requests that wait for others until the latency goal is over can not keep it."""
+    admission, batcher = values(message, ADMISSION), values(message, BATCHER)
+    goal_us = admission.get("latency_goal_ns", 0) // 1000
+    if not goal_us or not admission.get("by_deadline"):
+        return
+    goal = f"parameter '{_LATENCY_GOAL}', which is {goal_us}"
+    delay_us = message.dynamic_batching.max_queue_delay_microseconds
+    tuned_us = batcher.get("p99_goal_ns", 0) // 1000  # the delay is then found by trial
+    if tuned_us and goal_us < min(tuned_us, batcher.get("tuned_delay_limit_ns", tuned_us * 1000) // 1000):
+        problems.add(
+            ("parameters", _P99_GOAL),
+            f"parameter '{_P99_GOAL}' is {tuned_us}, expected no more than {goal}, or a '{_MAX_DELAY}' below that: "
+            "requests may wait longer for others",
+        )
+    elif not tuned_us and delay_us >= goal_us:
+        problems.add(
+            (BATCHER, "max_queue_delay_microseconds"),
+            f"max_queue_delay_microseconds is {delay_us}, expected less than {goal}: requests may wait as long for "
+            "others",
+        )
 
 
 def values(message: pb.ModelConfig, of: str) -> dict[str, Any]:

@@ -4,9 +4,10 @@ Some keys end in the name of a tensor, such as ``padding.axis.input_ids``.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
@@ -28,12 +29,16 @@ class _Number(NamedTuple):
 
 
 _NUMBERS: Mapping[str, _Number] = {
-    "padding.multiple_of": _Number("multiple_of", whole_number(1)),
+    "padding.multiple_of": _Number("multiple_of", whole_number(1, most=1_000_000)),
     "padding.buckets": _Number("buckets", whole_number(1)),
     "padding.relearn_every": _Number("relearn_every", whole_number(1)),
 }
 _BATCH_SIZES = "scheduling.batch_sizes"
 _ELEMENTS = "scheduling.max_batch_elements"
+_WITHOUT_PADDING: tuple[Literal["sequence_batching", "ensemble_scheduling"], ...] = (
+    "sequence_batching",
+    "ensemble_scheduling",
+)
 _DATATYPES = {pb.DataType.Value(row.config_name): row for row in dtypes.ALL}
 
 _Tensor = pb.ModelInput | pb.ModelOutput
@@ -53,7 +58,7 @@ def validate(message: pb.ModelConfig, problems: Problems, *, partial: bool) -> N
         problems.add(("parameters", first), f"parameter '{first}' needs '{AXIS}<input>', which says what is padded")
     if settings:
         _fits_the_model(message, next(iter(settings)), problems, partial=partial)
-    _batch_sizes(message, problems)
+    _batch_sizes(message, problems, partial=partial)
     if _ELEMENTS in message.parameters and not settings and not any(each.allow_ragged_batch for each in message.input):
         problems.add(
             ("parameters", _ELEMENTS),
@@ -181,9 +186,12 @@ def _expected(text: str, datatype: Datatype) -> str | None:
         return None if fits else f"a whole number from {least} to {most}"
     if datatype.json_kind == "float":
         try:
-            float(text)
+            number = float(text)
         except ValueError:
             return "a number"
+        most = datatype.largest
+        if not (abs(number) <= most or math.isnan(number) or "inf" in text.lower()):
+            return f"a number from {-most:g} to {most:g}"
     return None
 
 
@@ -206,17 +214,23 @@ def _mask_faults(text: str, message: pb.ModelConfig, partial: bool) -> Iterator[
 
 def _fits_the_model(message: pb.ModelConfig, first: str, problems: Problems, *, partial: bool) -> None:
     path: FieldPath = ("parameters", first)
-    if message.max_batch_size <= 0 and not (partial and not (message.input and message.output)):
+    if _lacks_batches(message, partial):
         problems.add(path, f"parameter '{first}' needs a batch dimension: max_batch_size of 1 or more")
-    if message.HasField("sequence_batching"):
-        problems.add(path, f"parameter '{first}' can not be combined with sequence_batching")
+    for scheduling in _WITHOUT_PADDING:
+        if message.HasField(scheduling):
+            problems.add(path, f"parameter '{first}' can not be combined with {scheduling}")
     ragged = [each.name for each in message.input if each.allow_ragged_batch]
     if ragged or message.batch_input or message.batch_output:
         what = f"allow_ragged_batch of input '{ragged[0]}'" if ragged else "batch_input and batch_output"
         problems.add(path, f"parameter '{first}' can not be combined with {what}")
 
 
-def _batch_sizes(message: pb.ModelConfig, problems: Problems) -> None:
+def _lacks_batches(message: pb.ModelConfig, partial: bool) -> bool:
+    """Whether the model has no batch dimension, and none can be found out any more."""
+    return message.max_batch_size <= 0 and not (partial and not (message.input and message.output))
+
+
+def _batch_sizes(message: pb.ModelConfig, problems: Problems, *, partial: bool) -> None:
     if _BATCH_SIZES not in message.parameters:
         return
     path: FieldPath = ("parameters", _BATCH_SIZES)
@@ -228,5 +242,7 @@ def _batch_sizes(message: pb.ModelConfig, problems: Problems) -> None:
             f"parameter '{_BATCH_SIZES}' is '{text}', and its last size must be max_batch_size, which is "
             f"{message.max_batch_size}",
         )
+    if _lacks_batches(message, partial):
+        problems.add(path, f"parameter '{_BATCH_SIZES}' needs a batch dimension: max_batch_size of 1 or more")
     if any(each.allow_ragged_batch for each in message.input) or message.batch_input or message.batch_output:
         problems.add(path, f"parameter '{_BATCH_SIZES}' can not be combined with ragged batching")

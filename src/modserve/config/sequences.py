@@ -21,6 +21,7 @@ from modserve.core.sequence_config import (
     State,
     Strategy,
 )
+from modserve.core.tensor import Shape, format_shape
 from modserve.pb import inference as pb
 
 from .problems import FieldPath, Problems
@@ -92,12 +93,15 @@ def _controls(batching: pb.ModelSequenceBatching) -> Iterator[Control]:
 def _states(batching: pb.ModelSequenceBatching) -> Iterator[State]:
     for state in batching.state:
         datatype = _DATATYPES.get(state.data_type)
-        if datatype is None:
-            continue
-        initial = None
-        for given in state.initial_state:
-            initial = InitialState(given.name, tuple(given.dims), given.data_file)
-        yield State(state.input_name, state.output_name, datatype, tuple(state.dims), initial)
+        if datatype is not None:
+            yield _state(state, datatype)
+
+
+def _state(state: pb.ModelSequenceBatching.State, datatype: Datatype) -> State:
+    initial = None
+    for given in state.initial_state:
+        initial = InitialState(given.name, tuple(given.dims), given.data_file)
+    return State(state.input_name, state.output_name, datatype, tuple(state.dims), initial, state.use_growable_memory)
 
 
 def inputs(message: pb.ModelConfig) -> Mapping[str, FieldPath]:
@@ -124,12 +128,6 @@ def validate(message: pb.ModelConfig, problems: Problems) -> None:
     if not message.HasField(_HERE):
         return
     name, batching = message.name, message.sequence_batching
-    if message.response_cache.enable:
-        problems.add(
-            ("response_cache",),
-            f"Response Cache does not currently support model {name} with sequence batching scheduler. Please disable "
-            "the response cache.",
-        )
     _validate_controls(message, problems)
     _validate_states(message, problems)
     for index, size in enumerate(batching.oldest.preferred_batch_size):
@@ -320,8 +318,8 @@ def _escapes(filename: str) -> bool:
 # Against the model
 
 
-def compare(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> None:
-    """Adds where the controls and states differ from what the model has."""
+def compare(message: pb.ModelConfig, description: ModelDescription, problems: Problems, *, shapes: bool) -> None:
+    """Adds where the controls and states differ from what the model has; shapes of states only with `shapes`."""
     batching, name = to_value(message), message.name
     if not message.HasField(_HERE):
         return
@@ -359,6 +357,32 @@ def compare(message: pb.ModelConfig, description: ModelDescription, problems: Pr
                 continue
             who = f"unable to load model '{name}', state {side} '{tensor}'"
             _compare_datatype(who, datatype, known, path, problems)
+            if shapes and not any((*_missing_of_state(state, name), *_initial_faults(state))):
+                fault = _shape_fault(side, _state(state, datatype), known.shape, message.max_batch_size)
+                if fault:
+                    problems.add((_HERE, "state", index, "dims"), f"{who}, {fault}")
+
+
+def _shape_fault(side: str, state: State, known: Shape, max_batch_size: int) -> str:
+    """Why every request with this state would fail, "" if none need to. Triton finds out when they do.
+
+    The model must take what a sequence begins with, and not give what may not be kept.
+    """
+    batch: Shape = (-1,) if max_batch_size > 0 else ()
+    dims = state.initial_dims if side == "input" else state.dims
+    free = side == "output"
+    fits = len(known) == len(batch) + len(dims) and all(
+        wanted in (-1, size) or (free and (size == -1 or state.growable))
+        for wanted, size in zip(known[len(batch) :], dims, strict=True)
+    )
+    # A model that only takes one row at a time fits, too, where there is never another.
+    if fits and (known[: len(batch)] == batch or (known[0] == max_batch_size == 1)):
+        return ""
+    gives, says = ("gives", "specifies") if free else ("expects", "begins a sequence with")
+    return (
+        f"the model {gives} shape {format_shape(known)} but the model configuration {says} shape "
+        f"{format_shape((*batch, *dims))}"
+    )
 
 
 def _compare_datatype(

@@ -105,7 +105,7 @@ def compare(message: pb.ModelConfig, description: ModelDescription, problems: Pr
         )
     _compare("input", message.input, description.inputs, message, problems, shapes)
     _compare("output", message.output, description.outputs, message, problems, shapes)
-    sequences.compare(message, description, problems)
+    sequences.compare(message, description, problems, shapes=shapes)
     ragged.compare(message, description, problems)
 
 

@@ -34,7 +34,6 @@ SETTINGS = (
     Setting("model_repository_agents", True, "the files would not be prepared as it says"),
     Setting("model_operations", True, "the model would miss these operations"),
     Setting("runtime", False, "each backend has one implementation"),
-    Setting("response_cache.enable", False, "every request is computed"),
     Setting("model_warmup", False, "the first requests may be slow"),
     Setting("model_metrics", False, "the metrics have their default buckets"),
     Setting("cc_model_filenames", False, "default_model_filename is used on every device"),

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from modserve.pb import inference as pb
 
-from . import ensembles, extras, padding, platforms, ragged, sequences, tensors
+from . import ensembles, extras, padding, platforms, ragged, response_cache, sequences, tensors
 from .problems import FieldPath, Problems
 
 
@@ -36,6 +36,7 @@ def validate(
     extras.validate(message, problems)
     ensembles.validate(message, problems)
     padding.validate(message, problems, partial=partial)
+    response_cache.validate(message, problems)
     for index, group in enumerate(message.instance_group):
         _instance_group(group, index, message, problems, gpu_count)
 

@@ -27,6 +27,11 @@ class Datatype:
     def __repr__(self) -> str:
         return self.name
 
+    @property
+    def largest(self) -> float:
+        """The largest number, short of infinity, of a type whose `json_kind` is ``float``."""
+        return float(ml_dtypes.finfo(self.numpy).max)  # type: ignore[no-untyped-call]
+
 
 def _row(
     name: str, config_name: str, numpy: str | type, contents_field: str | None, json_kind: str, size: int | None = None

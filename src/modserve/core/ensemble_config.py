@@ -1,9 +1,12 @@
 """What a configuration says of an ensemble, as frozen values (``ensemble_scheduling`` of config.pbtxt)."""
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import numpy as np
 
 from . import dtypes
 from .errors import invalid
@@ -36,7 +39,10 @@ class Condition:
         return f"{self.tensor} {self.comparison} {value!r}"
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether it is true of `tensor`. Raises INVALID_ARG if that has not one element, or one of another kind."""
+        """Whether it is true of `tensor`. Raises INVALID_ARG if that has not one element, or one of another kind.
+
+        The value is rounded to a floating-point tensor's type: 0.1 is the same in both. Integers are compared exactly.
+        """
         array = tensor.array
         if array.size != 1:
             raise invalid(
@@ -44,16 +50,51 @@ class Condition:
                 f"{format_shape(tensor.shape)}"
             )
         if not self.fits(tensor.datatype):
-            raise invalid(f"condition '{self}' can not be asked of tensor '{self.tensor}' of type {tensor.datatype}")
-        return bool(COMPARISONS[self.comparison](array.reshape(-1).tolist()[0], self.value))
+            raise invalid(
+                f"condition '{self}' can not be asked of tensor '{self.tensor}' of type {tensor.datatype}, expected "
+                f"{comparable(tensor.datatype)}"
+            )
+        value = _rounded(self.value, tensor.datatype) if tensor.datatype.json_kind == "float" else self.value
+        return bool(COMPARISONS[self.comparison](array.reshape(-1).tolist()[0], value))
 
     def fits(self, datatype: dtypes.Datatype) -> bool:
-        """Whether a tensor of that type can be compared with the value."""
-        if isinstance(self.value, bytes) or datatype is dtypes.BYTES:
-            return isinstance(self.value, bytes) and datatype is dtypes.BYTES
-        if isinstance(self.value, bool) or datatype is dtypes.BOOL:
-            return isinstance(self.value, bool) and datatype is dtypes.BOOL
-        return True
+        """Whether a tensor of that type can be compared with the value: its kind, and for numbers its range."""
+        value = self.value
+        if isinstance(value, bytes) or datatype is dtypes.BYTES:
+            return isinstance(value, bytes) and datatype is dtypes.BYTES
+        if isinstance(value, bool) or datatype is dtypes.BOOL:
+            return isinstance(value, bool) and datatype is dtypes.BOOL
+        if datatype.json_kind == "float":
+            return math.isfinite(_rounded(value, datatype)) or abs(value) == math.inf
+        low, high = _range(datatype)
+        return low <= value <= high
+
+
+def comparable(datatype: dtypes.Datatype) -> str:
+    """What tensors of a type can be compared with, for messages."""
+    if datatype is dtypes.BYTES:
+        return "a text, in quotes if it looks like something else"
+    if datatype is dtypes.BOOL:
+        return "true or false"
+    low, high = _range(datatype)
+    return f"a number from {low} to {high}" if isinstance(low, int) else f"a number from {low:.6g} to {high:.6g}"
+
+
+def _rounded(value: Operand, datatype: dtypes.Datatype) -> float:
+    """A number as a floating-point type has it; infinite if it is too large."""
+    try:
+        with np.errstate(over="ignore"):
+            return float(datatype.numpy.type(float(value)))
+    except OverflowError:
+        return math.inf
+
+
+def _range(datatype: dtypes.Datatype) -> tuple[int, int] | tuple[float, float]:
+    """The smallest and the largest finite number of a type."""
+    if datatype.json_kind == "int":
+        whole = np.iinfo(datatype.numpy)
+        return whole.min, whole.max
+    return -datatype.largest, datatype.largest
 
 
 @dataclass(frozen=True, slots=True)

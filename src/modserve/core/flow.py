@@ -1,51 +1,72 @@
 """Flow control between an engine that responds many times and a client that takes its time to read."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
-MOST_UNSENT = 64
-"""Responses of one request that may have been given and not sent yet."""
+MOST_HELD = 64 * 1024 * 1024
+"""Bytes of one request's responses that may have been given and not sent yet."""
 
-STALLED_S = 60.0
-"""How long an engine waits for a client that takes nothing at all, before it is no longer waited for."""
+RESPONSE_BYTES = 8 * 1024
+"""What a response counts beside its tensors, so that there are never more than some thousands."""
+
+STALLED_S = 10.0
+"""How long an engine waits for a client that takes nothing at all. The model's other clients wait as long."""
 
 
 class Flow:
-    """Of one request. The engine's thread waits in `given`; whoever sends responses on says so.
+    """Of one request. The engine's thread waits in `wait`; whoever sends responses on says so.
 
-    `stalled` is called, on the engine's thread, when nothing was sent for `STALLED_S`.
+    `stalled` is called, on the engine's thread, when nothing was sent for `stalled_s` seconds, with the number of
+    responses that are not sent.
     """
 
-    def __init__(self, stalled: Callable[[], object], stalled_s: float = STALLED_S) -> None:
+    def __init__(self, stalled: Callable[[int], object], stalled_s: float = STALLED_S) -> None:
         self._stalled = stalled
         self._stalled_s = stalled_s
         self._changed = threading.Condition()
-        self._unsent = 0
-        self._sent = 0
+        self._unsent: deque[int] = deque()
+        self._held = 0
+        self._steps = 0
         self._open = False
 
-    def given(self) -> None:
-        """A response has been given; returns when there is room for another. Not for the event loop's thread."""
+    def given(self, size: int) -> None:
+        """A response is about to be given, with tensors of `size` bytes."""
         with self._changed:
-            self._unsent += 1
-            while not self._open and self._unsent >= MOST_UNSENT:
-                sent = self._sent
-                if not self._changed.wait(self._stalled_s) and self._sent == sent:
+            self._unsent.append(size + RESPONSE_BYTES)
+            self._held += self._unsent[-1]
+
+    def wait(self) -> None:
+        """Returns when there is room for another response. Not for the event loop's thread."""
+        with self._changed:
+            while not self._open and self._held >= MOST_HELD:
+                steps = self._steps
+                if not self._changed.wait(self._stalled_s) and self._steps == steps:
                     self._open = True
+                    waiting = len(self._unsent)
                     break
             else:
                 return
-        self._stalled()
+        self._stalled(waiting)
 
     def sent(self) -> None:
-        """A response has been sent, or was dropped."""
+        """The first response that was not sent has been, or was dropped."""
         with self._changed:
-            self._unsent -= 1
-            self._sent += 1
-            self._changed.notify()
+            if self._unsent:  # those that end a request were not counted
+                self._held -= self._unsent.popleft()
+            self._progressed()
+
+    def progressed(self) -> None:
+        """A part of a response has been sent."""
+        with self._changed:
+            self._progressed()
 
     def release(self) -> None:
         """Nobody sends any more: nobody need wait, now and later."""
         with self._changed:
             self._open = True
             self._changed.notify_all()
+
+    def _progressed(self) -> None:
+        self._steps += 1
+        self._changed.notify()

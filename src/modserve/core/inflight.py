@@ -2,10 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
 
-from .errors import ModserveError, cancelled
-from .flow import Flow
+from .errors import ModserveError, cancelled, unavailable
+from .flow import STALLED_S, Flow
 from .request import InferenceRequest
 from .response import InferenceResponse, ResponseSink
 from .sequence import SequenceStates
@@ -18,9 +17,11 @@ class Inflight:
 
     `inputs` have the model's shapes (batch dimension kept, reshapes applied). `batch_size` is 0 for models without a
     batch dimension. `length` is that of its paddable dimension, or the number of ragged elements of one item; 0 for
-    models without either. `level` (since `level_ns`) and `arrival` are its place in the queue it waits in. It never
-    points back to model or server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at
-    once. `states` are those of its sequence, if the model has any, which its execution changes.
+    models without either. `deadline_ns` is when its client stops waiting for the answer, `queue_limit_ns` when it has
+    waited too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
+    its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
+    server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
+    those of its sequence, if the model has any, which its execution changes.
     """
 
     __slots__ = (
@@ -36,6 +37,8 @@ class Inflight:
         "on_cancel",
         "ordered",
         "output_names",
+        "priority",
+        "queue_limit_ns",
         "queue_start_ns",
         "request",
         "request_start_ns",
@@ -63,10 +66,12 @@ class Inflight:
         self.batch_size = batch_size
         self.shape_key = shape_key
         self.deadline_ns = request.deadline_ns
+        self.queue_limit_ns = 0
         self.request_start_ns = request_start_ns
         self.queue_start_ns = 0
         self.length = 0
         self.level = -1
+        self.priority = 0
         self.level_ns = 0
         self.arrival = 0
         self.timing: ExecutionTiming | None = None
@@ -79,20 +84,31 @@ class Inflight:
         self.settled = False
         self.on_cancel: Callable[[Inflight], None] | None = None
 
+    @property
+    def begin_by_ns(self) -> int:
+        """When it is too late to begin its execution, for its client or its queue; 0 for never."""
+        return min(self.deadline_ns, self.queue_limit_ns) or self.deadline_ns or self.queue_limit_ns
+
     def pace(self) -> None:
         """Keep the engine from running ahead of a slow client: call `sent` for each answer that the sink has sent on.
 
-        A client that takes nothing for long is given up: its request is cancelled. Nothing is kept back of a model that
+        A client that takes nothing for long is given up: its request fails. Nothing is kept back of a model that
         preserves the order of its answers, since those of this request may wait for another's. On the event loop's
         thread.
         """
         if not self.ordered:
-            self.flow = Flow(partial(asyncio.get_running_loop().call_soon_threadsafe, self.cancel))
+            loop = asyncio.get_running_loop()
+            self.flow = Flow(lambda waiting: loop.call_soon_threadsafe(self._give_up, waiting))
 
     def sent(self) -> None:
         """Of the answers given to the sink, one has left."""
         if self.flow is not None:
             self.flow.sent()
+
+    def sent_some(self) -> None:
+        """Of an answer given to the sink, a part has left."""
+        if self.flow is not None:
+            self.flow.progressed()
 
     def respond(self, response: InferenceResponse, final: bool = True) -> None:
         """Hand an answer to the client; after the final one, and after a failure, later ones are dropped."""
@@ -118,9 +134,17 @@ class Inflight:
         """The client no longer wants an answer. Safe to call at any time, on the event loop's thread."""
         if self.flow is not None:
             self.flow.release()
+        self._end(cancelled())
+
+    def _give_up(self, waiting: int) -> None:
+        self._end(
+            unavailable(f"the client did not read its responses for {STALLED_S:g} s; {waiting} responses waited for it")
+        )
+
+    def _end(self, error: ModserveError) -> None:
         if self.settled or self.cancelled:
             return
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel(self)
-        self.fail(cancelled())
+        self.fail(error)

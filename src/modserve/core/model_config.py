@@ -141,6 +141,8 @@ class ModelConfig:
     """The steps, for a model that is made of others and has no engine of its own."""
     default_model_filename: str = ""
     decoupled: bool = False
+    cached: bool = False
+    """Its responses are kept, if the server has a cache for them."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     graph_optimization_level: int | None = None

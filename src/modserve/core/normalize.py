@@ -15,7 +15,7 @@ from .merging import Padding
 from .model_config import ModelConfig, TensorSpec
 from .request import InferenceRequest
 from .response import ResponseSink
-from .tensor import Buffer, Shape, Tensor, TruncatedError, element_ends, format_shape
+from .tensor import Buffer, Shape, Tensor, TruncatedError, format_shape
 
 _MOST = 2**63 - 1
 _BATCH_NOTE = (
@@ -32,8 +32,6 @@ class _InputRule:
     spec: TensorSpec
     item_bytes: int
     """Bytes of one batch item; -1 where dims vary or the datatype is BYTES."""
-    least_bytes: int
-    """The same, counting variable dimensions as 1 and a BYTES element as its 4-byte length."""
 
 
 class Signature:
@@ -144,7 +142,11 @@ class Signature:
 
     def _check_outputs(self, request: InferenceRequest) -> None:
         known = self.config.outputs_by_name
-        for name in request.outputs:
+        names = request.outputs
+        if len(set(names)) != len(names):
+            twice = next(name for index, name in enumerate(names) if name in names[:index])
+            raise invalid(f"{request.label}output '{twice}' already exists in request")
+        for name in names:
             if name not in known:
                 raise invalid(f"unexpected inference output '{name}' for model '{self.config.name}'")
 
@@ -165,11 +167,13 @@ class Signature:
                     f"{request.label}input '{name}' batch size does not match other inputs for '{config.name}'"
                 )
             if not batch_size:
-                # Triton counts an empty batch as one item, and misses the bytes of it.
-                raise self._wrong_size(request, self._rules[name].spec, self._rules[name].least_bytes, 0)
+                raise self._empty_batch(request, self._rules[name].spec, tensor.shape)
         if batch_size is None:
             return 0
-        if not 0 < batch_size <= config.max_batch_size:
+        if batch_size < 0:
+            first, tensor = next(iter(request.inputs.items()))
+            raise self._unspecified(request, first, tensor.shape)
+        if batch_size > config.max_batch_size:
             raise invalid(
                 f"{request.label}inference request batch-size must be <= {config.max_batch_size} for '{config.name}'"
             )
@@ -178,10 +182,7 @@ class Signature:
     def _check_shape(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor, item: Shape) -> None:
         # Of other negative dimensions an even number would pass for a size.
         if -1 in item or min(item, default=0) < 0 <= math.prod(item):
-            raise invalid(
-                f"{request.label}All input dimensions should be specified for input '{spec.name}' "
-                f"for model '{self.config.name}', got {format_shape(tensor.shape)}"
-            )
+            raise self._unspecified(request, spec.name, tensor.shape)
         if len(item) == len(spec.dims) and all(want in (-1, got) for want, got in zip(spec.dims, item, strict=True)):
             if 0 in item:
                 self._check_empty(spec, tensor)
@@ -209,7 +210,7 @@ class Signature:
             return
         where = f"for inference input '{spec.name}' for model '{self.config.name}'"
         try:
-            found = len(element_ends(raw))
+            found = tensor.count_elements()
         except TruncatedError as error:
             if error.in_length:
                 raise invalid(
@@ -222,6 +223,21 @@ class Signature:
             raise invalid(f"{request.label}unexpected number of string elements {found} {where}, expecting {count}")
         if found < count:
             raise invalid(f"{request.label}expected {count} string elements {where}, got {found}")
+
+    def _empty_batch(self, request: InferenceRequest, spec: TensorSpec, shape: Shape) -> ModserveError:
+        """Triton counts an empty batch as one item, and misses the bytes of it."""
+        missed = math.prod(abs(size) or 1 for size in shape[1:]) * (spec.datatype.size or 4)
+        most = self.config.max_batch_size
+        return invalid(
+            f"{self._wrong_size(request, spec, missed, 0).message}: its shape {format_shape(shape)} begins with a "
+            f"batch size of 0, which must be {'1' if most == 1 else f'1 to {most}'}"
+        )
+
+    def _unspecified(self, request: InferenceRequest, name: str, shape: Shape) -> ModserveError:
+        return invalid(
+            f"{request.label}All input dimensions should be specified for input '{name}' "
+            f"for model '{self.config.name}', got {format_shape(shape)}"
+        )
 
     def _unknown_input(self, name: str) -> ModserveError:
         return invalid(f"unexpected inference input '{name}' for model '{self.config.name}'")
@@ -257,8 +273,7 @@ class Signature:
 
 def _rule(spec: TensorSpec) -> _InputRule:
     fixed = -1 not in spec.dims and spec.datatype.size > 0
-    least = math.prod(abs(size) for size in spec.dims) * (spec.datatype.size or 4)
-    return _InputRule(spec, least if fixed else -1, least)
+    return _InputRule(spec, math.prod(spec.dims) * spec.datatype.size if fixed else -1)
 
 
 def _reshape(spec: TensorSpec, batch: Shape, item: Shape) -> Shape:

@@ -13,17 +13,28 @@ from .tensor import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InferenceResponse:
-    """One answer. `outputs` are in the order in which the client asked, or that of the configuration."""
+    """One answer. `outputs` are in the order in which the client asked, or that of the configuration.
+
+    Of ensembles, an ensemble around them is also told what was `skipped`, outputs that were asked for and that no step
+    gave because of conditions, and how long the steps behind this answer waited in queues, one after the other.
+    """
 
     model_name: str
     model_version: int
     outputs: Mapping[str, Tensor]
     id: str = ""
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    skipped: frozenset[str] = frozenset()
+    waited_ns: int = 0
 
     def elements(self, names: Iterable[str]) -> int:
         """How many elements the outputs with these names have together."""
         return sum(math.prod(self.outputs[name].shape) for name in names)
+
+    @property
+    def size(self) -> int:
+        """Bytes that its tensors hold, about."""
+        return sum(tensor.size for tensor in self.outputs.values())
 
 
 class ResponseSink(Protocol):

@@ -33,9 +33,11 @@ def membership(request: InferenceRequest) -> Membership:
     parameters = request.parameters
     found = parameters.get("sequence_id", 0)
     if type(found) is str:
-        if len(found.encode(errors="surrogatepass")) > _LONGEST_ID:
+        size = len(found.encode(errors="surrogatepass"))
+        if size > _LONGEST_ID:
             raise invalid(
-                f"{request.label}string correlation ID cannot be longer than {_LONGEST_ID} characters, got {len(found)}"
+                f"{request.label}string correlation ID cannot be longer than {_LONGEST_ID} characters, got {size} "
+                "(bytes of UTF-8)"
             )
     elif type(found) is not int or not 0 <= found <= _LARGEST_ID:
         raise invalid(
@@ -149,7 +151,7 @@ class StateTable:
 
     def fresh(self) -> "SequenceStates":
         """Of a sequence that starts."""
-        return SequenceStates(self.states, dict(self._initial))
+        return SequenceStates(self.states, dict(self._initial), self._batch)
 
 
 class SequenceStates:
@@ -158,10 +160,11 @@ class SequenceStates:
     Written by the thread that executes a request of it, read on the event loop's when that is over.
     """
 
-    __slots__ = ("_states", "inputs")
+    __slots__ = ("_batch", "_states", "inputs")
 
-    def __init__(self, states: tuple[State, ...], inputs: dict[str, Tensor]) -> None:
+    def __init__(self, states: tuple[State, ...], inputs: dict[str, Tensor], batch: Shape) -> None:
         self._states = states
+        self._batch = batch
         self.inputs: Mapping[str, Tensor] = inputs
         """The next request's, by input name."""
 
@@ -188,12 +191,26 @@ class SequenceStates:
                 if not array.shape or array.shape[0] != rows:
                     raise _wrong(model, state, f"has shape {format_shape(array.shape)}, expected {rows} rows")
                 array = array[row : row + 1]
+            if not self._fits(state, array.shape):
+                said = format_shape((*self._batch, *state.dims))
+                raise _wrong(
+                    model,
+                    state,
+                    f"has shape {format_shape(array.shape)}, but the model configuration says {said}; a dimension "
+                    "whose size may change is -1",
+                )
             if state.datatype.size:
                 if array.dtype != state.datatype.numpy:
                     raise _wrong(model, state, f"is of type {array.dtype}, expected {state.datatype.config_name}")
                 array = array.copy()  # the engine may use its memory again
             found[state.input_name] = Tensor.from_array(array, state.datatype)
         self.inputs = found
+
+    def _fits(self, state: State, shape: Shape) -> bool:
+        """Whether a sequence may go on with a state of this shape. Triton, which does not ask, passes any on."""
+        dims = [-1] * len(state.dims) if state.growable else state.dims
+        wanted = (*self._batch, *dims)
+        return len(shape) == len(wanted) and all(size in (-1, given) for size, given in zip(wanted, shape, strict=True))
 
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

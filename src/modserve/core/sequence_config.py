@@ -55,6 +55,8 @@ class State:
     datatype: Datatype
     dims: Shape
     initial: InitialState | None = None
+    growable: bool = False
+    """Any size may differ, whatever `dims` say (``use_growable_memory``)."""
 
     @property
     def initial_dims(self) -> Shape:

@@ -10,6 +10,7 @@ from .inflight import Inflight
 from .model_config import ModelConfig
 from .request import InferenceRequest
 from .response import ResponseSink
+from .sequence import SequenceId
 from .statistics import ModelStatistics
 from .version import ModelId
 
@@ -50,12 +51,20 @@ class Servable(Protocol):
 
 
 @runtime_checkable
-class SequenceKeeper(Protocol):
+class SequenceKeeper(Submitter, Protocol):
     """A servable that lets the sequences that have begun go on while it drains, and refuses all other requests."""
 
     @property
     def open_sequences(self) -> int:
         """How many have begun and not ended."""
+        ...
+
+    def has_sequence(self, id: SequenceId) -> bool:
+        """Whether a sequence has begun, and more of its requests may come."""
+        ...
+
+    def abandon_sequence(self, id: SequenceId) -> None:
+        """If there is such a sequence, end it after those of its requests that have come: it begins anew elsewhere."""
         ...
 
 

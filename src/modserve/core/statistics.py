@@ -209,6 +209,18 @@ class ModelStatistics:
             _add(response.compute_output, end_ns - output_start_ns)
         _add(getattr(response, kind), end_ns - start_ns)
 
+    def record_cache_hit(self, inflight: Inflight, looked_ns: int, now_ns: int) -> None:
+        """A request that was answered without being run; it took `looked_ns` to find that out."""
+        request_ns = now_ns - inflight.request_start_ns
+        _add(self.success, request_ns)
+        _add(self.queue, 0)
+        _add(self.cache_hit, looked_ns)
+        self.request_histogram.observe(request_ns)
+
+    def record_cache_miss(self, ns: int) -> None:
+        """A request that was run since nothing was known of it; looking for it and keeping its answer took `ns`."""
+        _add(self.cache_miss, ns)
+
     def record_successes(self, members: Sequence[Inflight], timing: ExecutionTiming, now_ns: int) -> None:
         """The answered requests of one execution: each counts the whole batch's compute time, as in Triton."""
         count = len(members)

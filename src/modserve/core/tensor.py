@@ -7,6 +7,7 @@ somebody reads elements.
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,9 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 _LENGTH = struct.Struct("<I")
 
+LONG_BYTES = 256 * 1024
+"""Received BYTES of more than this are counted on a thread."""
+
 
 class Tensor:
     """An immutable n-dimensional array of one datatype, in row-major order.
@@ -29,13 +33,14 @@ class Tensor:
     first read and then kept. Reading `array` of a numeric tensor made from bytes copies nothing.
     """
 
-    __slots__ = ("_array", "_raw", "datatype", "shape")
+    __slots__ = ("_array", "_counted", "_raw", "datatype", "shape")
 
     def __init__(self, datatype: Datatype, shape: Shape, raw: Buffer | None, array: Array | None) -> None:
         self.datatype = datatype
         self.shape = shape
         self._raw = raw
         self._array = array
+        self._counted: int | TruncatedError | None = None
 
     @classmethod
     def from_raw(cls, datatype: Datatype, shape: Shape, raw: Buffer) -> "Tensor":
@@ -99,6 +104,29 @@ class Tensor:
         """The bytes this tensor was made from, unchecked; None if it was made from an array."""
         return self._raw if self._array is None else None
 
+    def count_elements(self) -> int:
+        """How many elements are in the raw form of BYTES. Counted once. Raises `TruncatedError`."""
+        counted = self._counted
+        if counted is None:
+            try:
+                counted = count_elements(self.raw)
+            except TruncatedError as error:
+                counted = error.with_traceback(None)
+            self._counted = counted
+        if isinstance(counted, TruncatedError):
+            raise TruncatedError(counted.complete, counted.left, counted.in_length)
+        return counted
+
+    @property
+    def size(self) -> int:
+        """Bytes that the elements hold, about."""
+        array = self._array
+        if array is None:
+            return 0 if self._raw is None else len(self._raw)
+        if self.datatype.size:
+            return array.nbytes
+        return array.nbytes + sum(map(len, array.reshape(-1).tolist()))
+
     def reshaped(self, shape: Shape) -> "Tensor":
         """The same elements under another shape of equal element count."""
         array = self._array
@@ -159,21 +187,37 @@ def decode_elements(raw: Buffer) -> list[bytes]:
     return out
 
 
-def element_ends(raw: Buffer) -> list[int]:
-    """The offset behind each element of a raw BYTES tensor. Raises `TruncatedError`."""
+def count_elements(raw: Buffer) -> int:
+    """How many elements a raw BYTES tensor has. Raises `TruncatedError`."""
     view = memoryview(raw)
     unpack = _LENGTH.unpack_from
-    out: list[int] = []
+    found = 0
     position, end = 0, len(view)
     while position < end:
         if position + 4 > end:
-            raise TruncatedError(len(out), end - position, in_length=True)
+            raise TruncatedError(found, end - position, in_length=True)
         following = position + 4 + unpack(view, position)[0]
         if following > end:
-            raise TruncatedError(len(out), end - position - 4, in_length=False)
-        out.append(following)
+            raise TruncatedError(found, end - position - 4, in_length=False)
+        found += 1
         position = following
-    return out
+    return found
+
+
+def long_texts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The BYTES among received tensors whose elements are better counted on a thread, by `count_ahead`."""
+    return [
+        tensor
+        for tensor in tensors
+        if tensor.datatype is dtypes.BYTES and (raw := tensor.received) is not None and len(raw) > LONG_BYTES
+    ]
+
+
+def count_ahead(tensors: Iterable[Tensor]) -> None:
+    """Count the elements of BYTES tensors now. What is wrong with them is said when they are asked for."""
+    for tensor in tensors:
+        with suppress(TruncatedError):
+            tensor.count_elements()
 
 
 def format_shape(shape: Sequence[int]) -> str:

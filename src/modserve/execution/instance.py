@@ -36,12 +36,16 @@ class Job:
         self.running: list[Running] = []
         self.responses: list[InferenceResponse] = []
         self.late: list[Inflight] = []
-        """Those that were to be members, and whose deadline had passed when the execution began."""
+        """Those that were to be members, and whose deadline or queue limit had passed when the execution began."""
         self.error: ModserveError | None = None
 
     def drop_late(self, now_ns: int) -> None:
         """What is too late is not worth an execution. Not for jobs whose rows are kept."""
-        late = [inflight for inflight in self.members if 0 < inflight.deadline_ns <= now_ns]
+        late = [
+            inflight
+            for inflight in self.members
+            if 0 < inflight.deadline_ns <= now_ns or 0 < inflight.queue_limit_ns <= now_ns
+        ]
         if late:
             self.late = late
             gone = set(late)
@@ -84,9 +88,13 @@ class Instance:
     def start(self, job: Job) -> None:
         self._jobs.put(job)
 
+    def end(self) -> None:
+        """Let the thread end after the jobs at hand. Does not wait for it."""
+        self._jobs.put(None)
+
     def close(self) -> None:
         """Finish the jobs at hand, end the thread and close the engine's instance. Blocks until that is done."""
-        self._jobs.put(None)
+        self.end()
         self._thread.join()
         self._engine.close()
 

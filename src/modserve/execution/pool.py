@@ -55,7 +55,13 @@ class InstancePool:
         by_request = any(isinstance(engine, RequestInstance) for _, engine in engines)
         self._quick = None if by_request else quick
         self._decoupled = config.decoupled
-        self._instances = [Instance(model, name, config, engine, self._done, self._tell) for name, engine in engines]
+        self._instances: list[Instance] = []
+        try:
+            for name, engine in engines:
+                self._instances.append(Instance(model, name, config, engine, self._done, self._tell))
+        except BaseException:
+            self.end()
+            raise
         self._free = deque(self._instances)
 
     def __repr__(self) -> str:
@@ -103,6 +109,11 @@ class InstancePool:
             timing = instance.job.timing
             found.append(max(0, (timing.compute_start_ns or now_ns) + run_ns(timing.batch_size) - now_ns))
         return found
+
+    def end(self) -> None:
+        """Let the threads end of a pool that nothing runs on. The engines' instances stay open. Does not wait."""
+        for instance in self._instances:
+            instance.end()
 
     def close(self) -> None:
         """End all instances after what they are running. Blocks; not for the event loop's thread."""

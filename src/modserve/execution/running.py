@@ -98,11 +98,7 @@ class RunningRequest:
         except Exception as error:
             what = from_exception(error, f"model '{self._config.name}'")
         # What is not decoupled has one response.
-        final = final or not self._config.decoupled
-        self._say(what, final, output_start_ns)
-        flow = self._running.inflight.flow
-        if flow is not None and not final:
-            flow.given()
+        self._say(what, final or not self._config.decoupled, output_start_ns)
 
     def fail(self, error: ModserveError, *, final: bool = True) -> None:
         self._say(error, final or not self._config.decoupled, time.monotonic_ns())
@@ -123,8 +119,13 @@ class RunningRequest:
         if self._ended:
             raise RuntimeError(f"{self!r} has had its final response")
         self._ended = final
+        flow = None if final else self._running.inflight.flow
+        if flow is not None:
+            flow.given(what.size if isinstance(what, InferenceResponse) else 0)
         start_ns, self._last_ns = self._last_ns, time.monotonic_ns()
         self._tell(self._running, Answer(what, final, start_ns, output_start_ns, self._last_ns))
+        if flow is not None:
+            flow.wait()
 
     def __del__(self) -> None:
         # An engine that lets go of a request can not answer it any more, and somebody waits.

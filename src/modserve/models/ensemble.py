@@ -22,8 +22,8 @@ from modserve.scheduling.scheduler import Clock
 class EnsembleModel:
     """Implements `core.servable.Servable`. Made, and used, on the event loop's thread.
 
-    Its statistics are Triton's: no time in a queue, and as compute time the sum of what its steps took. The composing
-    models count what they do by themselves.
+    Its statistics are Triton's: next to no time in a queue, and as compute time the sum of what its steps took. The
+    composing models count what they do by themselves.
     """
 
     def __init__(

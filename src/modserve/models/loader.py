@@ -18,7 +18,9 @@ from modserve.core.servable import Borrow, ModelDirectory, Servable, UnreadableM
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.placement import placements, thread_share
+from modserve.resources.response_cache import ResponseCache
 
+from .cached import CachedModel
 from .ensemble_loader import LoadedEnsemble, assemble, nothing_to_borrow, read_ensemble
 from .model import Model
 
@@ -36,6 +38,8 @@ class LoaderOptions:
     """The CPU cores to share out over all CPU instances."""
     auto_complete: bool = True
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    response_cache: ResponseCache | None = None
+    """For the models that ask for it."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +91,35 @@ class Loader:
             loading.add_done_callback(_discard)  # a load that has begun ends, and nobody takes what comes of it
             raise
         if isinstance(loaded, LoadedEnsemble):
-            return assemble(ModelId(model.name, version), loaded, self._borrow, loop)
-        return Model(
-            ModelId(model.name, version),
-            loaded.config,
-            loaded.message,
-            loaded.engine,
-            loaded.instances,
-            loop,
-            any_thread=loaded.any_thread,
-            labels=loaded.labels,
-            initial_states=loaded.initial_states,
-        )
+            return self._cached(assemble(ModelId(model.name, version), loaded, self._borrow, loop), loop)
+        try:
+            made = Model(
+                ModelId(model.name, version),
+                loaded.config,
+                loaded.message,
+                loaded.engine,
+                loaded.instances,
+                loop,
+                any_thread=loaded.any_thread,
+                labels=loaded.labels,
+                initial_states=loaded.initial_states,
+            )
+        except Exception as error:
+            await loop.run_in_executor(self._executor, _discard, loading)
+            raise from_exception(error, _doing(model, version)) from error
+        return self._cached(made, loop)
+
+    def _cached(self, servable: Servable, loop: asyncio.AbstractEventLoop) -> Servable:
+        if not servable.config.cached:
+            return servable
+        if self._options.response_cache is None:
+            _log.warning(
+                "model '%s' has response_cache enabled, but the server has no cache: every request is run. Start the "
+                "server with --cache-config=local,size=<bytes>",
+                servable.id.name,
+            )
+            return servable
+        return CachedModel(servable, self._options.response_cache, loop)
 
     def forget(self, name: str) -> None:
         self._cpu_instances.pop(name, None)
@@ -144,7 +165,7 @@ class Loader:
         )
         labels = _read_labels(model.path, provisional)
         initial_states = _read_initial_states(model.path, provisional)
-        doing = f"failed to load model '{model.name}' version {version}"
+        doing = _doing(model, version)
         try:
             engine = backend.open(source)
         except Exception as error:
@@ -210,8 +231,12 @@ def _check_fit(config: ModelConfig, instance: Executor) -> None:
         )
 
 
+def _doing(model: ModelDirectory, version: int) -> str:
+    return f"failed to load model '{model.name}' version {version}"
+
+
 def _discard(loading: "futures.Future[_Loaded | LoadedEnsemble]") -> None:
-    """Close what a load has made that nobody waits for any more. Runs on the thread of the load."""
+    """Close what a load has made that nobody takes. Runs on the thread of the load."""
     if loading.cancelled() or loading.exception() is not None:
         return
     loaded = loading.result()
@@ -223,7 +248,7 @@ def _discard(loading: "futures.Future[_Loaded | LoadedEnsemble]") -> None:
             for _, instance in loaded.instances:
                 stack.callback(instance.close)
     except Exception:
-        _log.exception("closing a model whose load was cancelled failed")
+        _log.exception("closing a model that was not taken failed")
 
 
 def _read_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ...]]:

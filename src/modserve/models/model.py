@@ -13,6 +13,7 @@ from modserve.core.model_config import DynamicBatching, ModelConfig
 from modserve.core.normalize import Signature
 from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
+from modserve.core.sequence import SequenceId
 from modserve.core.statistics import FailureReason, ModelStatistics, failure_reason
 from modserve.core.tensor import Tensor
 from modserve.core.timing import ExecutionTiming
@@ -33,7 +34,10 @@ from modserve.scheduling.tuner import Tuner
 
 
 class Model:
-    """Implements `core.servable.Servable`. Made, and used, on the event loop's thread."""
+    """Implements `core.servable.Servable`. Made, and used, on the event loop's thread.
+
+    It closes the engine and the instances that it is made with; if making it fails, they are left to who made them.
+    """
 
     def __init__(
         self,
@@ -73,7 +77,11 @@ class Model:
         )
         self._initial_states = initial_states
         self._sequences: SequenceScheduler[Instance] | None = None
-        self._scheduler = self._make_scheduler(LoopClock(loop))
+        try:
+            self._scheduler = self._make_scheduler(LoopClock(loop))
+        except BaseException:
+            self._pool.end()
+            raise
 
     def __repr__(self) -> str:
         return f"Model({self.id.name}, version {self.id.version}, {self._outstanding} outstanding, {self._pool!r})"
@@ -84,10 +92,12 @@ class Model:
             inflight.shape_key = (inflight.shape_key, self._buckets.of(inflight.length))
         if self._separate_by:
             told = request.parameters
-            inflight.shape_key = (inflight.shape_key, tuple([told.get(name) for name in self._separate_by]))
+            inflight.shape_key = (
+                inflight.shape_key,
+                tuple([(type(it), it) for it in map(told.get, self._separate_by)]),
+            )
         if self.config.sequence_batching is not None and request.timeout_ns:  # no queue policy says what it means
-            limit_ns = now_ns + request.timeout_ns
-            inflight.deadline_ns = min(inflight.deadline_ns or limit_ns, limit_ns)
+            inflight.queue_limit_ns = now_ns + request.timeout_ns
         if self._order is not None:
             inflight.sink = held = self._order.behind(sink)
             inflight.ordered = True
@@ -112,6 +122,13 @@ class Model:
     def open_sequences(self) -> int:
         """The sequences that have begun, and may go on while the model drains."""
         return self._sequences.open_sequences if self._sequences is not None else 0
+
+    def has_sequence(self, id: SequenceId) -> bool:
+        return self._sequences is not None and self._sequences.has(id)
+
+    def abandon_sequence(self, id: SequenceId) -> None:
+        if self._sequences is not None:
+            self._sequences.abandon(id)
 
     async def close(self) -> None:
         self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
@@ -150,7 +167,9 @@ class Model:
 
     def _gate(self, limit: int) -> Gate:
         run_times, pool = self._run_times, self._pool
-        return Gate(self.config.admission, run_times, lambda now_ns: pool.remaining_ns(now_ns, run_times), limit)
+        return Gate(
+            self.config.admission, run_times.at_best, lambda now_ns: pool.remaining_ns(now_ns, run_times), limit
+        )
 
     def _make_tuner(self) -> Tuner | None:
         policy = self.config.dynamic_batching

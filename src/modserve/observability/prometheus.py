@@ -13,7 +13,8 @@ from modserve.core.statistics import Histogram, ModelStatistics, TunerStatistics
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
-_NS = 1e-9
+_NS = 1e9
+"""Nanoseconds of a second. Divided by, since 30_000_000_000 * 1e-9 is not 30."""
 
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
@@ -38,6 +39,21 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ),
 )
 
+_CACHE_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("nv_cache_num_hits_per_model", "Requests answered from the cache", lambda s: s.cache_hit.count),
+    ("nv_cache_num_misses_per_model", "Requests run since the cache had no answer", lambda s: s.cache_miss.count),
+    (
+        "nv_cache_hit_duration_per_model",
+        "Microseconds spent on finding answers in the cache, in all",
+        lambda s: s.cache_hit.ns // 1000,
+    ),
+    (
+        "nv_cache_miss_duration_per_model",
+        "Microseconds spent on not finding answers in the cache and on keeping new ones, in all",
+        lambda s: s.cache_miss.ns // 1000,
+    ),
+)
+
 _HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics], Histogram]], ...] = (
     (
         "modserve_request_duration_seconds",
@@ -51,9 +67,9 @@ _HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics], Histogram]
 )
 
 _TUNER: tuple[tuple[str, str, Callable[[TunerStatistics], float]], ...] = (
-    ("modserve_tuner_p99_goal_seconds", "What 99 of 100 requests shall stay below", lambda t: t.goal_ns * _NS),
-    ("modserve_tuner_p99_seconds", "What 99 of 100 requests stayed below lately", lambda t: t.p99_ns * _NS),
-    ("modserve_tuner_delay_seconds", "The queue delay that the tuner has set", lambda t: t.delay_ns * _NS),
+    ("modserve_tuner_p99_goal_seconds", "What 99 of 100 requests shall stay below", lambda t: t.goal_ns / _NS),
+    ("modserve_tuner_p99_seconds", "What 99 of 100 requests stayed below lately", lambda t: t.p99_ns / _NS),
+    ("modserve_tuner_delay_seconds", "The queue delay that the tuner has set", lambda t: t.delay_ns / _NS),
     ("modserve_tuner_batch_size", "The batch size that the tuner has set", lambda t: t.batch_size),
 )
 
@@ -70,6 +86,12 @@ class StatisticsCollector(Collector):
             family = Metric(name, text, "counter")
             for labels, servable in models:
                 family.add_sample(name, labels, read(servable.statistics))
+            yield family
+        for name, text, read in _CACHE_COUNTERS:
+            family = Metric(name, text, "counter")
+            for labels, servable in models:
+                if servable.config.cached:
+                    family.add_sample(name, labels, read(servable.statistics))
             yield family
         failures = Metric("nv_inference_request_failure", "Requests that failed, by reason", "counter")
         for labels, servable in models:
@@ -147,10 +169,10 @@ def _histogram_family(
         running = 0
         for bound, count in zip((*histogram.bounds, None), histogram.buckets, strict=True):
             running += count
-            limit = "+Inf" if bound is None else _number(bound * unit)
+            limit = "+Inf" if bound is None else _number(bound / unit)
             family.add_sample(f"{name}_bucket", {**labels, "le": limit}, running)
         family.add_sample(f"{name}_count", labels, running)
-        family.add_sample(f"{name}_sum", labels, histogram.total * unit)
+        family.add_sample(f"{name}_sum", labels, histogram.total / unit)
     return family
 
 

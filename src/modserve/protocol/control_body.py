@@ -41,10 +41,10 @@ def _check_depth(document: object) -> None:
         raise json_data.too_deep()
 
 
-def typed(value: object, wanted: type[T]) -> T:
-    """`value`, which must be exactly a `wanted`. Raises INVALID_ARG."""
+def typed(value: object, wanted: type[T], what: str = "") -> T:
+    """`value`, which must be exactly a `wanted`. Raises INVALID_ARG, beginning with `what` it is the value of."""
     if type(value) is not wanted:
-        raise invalid(str(JsonTypeError(*_TYPES[wanted])))
+        raise invalid(f"{what}{JsonTypeError(*_TYPES[wanted])}")
     return value
 
 

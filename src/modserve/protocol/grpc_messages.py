@@ -1,5 +1,6 @@
 """Inference over gRPC: ``ModelInferRequest`` to core values, a response to ``ModelInferResponse``."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from modserve.core.version import ModelId, parse_requested
 from modserve.pb import inference as pb
 
 from . import parameters, shared_memory
+from .classification import MANY_ELEMENTS
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = frozenset({_EMPTY_FINAL})
@@ -42,9 +44,7 @@ def decode_request(message: pb.ModelInferRequest, deadline_ns: int = 0, lease: L
     version = parse_requested(message.model_version)
     given = _parameters(message.parameters) if message.parameters else {}
     inputs = _inputs(message, lease)
-    outputs: tuple[str, ...] = ()
-    if message.outputs:
-        outputs = tuple(dict.fromkeys(output.name for output in message.outputs))
+    outputs = tuple(output.name for output in message.outputs) if message.outputs else ()
     limit_ns = timeout_ns(given) if given else 0
     return InferenceRequest(message.model_name, inputs, outputs, version, message.id, given, deadline_ns, limit_ns)
 
@@ -97,6 +97,22 @@ def encode_response(response: InferenceResponse) -> pb.ModelInferResponse:
         message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
         message.raw_output_contents.append(bytes(tensor.raw))
     return message
+
+
+def has_many_texts(response: InferenceResponse) -> bool:
+    """Whether encoding the answer takes long: other tensors than BYTES are copied as they are."""
+    for tensor in response.outputs.values():
+        if tensor.datatype is dtypes.BYTES and math.prod(tensor.shape) > MANY_ELEMENTS:
+            return True
+    return False
+
+
+def has_many_typed(message: pb.ModelInferRequest) -> bool:
+    """Whether decoding the request takes long: it has many elements that are not raw."""
+    if message.raw_input_contents:
+        return False
+    found = (values for tensor in message.inputs for _, values in tensor.contents.ListFields())
+    return sum(map(len, found)) > MANY_ELEMENTS
 
 
 def encode_stream_response(response: InferenceResponse, final: bool) -> pb.ModelStreamInferResponse:
@@ -201,7 +217,11 @@ def _contents(tensor: pb.ModelInferRequest.InferInputTensor, datatype: Datatype,
 
 def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
     # Typed, or numpy would make floats of 64-bit integers; only 8- and 16-bit integers come in a wider field.
-    wide = np.array(values, dtype=np.int64 if datatype.size < 4 else datatype.numpy)
+    kind = np.int64 if datatype.size < 4 else datatype.numpy
+    # As lists, which numpy reads sooner; and not too long ones, since no other thread runs meanwhile.
+    starts = range(0, len(values) or 1, MANY_ELEMENTS)
+    some = [np.array(values[start : start + MANY_ELEMENTS], dtype=kind) for start in starts]
+    wide = some[0] if len(some) == 1 else np.concatenate(some)
     narrow = wide.astype(datatype.numpy)
     if datatype.size < 4 and not np.array_equal(wide, narrow):
         index = int(np.flatnonzero(wide != narrow)[0])

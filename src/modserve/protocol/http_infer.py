@@ -393,13 +393,13 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
         raise unable("outputs", JsonTypeError("array", "array"))
     if not value:
         return (), _BINARY_REPLY if binary_output else _JSON_REPLY
-    names: dict[str, None] = {}
+    names: list[str] = []  # also what is asked for twice, which the model refuses
     binary: list[str] = []
     classes: dict[str, int] = {}
     places: dict[str, Place] = {}
     for element in value:
         name = _string(element, "name")
-        names[name] = None  # asked for twice it still comes once, as in Triton
+        names.append(name)
         options = element.get("parameters")
         if options is None:
             continue

@@ -4,11 +4,10 @@ Going in, `data` may be nested in any way; only its elements count, in order. Go
 types, which Triton refuses as JSON, are numbers like the others here.
 """
 
-import json
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, count
 
 import numpy as np
 import orjson
@@ -23,6 +22,9 @@ MAX_DEPTH = 100
 """Arrays within arrays: an element of `data` may be in 99, as Triton counts."""
 
 _MOST = 2**63 - 1
+_AT_A_TIME = 32 * 1024
+"""Elements that are written in one go, in which no other thread runs."""
+
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str}}
 """The Python types that JSON elements of each `Datatype.json_kind` are parsed to."""
 
@@ -106,7 +108,7 @@ def from_tensor(name: str, tensor: Tensor) -> bytes:
     datatype = tensor.datatype
     if datatype is dtypes.BYTES:
         try:
-            return orjson.dumps([element.decode() for element in flat.tolist()])
+            return _written(flat, lambda some: orjson.dumps([element.decode() for element in some.tolist()]))
         except UnicodeDecodeError:
             raise invalid(
                 f"output '{name}' holds bytes that are not UTF-8, which JSON can not carry; "
@@ -117,8 +119,31 @@ def from_tensor(name: str, tensor: Tensor) -> bytes:
         with np.errstate(invalid="ignore"):  # widening a signalling NaN is no fault of anybody's
             flat = flat.astype(np.float64)
         if not np.isfinite(flat).all():
-            return json.dumps(flat.tolist(), separators=(",", ":")).encode()
+            return _written(flat, _with_literals)
+    return _written(flat, _numbers_text)
+
+
+def _written(flat: Array, write: Callable[[Array], bytes]) -> bytes:
+    """The elements as one JSON array; `write` makes one of some of them."""
+    if len(flat) <= _AT_A_TIME:
+        return write(flat)
+    starts = range(0, len(flat), _AT_A_TIME)
+    return b"[%b]" % b",".join([write(flat[start : start + _AT_A_TIME])[1:-1] for start in starts])
+
+
+def _numbers_text(flat: Array) -> bytes:
     return orjson.dumps(np.ascontiguousarray(flat), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _with_literals(flat: NDArray[np.float64]) -> bytes:
+    """The JSON library writes all that is not finite as null: here only NaN is, a number stands in for Infinity."""
+    infinite = np.isinf(flat)
+    if not infinite.any():
+        return _numbers_text(flat).replace(b"null", b"NaN")
+    # Written with one digit before the point, its text is a part of no other number's but its negative's.
+    stand_in = next(number for digits in count(1) if not (np.abs(flat) == (number := float(f"1.{digits}e300"))).any())
+    text = _numbers_text(np.where(infinite, np.copysign(stand_in, flat), flat))
+    return text.replace(orjson.dumps(stand_in), b"Infinity").replace(b"null", b"NaN")
 
 
 def too_deep() -> ModserveError:

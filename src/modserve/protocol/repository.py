@@ -65,7 +65,7 @@ def only_ready(body: bytes) -> bool:
 
 
 def check_repository_name(name: str) -> None:
-    """Raises UNSUPPORTED for a name, as Triton's gRPC does; its HTTP ignores it."""
+    """Raises UNSUPPORTED for a name, as Triton does, but for the index over HTTP, where it ignores it."""
     if name:
         raise unsupported("'repository_name' specification is not supported")
 
@@ -86,18 +86,19 @@ def load_json(body: bytes) -> LoadParameters:
     config = None
     files: dict[str, bytes] = {}
     for name, value in _json_parameters(body).items():
-        text = control_body.typed(value, str)
-        if name == _CONFIG:
-            config = text
-        else:
-            path = _file_path(name)
+        path = "" if name == _CONFIG else _file_path(name)
+        text = control_body.typed(value, str, f"invalid value for load parameter '{name}': ")
+        if path:
             files[path] = _base64(name, text)
+        else:
+            config = text
     return LoadParameters(config, files)
 
 
 def unload_dependents_json(body: bytes) -> bool:
     """Whether an unload request's body, which may be empty, asks for dependents as well. Raises INVALID_ARG."""
-    return control_body.typed(_json_parameters(body).get(_DEPENDENTS, False), bool)
+    given = _json_parameters(body).get(_DEPENDENTS, False)
+    return control_body.typed(given, bool, f"invalid value for unload parameter '{_DEPENDENTS}': ")
 
 
 def load_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> LoadParameters:
@@ -142,4 +143,5 @@ def _base64(name: str, text: str) -> bytes:
 
 
 def _json_parameters(body: bytes) -> JsonObject:
-    return control_body.typed(control_body.read(body).get("parameters", {}), dict) if body else {}
+    given = control_body.read(body).get("parameters", {}) if body else {}
+    return control_body.typed(given, dict, "Unable to parse 'parameters': ")

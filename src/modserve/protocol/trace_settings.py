@@ -11,6 +11,7 @@ from . import control_body
 from .json_data import JsonTypeError
 from .json_message import JsonObject
 
+_MODE = "triton"
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,40}\s*")
 _NUMBERS = {
     "trace_rate": ("rate", 0, 2**32 - 1),
@@ -28,7 +29,7 @@ def json(settings: TraceSettings) -> JsonObject:
         "trace_count": str(settings.count),
         "log_frequency": str(settings.log_frequency),
         "trace_file": settings.file,
-        "trace_mode": "triton",
+        "trace_mode": _MODE,
     }
 
 
@@ -42,12 +43,14 @@ def message(settings: TraceSettings) -> pb.TraceSettingResponse:
 def change_by_json(body: bytes) -> TraceChange:
     """What a POST's body asks for; unknown names and an empty body ask for nothing, null for what is set elsewhere.
 
-    Raises INVALID_ARG, and UNSUPPORTED for ``trace_file``.
+    Raises INVALID_ARG, and UNSUPPORTED for ``trace_file`` and another ``trace_mode``.
     """
     given = control_body.read(body) if body else {}
     change: dict[str, TraceLevel | int | None] = {}
     if "trace_file" in given:
         raise _no_file()
+    if given.get("trace_mode") is not None:
+        _check_mode(control_body.typed(given["trace_mode"], str))
     if "trace_level" in given:
         levels = given["trace_level"]
         if levels is None:
@@ -67,11 +70,13 @@ def change_by_json(body: bytes) -> TraceChange:
 def change_by_message(settings: Mapping[str, pb.TraceSettingRequest.SettingValue]) -> TraceChange:
     """What a request asks for; unknown names ask for nothing, a setting without values for what is set elsewhere.
 
-    Raises INVALID_ARG, and UNSUPPORTED for ``trace_file``.
+    Raises INVALID_ARG, and UNSUPPORTED for ``trace_file`` and another ``trace_mode``.
     """
     change: dict[str, TraceLevel | int | None] = {}
     if "trace_file" in settings:
         raise _no_file()
+    for mode in settings["trace_mode"].value if "trace_mode" in settings else ():
+        _check_mode(mode)
     if "trace_level" in settings:
         levels = list(settings["trace_level"].value)
         change["level"] = _level(levels) if levels else None
@@ -106,6 +111,14 @@ def _number(name: str, text: str, lowest: int, highest: int, got: str) -> int:
     if not lowest <= value <= highest:
         raise invalid(f"Unable to parse '{name}', value is out of range [ {lowest}, {highest} ], got: {text}")
     return value
+
+
+def _check_mode(mode: str) -> None:
+    """Raises UNSUPPORTED for one that is not in use. Triton takes whatever is said, and changes nothing."""
+    if mode != _MODE:
+        raise unsupported(
+            f"trace mode can not be updated through network protocol, got: {mode}, expected '{_MODE}', which it is"
+        )
 
 
 def _no_file() -> ModserveError:

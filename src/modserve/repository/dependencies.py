@@ -36,6 +36,20 @@ def _leads_back(name: str, other: str, graph: Graph) -> bool:
     return name in graph.get(other, ())
 
 
+def turns(wanted: Graph, served: Graph) -> dict[str, set[str]]:
+    """Which models each one waits for when many change in one go; nobody waits in a circle.
+
+    It waits for what it is to be made of, unless that leads back to it, and for what it is made of now, unless those
+    wait for it.
+    """
+    first = {name: set() if circle(name, wanted) else set(needs) for name, needs in wanted.items()}
+    both = {name: first.get(name, set()) | set(served.get(name, ())) for name in {**wanted, **served}}
+    return {
+        name: {need for need in needs if need in first.get(name, ()) or name not in needed([need], both)}
+        for name, needs in both.items()
+    }
+
+
 def orphans(name: str, graph: Graph, asked: Container[str]) -> list[str]:
     """What nothing needs any more when `name` is gone, but for what somebody asked for by name.
 

@@ -14,12 +14,13 @@ class Loans:
     def __repr__(self) -> str:
         return f"Loans({len(self._loans)} servables)"
 
-    def lend(self, servable: Servable) -> "LentServable":
+    def lend(self, servable: Servable, front: Servable | None = None) -> "LentServable":
+        """`front` is what the borrower gets to see, if it is another one."""
         loan = self._loans.get(id(servable))
         if loan is None:
             loan = self._loans[id(servable)] = _Loan()
         loan.count += 1
-        return LentServable(servable, self)
+        return LentServable(servable, front or servable, self)
 
     def give_back(self, servable: Servable) -> None:
         loan = self._loans[id(servable)]
@@ -37,14 +38,15 @@ class Loans:
 class LentServable:
     """Implements `core.servable.Handle`."""
 
-    __slots__ = ("_loans", "servable")
+    __slots__ = ("_lent", "_loans", "servable")
 
-    def __init__(self, servable: Servable, loans: Loans) -> None:
-        self.servable = servable
+    def __init__(self, lent: Servable, front: Servable, loans: Loans) -> None:
+        self.servable = front
+        self._lent = lent
         self._loans = loans
 
     def release(self) -> None:
-        self._loans.give_back(self.servable)
+        self._loans.give_back(self._lent)
 
 
 class _Loan:

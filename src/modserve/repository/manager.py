@@ -28,6 +28,7 @@ from modserve.core.version import (
 
 from . import dependencies
 from .handle import Loans
+from .succession import Succession
 
 _log = logging.getLogger(__name__)
 
@@ -44,8 +45,6 @@ class _Version:
     """What takes requests: there while READY, also while it is being loaded anew."""
     directory: ModelDirectory | None = None
     """What it was loaded from."""
-    finishing: list[Servable] = field(default_factory=list)
-    """Servables of the version which take nothing new, but for sequences that go on, and are not closed yet."""
     unloading: str = UNLOADED
     """The reason to be given once the version is unloaded."""
 
@@ -57,9 +56,13 @@ class _Model:
     """What is wrong with the model as it is on disk, while no version could be tried or older ones are served on."""
     latest: Servable | None = None
     """The highest READY version."""
+    finishing: list[Servable] = field(default_factory=list)
+    """What takes nothing new, but for sequences that go on, and is not closed yet; the last ones first."""
     wanted: ModelDirectory | None = None
     """What it should be loaded from, also while a model that it needs is missing."""
     needs: Needs = field(default_factory=dict)
+    serving: Needs = field(default_factory=dict)
+    """What the versions in service are made of: not what it `needs`, if that failed to load."""
 
     @property
     def servables(self) -> list[Servable | None]:
@@ -79,6 +82,8 @@ class _Model:
     def rank(self) -> None:
         ready = [entry.servable for _, entry in sorted(self.versions.items()) if entry.state.state is State.READY]
         self.latest = ready[-1] if ready else None
+        if not ready:
+            self.serving = {}
 
 
 @dataclass
@@ -102,10 +107,20 @@ class _Update:
     """What was served by the models, before."""
     former: dict[str, tuple[ModelDirectory | None, Needs]] = field(default_factory=dict)
     """What was wanted of the models that somebody wants to change, before."""
+    wanted: dict[str, Needs] = field(default_factory=dict)
+    """What each model is to be made of."""
+    serving: dict[str, Needs] = field(default_factory=dict)
+    """What the versions that were in service before are made of."""
+    turns: dict[str, set[str]] = field(default_factory=dict)
+    """Those that are seen to before each."""
 
-    def is_renewed(self, name: str, models: Mapping[str, _Model]) -> bool:
-        """Whether a model is served by others than before."""
-        return name in models and models[name].servables != self.before.get(name, [])
+    def is_renewed(self, names: Iterable[str], models: Mapping[str, _Model]) -> bool:
+        """Whether one of some models is served by others than before, or may be when all is done."""
+        return any(
+            (name in self.done and not self.done[name].is_set())
+            or (name in models and models[name].servables != self.before.get(name, []))
+            for name in names
+        )
 
 
 class ModelManager:
@@ -118,7 +133,8 @@ class ModelManager:
     one thing is done at a time. A load that fails is tried `load_retries` times again.
 
     A model that is made of others is loaded after them, and loaded again when one of them has changed. It goes when one
-    of them goes, and comes back with it.
+    of them goes, and comes back with it. One that can not be made anew serves on, as long as what it is made of stays
+    as it is.
     """
 
     def __init__(self, loader: ModelLoader, parallel_loads: int, load_retries: int = 0) -> None:
@@ -136,41 +152,47 @@ class ModelManager:
         return f"ModelManager({len(self.index())} versions of {len(self._models)} models)"
 
     def get(self, name: str, version: int | None) -> Servable:
-        """The READY version asked for, or the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts."""
+        """The READY version asked for, or the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts.
+
+        Requests of sequences go to those where these have begun, also when they are READY no more.
+        """
         model = self._models.get(name)
         if model is None:
             raise unknown_model(name)
         if version is None:
-            if model.latest is None:
-                finishing = self.finishing(name, None)
-                if finishing is None:
-                    raise no_available_versions(name)
-                return finishing
-            return model.latest
-        found = model.versions.get(version)
+            found = model.latest
+        else:
+            entry = model.versions.get(version)
+            if entry is None:
+                raise unknown_version(name, version)
+            found = entry.servable if entry.state.state is State.READY else None
+        if model.finishing:
+            found = _before(found, [each for each in model.finishing if version in (None, each.id.version)])
         if found is None:
-            raise unknown_version(name, version)
-        if found.servable is None or found.state.state is not State.READY:
-            finishing = self.finishing(name, version)
-            if finishing is None:
-                raise not_ready(name, version)
-            return finishing
-        return found.servable
+            raise no_available_versions(name) if version is None else not_ready(name, version)
+        return found
 
     def finishing(self, name: str, version: int | None) -> Servable | None:
-        """What has sequences that have begun, and is or may be unloaded; for None, the highest such version."""
+        """What has sequences that have begun, and is or may be unloaded; of a version, or of all for None."""
         model = self._models.get(name)
-        versions = model.versions if model is not None else {}
-        for number in sorted(versions, reverse=True) if version is None else [version]:
-            entry = versions.get(number)
-            for servable in (entry.servable, *reversed(entry.finishing)) if entry is not None else ():
-                if isinstance(servable, SequenceKeeper) and servable.open_sequences:
-                    return servable
-        return None
+        if model is None:
+            return None
+        served = [each for each in reversed(model.servables) if each is not None]
+        return _before(None, [each for each in (*served, *model.finishing) if version in (None, each.id.version)])
+
+    def keepers(self) -> list[Servable]:
+        """All that have sequences which have begun, whether they are READY or not."""
+        loaded = [each for model in self._models.values() for each in (*model.servables, *model.finishing)]
+        servables = [each for each in loaded if each is not None]
+        return [each for each in servables if isinstance(each, SequenceKeeper) and each.open_sequences]
 
     def borrow(self, name: str, version: int | None) -> Handle:
         """As `get`, for who needs it for a while: until it is given back it is not drained."""
-        return self._loans.lend(self.get(name, version))
+        return self.lend(self.get(name, version))
+
+    def lend(self, servable: Servable) -> Handle:
+        """As `borrow`, of what `get` or `finishing` gave in this turn of the event loop."""
+        return self._loans.lend(servable.heir if isinstance(servable, Succession) else servable, servable)
 
     def state(self, name: str, version: int | None) -> VersionState:
         """The state of a version, or of the one that answers for None. Raises NOT_FOUND."""
@@ -290,6 +312,9 @@ class ModelManager:
                 model = self._models.setdefault(name, _Model())
                 step.former[name] = model.wanted, model.needs
                 model.wanted, model.needs = changes[name], needs[name]
+            step.wanted = {name: model.needs for name, model in self._models.items() if model.wanted}
+            step.serving = {name: model.serving for name, model in self._models.items()}
+            step.turns = dependencies.turns(step.wanted, step.serving)
             self._retire_dependents(wanted)
             async with asyncio.TaskGroup() as tasks:
                 selections = {
@@ -309,9 +334,13 @@ class ModelManager:
         return {name: failure for name, failure in step.failures.items() if name in changes}
 
     def _graph(self, needs: Mapping[str, Needs] | None = None) -> dict[str, Iterable[str]]:
-        """What each wanted model needs, with changes that are to come."""
-        graph: dict[str, Iterable[str]] = {name: model.needs for name, model in self._models.items() if model.wanted}
-        return graph | dict(needs or {})
+        """What each wanted model needs, with changes that are to come, and what those in service are made of."""
+        graph = {name: set(model.needs) for name, model in self._models.items() if model.wanted}
+        graph |= {name: set(found) for name, found in (needs or {}).items()}
+        for name, model in self._models.items():
+            if model.serving:
+                graph.setdefault(name, set()).update(model.serving)
+        return dict(graph)
 
     async def _hold(self, needs: Mapping[str, Needs], held: dict[str, asyncio.Lock]) -> None:
         """Lock what is about to change, all that it needs and all that needs it.
@@ -334,9 +363,10 @@ class ModelManager:
     def _retire_dependents(self, wanted: Mapping[str, ModelDirectory | None]) -> None:
         """Before models go, those go that need them."""
         gone = {name for name, directory in wanted.items() if directory is None}
-        for name in dependencies.dependents(gone, self._graph()) - gone:
+        graph = self._graph()  # in which what goes has no needs any more, once it has gone
+        for name in dependencies.dependents(gone, graph) - gone:
             model = self._models[name]
-            lost = ", ".join(f"'{need}'" for need in sorted(dependencies.needed([name], self._graph()) & gone))
+            lost = ", ".join(f"'{need}'" for need in sorted(dependencies.needed([name], graph) & gone))
             self._retire_all(name, model, model.versions, f"{UNLOADED}, for ensemble '{name}' depends on {lost}")
 
     async def _apply_in_turn(
@@ -345,15 +375,15 @@ class ModelManager:
         """Once all that it needs has been seen to."""
         model = self._models[name]
         try:
-            circle = dependencies.circle(name, self._graph()) if model.needs else ""
-            if not circle:
-                for need in model.needs:
-                    if need in step.done:
-                        await step.done[need].wait()
-            renewed = any(step.is_renewed(need, self._models) for need in model.needs)
+            for need in step.turns.get(name, ()):
+                if need in step.done:
+                    await step.done[need].wait()
+            circle = dependencies.circle(name, step.wanted) if model.needs else ""
+            stale = step.is_renewed(step.serving.get(name, ()), self._models)
+            renewed = stale or (not circle and step.is_renewed(model.needs, self._models))
             if name in step.former or renewed:
                 unmet = _circular(name, circle) if circle else self._unmet(name, model.needs, step)
-                await self._apply(name, directory, selection, unmet, step, renewed)
+                await self._apply(name, directory, selection, unmet, step, renewed=renewed, stale=stale)
         finally:
             step.done[name].set()
 
@@ -384,7 +414,8 @@ class ModelManager:
         try:
             return await self._loader.wanted_versions(directory)
         except ModserveError as error:
-            _log.error("model '%s' can not be loaded: %s", directory.name, error.message)
+            level = logging.ERROR if directory.config is None else logging.WARNING  # the caller's mistake, who is told
+            _log.log(level, "model '%s' can not be loaded: %s", directory.name, error.message)
             return error
 
     async def _apply(
@@ -394,29 +425,39 @@ class ModelManager:
         selection: Sequence[int] | ModserveError,
         unmet: ModserveError | None,
         step: "_Update",
+        *,
         renewed: bool,
+        stale: bool,
     ) -> None:
-        """`unmet`: why it can not be loaded. `renewed`: what it needs is not what it was, so it is loaded again."""
+        """`unmet`: why it can not be loaded. `renewed`: what it needs is not what it was, so it is loaded again.
+
+        `stale`: what the versions in service are made of is not what it was: they do not serve on if that fails.
+        """
         model = self._models[name]
         alone = step.together and name in step.former and model.latest is None
         if directory is None:
+            if model.latest is not None:
+                model.problem = ""  # a replacement failed, of what is not wanted any more
             self._retire_all(name, model, model.versions)
         elif isinstance(selection, ModserveError):
-            step.failures[name] = _selection_failure(name, selection)
+            step.failures[name] = _selection_failure(directory, selection)
             # Who asked for it alone is told, and a model that was not there is not there.
             model.problem = "" if alone else selection.reason
-        elif unmet is not None:
+        elif unmet is not None and (renewed or not all(_is_current(model, directory, each) for each in selection)):
             level = logging.ERROR if name in step.former else logging.INFO
             _log.log(level, "model '%s' can not be loaded: %s", name, unmet.message)
             step.failures[name] = invalid(f"load failed for model '{name}': {unmet.message}\n")
-            self._retire_all(name, model, model.versions, unmet.reason)
-            model.problem = "" if alone or model.versions else unmet.reason
+            if stale or model.latest is None:
+                self._retire_all(name, model, model.versions, unmet.reason)
+                model.problem = "" if alone or model.versions else unmet.reason
+            else:
+                model.problem = f"served as it was, for it failed to load: {unmet.reason}"
         else:
             model.problem = ""
             failed = await self._load_versions(model, directory, selection, step.together, renewed)
             if failed:
                 step.failures[name] = _version_failures(name, failed)
-                if renewed:  # what is served fits no more to what it is made of
+                if stale:  # what is served fits no more to what it is made of
                     self._retire_all(name, model, model.versions, failed[max(failed)].reason)
                     model.problem = ""
         if name in step.failures and name in step.former and step.together:
@@ -507,9 +548,10 @@ class ModelManager:
         if directory.lease is not None:
             directory.lease.hold()
         model.rank()
+        model.serving = model.needs
         _log.info("model '%s', version %d: ready after %.3f s", directory.name, version, load_ns / 1e9)
         if previous.servable is not None:
-            self._close(ModelId(directory.name, version), entry, previous.servable, previous.directory)
+            self._close(model, ModelId(directory.name, version), entry, previous.servable, previous.directory)
 
     def _give_up(self, model: _Model, directory: ModelDirectory, versions: Sequence[int], loads: _Loads) -> None:
         """Take none of what was loaded: another version failed, or the load was cancelled."""
@@ -520,7 +562,7 @@ class ModelManager:
                 self._step(entry, State.UNAVAILABLE, reason)
             if version in loads.servables:
                 servable, _ = loads.servables.pop(version)
-                self._close(ModelId(directory.name, version), entry, servable, None)
+                self._close(model, ModelId(directory.name, version), entry, servable, None)
 
     def _retire_all(self, name: str, model: _Model, versions: Iterable[int], reason: str = UNLOADED) -> None:
         """Take versions out of service; what they have accepted is finished."""
@@ -532,7 +574,7 @@ class ModelManager:
             entry.servable = entry.directory = None
             entry.unloading = reason
             self._step(entry, State.UNLOADING)
-            self._close(ModelId(name, version), entry, servable, directory)
+            self._close(model, ModelId(name, version), entry, servable, directory)
         model.rank()
 
     def _drop_failures(self, model: _Model, versions: Sequence[int]) -> None:
@@ -553,12 +595,14 @@ class ModelManager:
 
     # Closing, in the background
 
-    def _close(self, model_id: ModelId, entry: _Version, servable: Servable, directory: ModelDirectory | None) -> None:
-        entry.finishing.append(servable)
-        self._spawn(self._drain_and_close(model_id, entry, servable, directory))
+    def _close(
+        self, model: _Model, model_id: ModelId, entry: _Version, servable: Servable, directory: ModelDirectory | None
+    ) -> None:
+        model.finishing.insert(0, servable)
+        self._spawn(self._drain_and_close(model, model_id, entry, servable, directory))
 
     async def _drain_and_close(
-        self, model_id: ModelId, entry: _Version, servable: Servable, directory: ModelDirectory | None
+        self, model: _Model, model_id: ModelId, entry: _Version, servable: Servable, directory: ModelDirectory | None
     ) -> None:
         try:
             await self._loans.returned(servable)
@@ -568,8 +612,9 @@ class ModelManager:
             except Exception:  # an engine that can not end well is gone all the same
                 _log.exception("model '%s', version %d: closing its engine failed", model_id.name, model_id.version)
         finally:
-            entry.finishing.remove(servable)
-            if entry.state.state is State.UNLOADING and not entry.finishing:
+            model.finishing.remove(servable)
+            over = all(each.id.version != model_id.version for each in model.finishing)
+            if entry.state.state is State.UNLOADING and over:
                 self._step(entry, State.UNAVAILABLE, entry.unloading)
                 _log.info("model '%s', version %d: unloaded", model_id.name, model_id.version)
             if directory is not None and directory.lease is not None:
@@ -592,6 +637,16 @@ class ModelManager:
                 raise
 
 
+def _before(heir: Servable | None, others: Iterable[Servable]) -> Servable | None:
+    """What answers in the place of `heir` while some of the others have sequences that have begun."""
+    keepers = [each for each in others if isinstance(each, SequenceKeeper) and each.open_sequences]
+    if not keepers:
+        return heir
+    if heir is None:
+        heir, *keepers = keepers
+    return Succession(heir, keepers) if keepers else heir
+
+
 def _is_current(model: _Model, directory: ModelDirectory, version: int) -> bool:
     """Whether a version is in service just as it would be loaded from `directory`."""
     entry = model.versions.get(version)
@@ -601,13 +656,15 @@ def _is_current(model: _Model, directory: ModelDirectory, version: int) -> bool:
 
 
 def _circular(name: str, through: str) -> ModserveError:
-    return invalid(f"circular dependency between ensembles: {name} -> ... -> {through} -> {name}")
+    way = name if through == name else f"{name} -> ... -> {through}"
+    return invalid(f"circular dependency between ensembles: {way} -> {name}")
 
 
-def _selection_failure(name: str, error: ModserveError) -> ModserveError:
+def _selection_failure(directory: ModelDirectory, error: ModserveError) -> ModserveError:
     if isinstance(error, UnreadableModelError):
-        return internal(f"failed to load '{name}', failed to poll from model repository: {error.message}")
-    return invalid(f"load failed for model '{name}': {error.message}\n")
+        failure = internal if directory.config is None else invalid  # it came with the call
+        return failure(f"failed to load '{directory.name}', failed to poll from model repository: {error.message}")
+    return invalid(f"load failed for model '{directory.name}': {error.message}\n")
 
 
 def _version_failures(name: str, failures: Mapping[int, ModserveError]) -> ModserveError:

@@ -15,8 +15,9 @@ class Gate:
     """Says who may queue.
 
     `run_ns` tells what a batch of a size takes, 0 for unknown, and `remaining_ns` what still runs at a moment, by slot.
-    Batches have up to `limit` items; 0 for models that run each request on its own. The queue delay is not counted: it
-    ends early for a request with a deadline.
+    Where `run_ns` does not know, it should guess low: what is refused is not found out. Batches have up to `limit`
+    items; 0 for models that run each request on its own. The queue delay is not counted: it ends early for a request
+    with a deadline or a queue limit.
     """
 
     def __init__(
@@ -36,14 +37,15 @@ class Gate:
     def check(self, inflight: Inflight, count: int, size: int, now_ns: int) -> None:
         """Raises `OverloadedError` if the request would come too late behind `count` others, whose sizes sum to `size`.
 
-        One that finds a free slot and nobody waiting is let in, whatever the prediction: that may be wrong, and would
+        Its queue limit bounds the waiting alone; its deadline and the goal bound waiting and execution together. One
+        that finds a free slot and nobody waiting is let in, whatever the prediction: that may be wrong, and would
         stay so if nothing ran any more.
         """
         allowed_ns = self._options.latency_goal_ns
         if inflight.deadline_ns:
             left_ns = max(0, inflight.deadline_ns - now_ns)
             allowed_ns = min(allowed_ns or left_ns, left_ns)
-        elif not allowed_ns:
+        elif not allowed_ns and not inflight.queue_limit_ns:
             return
         own = inflight.batch_size or 1
         if not self._run_ns(own):
@@ -51,16 +53,28 @@ class Gate:
         waiting_ns = self._wait_ns(count, size, now_ns)
         if not waiting_ns and not count:
             return
+        if inflight.queue_limit_ns:
+            left_ns = max(0, inflight.queue_limit_ns - now_ns)
+            if waiting_ns > left_ns:
+                raise self._refused(inflight, waiting_ns, left_ns, waiting_ns - left_ns, "")
+        if not allowed_ns:
+            return
         # Those that are left over from the batches ahead are likely to run in its batch.
         running_ns = self._run_ns(min(self._limit, size % self._limit + own) if self._limit else own)
-        predicted_ns = waiting_ns + running_ns
-        if predicted_ns > allowed_ns:
-            raise OverloadedError(
-                f"{inflight.request.label}Request refused, it would come too late: predicted {waiting_ns / 1e6:.1f} ms "
-                f"in the queue and {running_ns / 1e6:.1f} ms of execution, allowed {allowed_ns / 1e6:.1f} ms",
-                min(predicted_ns - allowed_ns, waiting_ns),
-                too_many=self._options.too_many,
-            )
+        late_ns = waiting_ns + running_ns - allowed_ns
+        if late_ns > 0:
+            execution = f" and {running_ns / 1e6:.1f} ms of execution"
+            raise self._refused(inflight, waiting_ns, allowed_ns, min(late_ns, waiting_ns), execution)
+
+    def _refused(
+        self, inflight: Inflight, waiting_ns: int, allowed_ns: int, retry_after_ns: int, execution: str
+    ) -> OverloadedError:
+        return OverloadedError(
+            f"{inflight.request.label}Request refused, it would come too late: predicted {waiting_ns / 1e6:.1f} ms "
+            f"in the queue{execution}, allowed {allowed_ns / 1e6:.1f} ms",
+            retry_after_ns,
+            too_many=self._options.too_many,
+        )
 
     def full(self, inflight: Inflight, count: int, size: int, now_ns: int) -> OverloadedError:
         """What a request is told for which the queue has no room; `count` and `size` are of all that wait there."""

@@ -21,8 +21,10 @@ class Reason(enum.Enum):
     """The oldest of it has waited for the queue delay."""
     IDLE_INSTANCE = "idle_instance"
     """An instance was free, and there is no queue delay to wait for."""
+    SHAPE = "shape"
+    """The same, and the other requests that waited can not share a batch with these."""
     DEADLINE = "deadline"
-    """One of it would be too late otherwise."""
+    """One of it would be too late, or have waited too long, otherwise."""
     SINGLE = "single"
     """The model runs each request on its own."""
 
@@ -85,8 +87,8 @@ def dynamic(
     Requests join in order while their sizes sum to at most `max_batch_size`. Reaching a preferred size dispatches at
     once, with the largest such size; so does a request that leaps over all of them, with what came before it.
     Otherwise everything that fits goes when the oldest has waited for the queue delay, or the batch can not grow to a
-    preferred size any more; or when a request with a deadline would be late, by `run_ns`, which tells how long a batch
-    of a size is likely to run.
+    preferred size any more; or when a request would be answered after its deadline, by `run_ns`, which tells how long a
+    batch of a size is likely to run, or begin after its queue limit.
 
     With `max_batch_elements` a batch also ends before the request with which its `cost` would be above that, and when
     it has reached it. A single request may be larger.
@@ -98,7 +100,7 @@ def dynamic(
     most_elements = policy.max_batch_elements
 
     def decide(together: Iterable[Inflight], now_ns: int) -> Decision:
-        size = count = best = deadline_ns = 0
+        size = count = best = deadline_ns = limit_ns = 0
         oldest_ns = now_ns
         best_reason = Reason.PREFERRED
         closed = False
@@ -125,6 +127,8 @@ def dynamic(
                 oldest_ns = inflight.queue_start_ns
             if inflight.deadline_ns and (not deadline_ns or inflight.deadline_ns < deadline_ns):
                 deadline_ns = inflight.deadline_ns
+            if inflight.queue_limit_ns and (not limit_ns or inflight.queue_limit_ns < limit_ns):
+                limit_ns = inflight.queue_limit_ns
             if size in preferred:
                 best, best_reason = count, Reason.FULL if size >= limit else Reason.PREFERRED
             if closed or size >= limit:
@@ -139,8 +143,12 @@ def dynamic(
         if delay_ns == 0:
             return Dispatch(count, Reason.IDLE_INSTANCE)
         when_ns = oldest_ns + delay_ns
-        if deadline_ns:
-            latest_ns = deadline_ns - run_ns(size) - MARGIN_NS
+        if deadline_ns or limit_ns:
+            latest_ns = limit_ns
+            if deadline_ns:
+                begin_by_ns = deadline_ns - run_ns(size)
+                latest_ns = min(limit_ns or begin_by_ns, begin_by_ns)
+            latest_ns -= MARGIN_NS
             if now_ns >= latest_ns:
                 return Dispatch(count, Reason.DEADLINE)
             when_ns = min(when_ns, latest_ns)

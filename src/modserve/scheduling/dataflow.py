@@ -14,6 +14,7 @@ from modserve.core.ensemble_config import Ensembling, Step
 from modserve.core.errors import internal, invalid
 from modserve.core.model_config import TensorSpec
 from modserve.core.request import ParameterValue
+from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Shape, Tensor, format_shape
 
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
@@ -25,7 +26,7 @@ class Missing(enum.Enum):
     ABSENT = "absent"
     """Optional and not given, or left out by the model that may give it."""
     SKIPPED = "skipped"
-    """No step ran that gives it."""
+    """No step ran that gives it, here or in the ensemble that is a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +98,7 @@ class Wave:
     number of the response in it.
     """
 
-    __slots__ = ("_entries", "_plan", "_started", "_uses", "_writers", "order")
+    __slots__ = ("_entries", "_plan", "_started", "_uses", "_waited", "_writers", "order")
 
     def __init__(self, plan: Plan, order: tuple[int, ...] = ()) -> None:
         self.order = order
@@ -106,12 +107,13 @@ class Wave:
         self._writers = dict(plan.writers)
         self._uses = dict(plan.uses)
         self._started: set[int] = set()
+        self._waited: dict[str, int] = {}
 
-    def settle(self, entries: Mapping[str, Entry]) -> list[int]:
+    def settle(self, entries: Mapping[str, Entry], waited_ns: int = 0) -> list[int]:
         """Take what is now known of some tensors; the steps that became ready by it, which count as started.
 
         A step is ready when all of its inputs are known, be they there or not. Of a tensor that several steps may give,
-        all must have had their say. Raises INVALID_ARG if two of them gave it.
+        all must have had their say. Raises INVALID_ARG if two of them gave it. `waited_ns`: see `waited_ns`.
         """
         touched: set[int] = set()
         for name, entry in entries.items():
@@ -122,6 +124,8 @@ class Wave:
                 raise invalid(f"more than one step gave tensor '{name}': of their conditions at most one may hold")
             if known is None or known is Missing.SKIPPED:
                 self._entries[name] = entry
+            if waited_ns:
+                self._waited[name] = max(self._waited.get(name, 0), waited_ns)
             if not left:
                 touched.update(self._plan.consumers.get(name, ()))
         ready = [index for index in sorted(touched - self._started) if self._has(self._plan.steps[index].needs)]
@@ -139,6 +143,10 @@ class Wave:
         for tensor in step.needs:
             self._used(tensor)
         return inputs, condition
+
+    def waited_ns(self, names: Iterable[str]) -> int:
+        """How long the steps that led to these tensors waited, one after the other; of branches, the longest counts."""
+        return max([self._waited.get(name, 0) for name in names], default=0)
 
     @property
     def complete(self) -> bool:
@@ -171,13 +179,15 @@ def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optio
 
 
 def follow_up(
-    step: Step, outputs: Mapping[str, Tensor], asked: Iterable[str], batch_size: int, sequence: Sequenced
+    step: Step, response: InferenceResponse, asked: Iterable[str], batch_size: int, sequence: Sequenced
 ) -> dict[str, Entry]:
-    """The tensors of the ensemble that a response of a step gives; what it leaves out is known to be absent."""
-    return {
-        step.outputs[name]: Value(outputs[name], batch_size, sequence) if name in outputs else Missing.ABSENT
-        for name in asked
-    }
+    """The tensors of the ensemble that a response of a step gives; what it leaves out is known to be missing."""
+    outputs = response.outputs
+    found: dict[str, Entry] = {}
+    for name in asked:
+        missing = Missing.SKIPPED if name in response.skipped else Missing.ABSENT
+        found[step.outputs[name]] = Value(outputs[name], batch_size, sequence) if name in outputs else missing
+    return found
 
 
 def fitted(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tensor:

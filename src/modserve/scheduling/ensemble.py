@@ -70,6 +70,8 @@ class EnsembleScheduler:
 
     def close(self, error: ModserveError) -> None:
         self._stopped = True
+        for limit in self.limits:
+            limit.clear()
         for run in list(self.runs):
             run.end(error)
 
@@ -104,6 +106,10 @@ class _Limit:
         """It waits no longer, if it did."""
         self._waiting.pop(execution, None)
 
+    def clear(self) -> None:
+        """Nobody waits any more."""
+        self._waiting.clear()
+
     def give(self) -> None:
         self._free += 1
         if self._giving:
@@ -133,6 +139,8 @@ class _Run:
         """A heap of responses by their place among all of them."""
         self._order: list[tuple[tuple[int, ...], int, _Execution]] = []
         """A heap of the executions by the place of the next response that may follow from them, or an earlier one."""
+        self._held: list[tuple[int, int, _Execution]] = []
+        """A heap of those that had to wait for the limit, by when they have waited too long."""
         self._count = itertools.count()
         self._start_ns = 0
         self._alarm = Alarm(scheduler.clock, self._look)
@@ -185,12 +193,12 @@ class _Run:
                 sequence = dataflow.sequence_parameters(response.parameters, execution.parameters())
             entries = dataflow.follow_up(
                 self.plan.steps[execution.index],
-                response.outputs,
+                response,
                 self.plan.asked[execution.index],
                 execution.batch_size,
                 sequence,
             )
-            self._advance(wave, wave.settle(entries))
+            self._advance(wave, wave.settle(entries, execution.waited_until(response)))
         except ModserveError as error:
             self.fail(error)
             return
@@ -204,17 +212,26 @@ class _Run:
             self.executions.discard(execution)
             self._flush()
 
-    def wait(self) -> None:
-        """Something waits for the limit, and must not wait for ever."""
-        self._alarm.at(self.inflight.deadline_ns)
+    def _wait(self, execution: "_Execution") -> None:
+        """A step waits for the limit, and must not wait for ever."""
+        execution.hold(self.scheduler.clock.now_ns())
+        if execution.begin_by_ns:
+            heapq.heappush(self._held, (execution.begin_by_ns, next(self._count), execution))
+            self._alarm.at(self._first_held_ns())
+
+    def _first_held_ns(self) -> int:
+        """When the first of those that wait for the limit has waited too long; 0 for never."""
+        held = self._held
+        while held and held[0][2].submitted:
+            heapq.heappop(held)
+        return held[0][0] if held else 0
 
     def _look(self) -> None:
-        if self.over or all(execution.submitted for execution in self.executions):
-            return
-        if self.scheduler.clock.now_ns() < self.inflight.deadline_ns:
-            self.wait()
-        else:
+        when_ns = self._first_held_ns()
+        if when_ns and when_ns <= self.scheduler.clock.now_ns():
             self.fail(unavailable("Request timeout expired"))
+        else:
+            self._alarm.at(when_ns)
 
     def _advance(self, wave: Wave, ready: list[int]) -> None:
         """Begin what is ready in a wave, or skip it, which may make more ready."""
@@ -223,12 +240,14 @@ class _Run:
             index = pending.popleft()
             step = plan.steps[index]
             inputs, condition = wave.take(index)
+            waited_ns = wave.waited_ns(step.needs)
             handle = self._handles[step.model, step.version]
             config = handle.servable.config
             if not dataflow.runs(step, inputs, condition, config.optional_inputs):
-                pending.extend(wave.settle({step.outputs[name]: Missing.SKIPPED for name in plan.asked[index]}))
+                skipped = {step.outputs[name]: Missing.SKIPPED for name in plan.asked[index]}
+                pending.extend(wave.settle(skipped, waited_ns))
                 continue
-            execution = _Execution(self, index, wave, handle, inputs)
+            execution = _Execution(self, index, wave, handle, inputs, waited_ns)
             self.executions.add(execution)
             if self.scheduler.config.decoupled:
                 heapq.heappush(self._order, (execution.first, next(self._count), execution))
@@ -236,7 +255,7 @@ class _Run:
             if not limits or limits[index].take(execution):
                 execution.submit()
             else:
-                self.wait()
+                self._wait(execution)
         if not self.over and wave.complete:
             self._collect(wave)
 
@@ -252,7 +271,15 @@ class _Run:
             if isinstance(entry, Value):
                 outputs[name] = dataflow.answered(config.outputs_by_name[name], entry, inflight.batch_size > 0)
                 parameters = entry.sequence or parameters
-        response = InferenceResponse(config.name, self.scheduler.version, outputs, inflight.request.id, parameters)
+        response = InferenceResponse(
+            config.name,
+            self.scheduler.version,
+            outputs,
+            inflight.request.id,
+            parameters,
+            frozenset([name for name, entry in entries.items() if entry is Missing.SKIPPED]),
+            wave.waited_ns(entries),
+        )
         heapq.heappush(self._complete, (wave.order, response))
 
     def _flush(self) -> None:
@@ -302,9 +329,13 @@ class _Run:
         self.inflight.on_cancel = None
         self.scheduler.runs.discard(self)
         self._alarm.cancel()
-        for execution in list(self.executions):
+        ended = list(self.executions)
+        for execution in ended:
+            execution.leave()  # or they would be asked, one after the other, as the others are cancelled
+        for execution in ended:
             execution.cancel()
         self.executions.clear()
+        self._held.clear()
         for handle in self._handles.values():
             handle.release()
         self.inflight.timing = timing = self._timing()
@@ -322,12 +353,26 @@ class _Run:
 
 
 class _Execution:
-    """Implements `core.response.ResponseSink`: a step in one wave of a request."""
+    """Implements `core.response.ResponseSink`: a step in one wave of a request.
 
-    def __init__(self, run: _Run, index: int, wave: Wave, handle: Handle, inputs: Mapping[str, dataflow.Entry]) -> None:
+    `waited_ns` is how long the steps before it have waited, and later also how long it has waited for the limit.
+    """
+
+    def __init__(
+        self,
+        run: _Run,
+        index: int,
+        wave: Wave,
+        handle: Handle,
+        inputs: Mapping[str, dataflow.Entry],
+        waited_ns: int,
+    ) -> None:
         self.run = run
         self.index = index
         self.submitted = False
+        self.waited_ns = waited_ns
+        self.begin_by_ns = run.inflight.deadline_ns
+        """When it is too late to ask the model; 0 for never."""
         self.batch_size = 0
         self.sequence: dataflow.Sequenced = None
         """The sequence parameters of its request, if they come from a step before it."""
@@ -335,6 +380,7 @@ class _Execution:
         self._handle = handle
         self._inputs = inputs
         self._inflight: Inflight | None = None
+        self._held_ns = 0
         self._responses = 0
         self._decoupled = handle.servable.config.decoupled
         for entry in inputs.values():
@@ -358,25 +404,47 @@ class _Execution:
         self._responses += 1
         return wave
 
+    def hold(self, now_ns: int) -> None:
+        """It waits for the limit from now on, as long as the request may still wait."""
+        self._held_ns = now_ns
+        timeout_ns = self.run.inflight.request.timeout_ns
+        if timeout_ns:
+            limit_ns = now_ns + max(0, timeout_ns - self.waited_ns)
+            self.begin_by_ns = min(self.begin_by_ns or limit_ns, limit_ns)
+
+    def waited_until(self, response: InferenceResponse) -> int:
+        """How long the steps up to a response of this one have waited; executing is no waiting."""
+        inflight, in_queue_ns = self._inflight, 0
+        if inflight is not None and inflight.timing is not None and inflight.timing.compute_start_ns:
+            in_queue_ns = max(0, inflight.timing.compute_start_ns - inflight.queue_start_ns)
+        return self.waited_ns + in_queue_ns + response.waited_ns
+
     def submit(self) -> None:
         """Ask the model. A failure ends the run; it never raises."""
         self.submitted = True
         now_ns = self.run.scheduler.clock.now_ns()
+        if self._held_ns:
+            self.waited_ns += now_ns - self._held_ns
         try:
             request = self._request(now_ns)
             self._inflight = self._submitter().submit(request, self, now_ns)
             self.batch_size = self._inflight.batch_size
+            if self.run.over:
+                self._inflight.cancel()  # by somebody who was told of another failure meanwhile
         except Exception as error:
             self._give()
             self.run.executions.discard(self)
             self.run.fail(from_exception(error, f"step {self.index} failed"))
 
+    def leave(self) -> None:
+        """It does not wait for the limit any more, if it did."""
+        if not self.submitted and self.run.scheduler.limits:
+            self.run.scheduler.limits[self.index].leave(self)
+
     def cancel(self) -> None:
         """The run is over."""
         if self._inflight is not None:
             self._inflight.cancel()
-        elif self.run.scheduler.limits:
-            self.run.scheduler.limits[self.index].leave(self)
 
     def respond(self, response: InferenceResponse, final: bool) -> None:
         if final:
@@ -402,7 +470,7 @@ class _Execution:
         """The ensemble's request, made into that of the step: with what is left of its time."""
         run, config = self.run, self._handle.servable.config
         asked, step = run.inflight.request, run.plan.steps[self.index]
-        if run.inflight.deadline_ns and now_ns >= run.inflight.deadline_ns:
+        if self.begin_by_ns and now_ns >= self.begin_by_ns:
             raise unavailable("Request timeout expired")
         tensors: dict[str, Tensor] = {}
         for name, entry in self._inputs.items():
@@ -416,7 +484,7 @@ class _Execution:
         self._inputs = {}
         timeout_ns = asked.timeout_ns
         if timeout_ns:
-            timeout_ns = max(1, timeout_ns - (now_ns - run.inflight.queue_start_ns))
+            timeout_ns = max(1, timeout_ns - self.waited_ns)
         return InferenceRequest(
             step.model,
             tensors,

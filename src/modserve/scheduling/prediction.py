@@ -4,20 +4,28 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 _WEIGHT = 0.2
-"""Of the latest execution in the average of its size."""
+"""Of the latest execution in the average of its size, which counts less if it is old."""
 _EXACT = 32
 """Sizes up to this are told apart; of larger ones, 16 between two powers of two."""
 _FORGET_AFTER = 1024
 """A size that was not seen among so many executions is forgotten: the others may have changed since."""
+_FORGET_FIRST_AFTER = 32
+"""As long does who hopes for the best believe in the first execution of a size."""
+_SURE = 0.25
+"""Of that time, in which there is no doubt."""
 
 
 class RunTimes:
-    """What executions take by batch size: exponentially weighted means, and straight lines between them."""
+    """What executions take by batch size: exponentially weighted means, and straight lines between them.
+
+    The first of a size counts until the second: engines often have something to prepare for it.
+    """
 
     def __init__(self) -> None:
         self._means: dict[int, float] = {}
         self._sizes: list[int] = []
         self._seen: dict[int, int] = {}
+        self._times: dict[int, int] = {}
         self._count = 0
 
     def __repr__(self) -> str:
@@ -27,12 +35,13 @@ class RunTimes:
         """A batch of `batch_size` took `ns`."""
         self._count += 1
         size = _told_apart(batch_size)
-        mean = self._means.get(size)
-        if mean is None:
+        times = self._times.get(size, 0)
+        if not times:
             insort(self._sizes, size)
-            self._means[size] = float(ns)
-        else:
-            self._means[size] = mean + _WEIGHT * (ns - mean)
+        weight = max(_WEIGHT, min(1.0, 2 * self._doubt(size))) if times > 1 else 1.0
+        mean = self._means[size] if times else 0.0
+        self._means[size] = mean + weight * (ns - mean)
+        self._times[size] = times + 1
         self._seen[size] = self._count
         if not self._count % _FORGET_AFTER:
             self._forget()
@@ -56,6 +65,41 @@ class RunTimes:
         share = (batch_size - below) / (above - below)
         return int(means[below] + share * (means[above] - means[below]))
 
+    def at_best(self, batch_size: int) -> int:
+        """As when called, but low where it is not known, or not for sure any more: for who refuses by a prediction.
+
+        What is refused does not run, so that a prediction which is too high would stay so; one that is too low is found
+        out by the next execution. A batch larger than the largest seen is taken to cost no more than that one, and one
+        smaller than another no more than the other.
+        """
+        sizes = self._sizes
+        if not sizes:
+            return 0
+        sure = len(sizes) - 1
+        while self._doubt(sizes[sure]) > _SURE:
+            sure -= 1  # there is none about the size seen last
+        place = min(bisect_left(sizes, batch_size), len(sizes) - 1)
+        above, above_ns = sizes[place], self._believed(place, sure)
+        if place == 0 or above <= batch_size:
+            return int(above_ns)
+        below, below_ns = sizes[place - 1], min(above_ns, self._believed(place - 1, sure))
+        return int(below_ns + (batch_size - below) / (above - below) * (above_ns - below_ns))
+
+    def _believed(self, place: int, sure: int) -> float:
+        """The mean of a size; of one above all seen lately, less and less of it, down to that of the largest of those.
+
+        `sure` is the place of that one. Batches then become larger step by step until one takes too long.
+        """
+        size = self._sizes[place]
+        mean_ns = self._means[size]
+        if place <= sure:
+            return mean_ns
+        return max(mean_ns * (1 - self._doubt(size)), min(mean_ns, self._means[self._sizes[sure]]))
+
+    def _doubt(self, size: int) -> float:
+        until = _FORGET_AFTER if self._times[size] > 1 else _FORGET_FIRST_AFTER
+        return (self._count - self._seen[size]) / until
+
     def _beyond(self, batch_size: int) -> int:
         last = self._sizes[-1]
         slope = self._means[last] / last
@@ -69,6 +113,7 @@ class RunTimes:
         self._sizes = [size for size in self._sizes if self._seen[size] > oldest]
         self._means = {size: self._means[size] for size in self._sizes}
         self._seen = {size: self._seen[size] for size in self._sizes}
+        self._times = {size: self._times[size] for size in self._sizes}
 
 
 def _told_apart(size: int) -> int:

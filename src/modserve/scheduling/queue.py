@@ -36,9 +36,7 @@ class _Level:
     def left(self, inflight: Inflight) -> None:
         self.live -= 1
         self.size -= inflight.batch_size or 1
-        if not self.live:
-            self.entries.clear()  # an idle queue keeps no request alive
-        elif len(self.entries) > _SWEEP_FROM + 2 * self.live:
+        if len(self.entries) > _SWEEP_FROM + 2 * self.live:
             self.entries = deque(entry for entry in self.entries if entry.level == self.number)
 
 
@@ -100,10 +98,14 @@ class RequestQueue:
         found = [each for number, each in self._levels.items() if number <= level]
         return sum([each.live for each in found]), sum([each.size for each in found])
 
+    def has_like(self, inflight: Inflight) -> bool:
+        """Whether any waits that may share a batch with this one, which need not wait itself."""
+        return inflight.shape_key in self._groups
+
     # In and out
 
     def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
-        """`timeout_ns`: when it has waited too long for its policy, though not for its client; 0 for never."""
+        """`timeout_ns`: when it has waited too long for its policy, whatever comes of that; 0 for never."""
         if inflight.arrival:
             self._purge(inflight)
         self._arrivals += 1
@@ -154,6 +156,8 @@ class RequestQueue:
                         break
                     taken.append(inflight)
                 lane.popleft()
+            if not lane:
+                del group.lanes[number]
             if len(taken) == count:
                 break
         for inflight in taken:
@@ -196,6 +200,8 @@ class RequestQueue:
         level = self._levels[inflight.level]
         inflight.level = GONE
         level.left(inflight)
+        if not level.live:
+            del self._levels[level.number]
         group.live -= 1
         group.size -= inflight.batch_size or 1
         if self._ripe_elements:
@@ -220,13 +226,11 @@ class RequestQueue:
 
     def heads(self) -> list[Inflight]:
         """The first of each level that has any, the most urgent level first."""
-        return [level.head() for _, level in sorted(self._levels.items()) if level.live]
+        return [level.head() for _, level in sorted(self._levels.items())]
 
     def head(self) -> Inflight:
         """The most urgent; there must be one."""
-        if len(self._levels) == 1:
-            return next(iter(self._levels.values())).head()
-        return self._levels[min(number for number, level in self._levels.items() if level.live)].head()
+        return self._levels[min(self._levels)].head()
 
     def first(self, level: int) -> Inflight:
         """The first of a level; there must be one."""
@@ -242,9 +246,9 @@ class RequestQueue:
             group = self._groups[key]
             yield next(self._lane_entries(group))
 
-    def pressing(self) -> Inflight | None:
-        """The one with the earliest deadline of its client."""
-        return self._deadlines[0][2] if self._next(self._deadlines) else None
+    def pressing(self) -> list[Inflight]:
+        """The one with the earliest deadline of its client, and the one that its policy finds too old first."""
+        return [entries[0][2] for entries in (self._deadlines, self._timeouts) if self._next(entries)]
 
     def together(self, like: Inflight) -> Iterator[Inflight]:
         """Those that may share a batch with `like`, the most urgent first."""

@@ -8,12 +8,16 @@ from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
 
 from .admission import Gate
-from .batching import Dispatch, Rule
-from .queue import RequestQueue
+from .batching import Dispatch, Reason, Rule
+from .queue import GONE, RequestQueue
 from .scheduler import Alarm, BatchRunner, Clock, Drop, SlotT
 
 _RIPE_LOOKED_AT = 8
 """A group with enough for a batch may still wait for a larger one: so many are asked a time."""
+
+
+_FAR = 1 << 62
+"""A time by which every queue delay is over."""
 
 
 class QueuedScheduler(Generic[SlotT]):
@@ -45,6 +49,10 @@ class QueuedScheduler(Generic[SlotT]):
             ripe_elements=policy.max_batch_elements,
             look_ahead=policy.look_ahead,
         )
+        policies = (policy.default_policy, *policy.level_policies.values())
+        self._counted = any(each.max_queue_size for each in policies)
+        self._waiting: dict[int, int] = {}
+        """How many wait by the priority they came with, if any queue has a limit."""
         self._stopped = False
         self._pump_due = False
         self._alarm = Alarm(clock, self._pump)
@@ -65,25 +73,32 @@ class QueuedScheduler(Generic[SlotT]):
         # Each priority has two levels: the second one is for those that have waited too long.
         level = 2 * priority
         now_ns = self._clock.now_ns()
-        if policy.max_queue_size and queue.waiting(level) + queue.waiting(level + 1) >= policy.max_queue_size:
-            raise self._gate.full(inflight, *queue.ahead(level + 1), now_ns)
+        most = policy.max_queue_size
+        if most and self._waiting.get(priority, 0) >= most:
+            if self._pump_due:
+                self._pump()  # what came in this turn of the event loop need not wait for the next, if a slot is free
+            if self._waiting.get(priority, 0) >= most:
+                raise self._gate.full(inflight, *queue.ahead(level + 1), now_ns)
         timeout_ns = policy.timeout_ns(inflight.request.timeout_ns)
         if timeout_ns:
             timeout_ns += now_ns
             if not policy.delay:
-                inflight.deadline_ns = min(inflight.deadline_ns or timeout_ns, timeout_ns)
-                timeout_ns = 0
+                inflight.queue_limit_ns = timeout_ns = min(inflight.queue_limit_ns or timeout_ns, timeout_ns)
         if self._gate.predicts:
             self._gate.check(inflight, *queue.ahead(level), now_ns)
         inflight.queue_start_ns = now_ns
         inflight.on_cancel = self._cancelled
         queue.append(inflight, level, timeout_ns)
+        if self._counted:
+            inflight.priority = priority
+            self._waiting[priority] = self._waiting.get(priority, 0) + 1
         if not self._pump_due:
             self._pump_due = True
             self._clock.call_soon(self._pump)
 
     def stop(self) -> None:
         self._stopped = True
+        self._clock.call_soon(self._pump)  # nobody joins a batch any more: none need wait for its delay
 
     def close(self, error: ModserveError) -> None:
         self._stopped = True
@@ -106,7 +121,14 @@ class QueuedScheduler(Generic[SlotT]):
             return  # telling one client of its failure made it cancel the others
         inflight.on_cancel = None
         self._queue.left(inflight)
+        self._left(inflight)
         self._drop(inflight, error)
+
+    def _left(self, inflight: Inflight) -> None:
+        if self._counted:
+            left = self._waiting.pop(inflight.priority) - 1
+            if left:
+                self._waiting[inflight.priority] = left
 
     def _pump(self) -> None:
         """Start every batch that can start now."""
@@ -128,12 +150,16 @@ class QueuedScheduler(Generic[SlotT]):
                 if candidate.shape_key in asked:
                     continue
                 asked.add(candidate.shape_key)
-                decision = self._rule(queue.together(candidate), now_ns)
+                decision = self._rule(queue.together(candidate), now_ns if not self._stopped else _FAR)
                 if isinstance(decision, Dispatch):
                     batch = queue.take(candidate, decision.count)
                     for inflight in batch:
                         inflight.on_cancel = None
-                    runner.run(slot, batch, decision.reason.value)
+                        self._left(inflight)
+                    reason = decision.reason
+                    if reason is Reason.IDLE_INSTANCE and len(queue) and not queue.has_like(batch[0]):
+                        reason = Reason.SHAPE
+                    runner.run(slot, batch, reason.value)
                     break
                 wake_ns = min(wake_ns or decision.when_ns, decision.when_ns)
             else:
@@ -150,9 +176,7 @@ class QueuedScheduler(Generic[SlotT]):
         for _, inflight in zip(range(_RIPE_LOOKED_AT), queue.ripe(), strict=False):
             yield inflight
         yield queue.oldest()
-        pressing = queue.pressing()
-        if pressing is not None:
-            yield pressing
+        yield from queue.pressing()
 
     def _age(self, now_ns: int) -> None:
         """Who has waited long enough at its level goes to the next more urgent one."""
@@ -166,13 +190,19 @@ class QueuedScheduler(Generic[SlotT]):
                 inflight = queue.first(level)
 
     def _expire(self, now_ns: int) -> int:
-        """Refuse what is past its deadline, put back what its policy delays; when to look again, 0: never."""
+        """Refuse what is past its deadline or queue limit, put back what its policy delays.
+
+        Returns when to look again, 0 for never.
+        """
         queue = self._queue
         next_ns = queue.next_deadline_ns()
         if next_ns and next_ns <= now_ns:
             for inflight in queue.expired(now_ns):
                 self._leave(inflight, unavailable("Request timeout expired"))
             for inflight in queue.timed_out(now_ns):
-                queue.move(inflight, inflight.level + 1, now_ns)
+                if inflight.queue_limit_ns:
+                    self._leave(inflight, unavailable("Request timeout expired"))
+                elif inflight.level != GONE:  # telling one client of its failure may have made it cancel this one
+                    queue.move(inflight, inflight.level + 1, now_ns)
             next_ns = queue.next_deadline_ns()
         return next_ns

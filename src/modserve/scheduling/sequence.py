@@ -86,6 +86,33 @@ class _Member:
         self.shape_key = shape_key
 
 
+class _Places:
+    """The free places of `count` instances, each a row and the number of an instance; the first ones go first.
+
+    There may be millions, of which few are ever taken.
+    """
+
+    __slots__ = ("_count", "_returned", "_total", "_used")
+
+    def __init__(self, rows: int, count: int) -> None:
+        self._count = count
+        self._total = rows * count
+        self._used = 0
+        """So many have been taken once. The others come after all of these."""
+        self._returned: list[tuple[int, int]] = []
+
+    def take(self) -> tuple[int, int] | None:
+        if self._returned:
+            return heapq.heappop(self._returned)
+        if self._used == self._total:
+            return None
+        self._used += 1
+        return divmod(self._used - 1, self._count)
+
+    def give_back(self, place: tuple[int, int]) -> None:
+        heapq.heappush(self._returned, place)
+
+
 class SequenceScheduler(Generic[SlotT]):
     """Implements `scheduling.Scheduler`. `state_files` has the initial states that come from files, by input name."""
 
@@ -116,7 +143,7 @@ class SequenceScheduler(Generic[SlotT]):
         """Called when a sequence has ended."""
         self._slots = [OneSlot(runner, number, self._on_run) for number in range(runner.count)]
         self._lanes = [self._lane(config, slot) for slot in self._slots]
-        self._places = [(row, number) for row in range(_places(config)) for number in range(runner.count)]
+        self._places = _Places(_places(config), runner.count)
         runner.on_free = self._on_free
         runner.on_done = self._on_done
         runner.on_again = self._on_again
@@ -128,6 +155,16 @@ class SequenceScheduler(Generic[SlotT]):
     def open_sequences(self) -> int:
         """The sequences that have begun and not ended."""
         return len(self._live)
+
+    def has(self, id: SequenceId) -> bool:
+        """Whether a sequence has begun, and more of its requests may come."""
+        return id in self._open
+
+    def abandon(self, id: SequenceId) -> None:
+        """End a sequence, if there is such a one, after those of its requests that have come."""
+        sequence = self._open.pop(id, None)
+        if sequence is not None and not sequence.waiting and sequence.busy is None:
+            self._finish(sequence)
 
     # In
 
@@ -173,8 +210,9 @@ class SequenceScheduler(Generic[SlotT]):
         self._members[inflight] = _Member(sequence, says, now_ns, inflight.shape_key)
         sequence.waiting.append(inflight)
         sequence.idle_since_ns = now_ns
-        if inflight.deadline_ns:
-            sequence.alarm.by(inflight.deadline_ns)
+        begin_by_ns = inflight.begin_by_ns
+        if begin_by_ns:
+            sequence.alarm.by(begin_by_ns)
         sequence.alarm.by(now_ns + self._batching.max_idle_ns)
         self._advance(sequence)
 
@@ -182,9 +220,8 @@ class SequenceScheduler(Generic[SlotT]):
         sequence = _Sequence(id, self._clock, self._look)
         self._open[id] = sequence
         self._live[sequence] = None
-        if self._places:
-            sequence.place = heapq.heappop(self._places)
-        else:
+        sequence.place = self._places.take()
+        if sequence.place is None:
             self._backlog[sequence] = None
         return sequence
 
@@ -240,6 +277,8 @@ class SequenceScheduler(Generic[SlotT]):
         now_ns = self._clock.now_ns()
         member.says = Membership(member.says.id)
         member.arrived_ns = now_ns
+        if inflight.queue_limit_ns:
+            inflight.queue_limit_ns = now_ns + inflight.request.timeout_ns
         inflight.on_cancel = self._cancelled
         member.sequence.waiting.appendleft(inflight)
         self._idle(member.sequence, now_ns)
@@ -284,7 +323,7 @@ class SequenceScheduler(Generic[SlotT]):
             following.place = place
             self._advance(following)
         else:
-            heapq.heappush(self._places, place)
+            self._places.give_back(place)
 
     def _close_to_more(self, sequence: _Sequence) -> None:
         if self._open.get(sequence.id) is sequence:
@@ -325,7 +364,7 @@ class SequenceScheduler(Generic[SlotT]):
     def _look(self, sequence: _Sequence) -> None:
         """End a sequence whose client is too slow, or whose place in the backlog has cost too much time."""
         now_ns = self._clock.now_ns()
-        late_ns = min([inflight.deadline_ns for inflight in sequence.waiting if inflight.deadline_ns], default=0)
+        late_ns = min(filter(None, [inflight.begin_by_ns for inflight in sequence.waiting]), default=0)
         if late_ns and late_ns <= now_ns:
             self._abort(sequence, _expired())
             return

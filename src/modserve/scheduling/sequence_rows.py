@@ -42,7 +42,7 @@ def direct(heads: Sequence[Inflight | None], strategy: DirectStrategy, now_ns: i
     due_ns = oldest.queue_start_ns + delay_ns
     if now_ns >= due_ns:
         return Rows(rows, Reason.DELAY)
-    latest_ns = min([head.deadline_ns - MARGIN_NS for head in ready if head.deadline_ns], default=due_ns)
+    latest_ns = min([head.begin_by_ns - MARGIN_NS for head in ready if head.begin_by_ns], default=due_ns)
     return Rows(rows, Reason.DEADLINE) if now_ns >= latest_ns else WaitUntil(min(due_ns, latest_ns))
 
 
@@ -137,11 +137,12 @@ class DirectLane(Generic[SlotT]):
         self._runner.run(slot, batch, decision.reason.value, rows if len(rows) > len(batch) else None)
 
     def _expire(self, now_ns: int) -> int:
-        """Refuse what is past its client's deadline; when the next one is, 0 for never."""
+        """Refuse what is past its deadline or queue limit; when the next one is, 0 for never."""
         next_ns = 0
         for inflight in list(self._rows):
-            if inflight.deadline_ns and inflight.deadline_ns <= now_ns:
+            begin_by_ns = inflight.begin_by_ns
+            if begin_by_ns and begin_by_ns <= now_ns:
                 self._leave(inflight, unavailable("Request timeout expired"))
-            elif inflight.deadline_ns:
-                next_ns = min(next_ns or inflight.deadline_ns, inflight.deadline_ns)
+            elif begin_by_ns:
+                next_ns = min(next_ns or begin_by_ns, begin_by_ns)
         return next_ns

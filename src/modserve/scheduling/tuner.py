@@ -17,16 +17,20 @@ from modserve.core.timing import ExecutionTiming
 
 from .batching import Decision, Rule
 
-_AIM = 0.9
+_AIM = 0.96
 """Of the goal: where a change is meant to lead."""
-_SLACK = 0.8
+_SLACK = 0.92
 """Of the goal: from here up to the goal itself nothing is changed."""
 _CLEARLY = 1.1
 """Of the goal: what is above for two windows, or above this for one, is above it."""
+_GAIN = 0.65
+"""Of the way to the aim: by how much the delay changes, since the latency changes by more than it."""
 _STEP = 0.15
 """Of the goal: by how much the delay grows when that is tried against too long latencies."""
 _DELAYED = 0.35
 """Of the latency: a delay longer than that is to blame for it."""
+_NEAR = 0.05
+"""Of the goal: delays that differ by less are not told apart."""
 _REST = 10
 _LARGEST_DELAY = 0.75
 """Of the goal: a longer delay would leave no time to run."""
@@ -37,6 +41,7 @@ _WORTH = 0.5
 _BACKLOG = 4
 """Requests that take so many times as long as a full batch stand behind others."""
 _FLOOR_FOR = 20
+_SHORT_FOR = 40
 _MANY = 0.5
 """A share of batches that tells how most of them come about."""
 _ENOUGH = 300
@@ -46,6 +51,9 @@ _LATE = 12
 """A window ends with `_ENOUGH` requests, or after a long time with a few; early if so many were late, and of them all
 one in `_LATE_SHARE`."""
 _LATE_SHARE = 20
+_PAUSE_NS = 1_000_000_000
+_PAUSE_SHARE = 20
+"""A longer time without a request is a pause, unless there are as many of them as one in so many requests."""
 
 
 class Window(NamedTuple):
@@ -97,6 +105,9 @@ class Controller:
         self._floor = 0
         """Smaller batches were seen to be too few for the requests, so many windows ago that `_floor_left` are left."""
         self._floor_left = 0
+        self._short: _Climb | None = None
+        """A delay seen to be too short, where a longer one helped; `_short_left` as above."""
+        self._short_left = 0
 
     def decide(self, window: Window) -> Targets:
         """The targets from now on."""
@@ -104,6 +115,9 @@ class Controller:
         self._floor_left -= 1
         if self._floor_left <= 0:
             self._floor = 0
+        self._short_left -= 1
+        if self._short_left <= 0:
+            self._short = None
         if ratio > 1:
             if ratio < _CLEARLY and not self._doubtful:
                 self._doubtful = True
@@ -118,6 +132,7 @@ class Controller:
 
     def _with_slack(self, window: Window) -> Targets:
         """Larger batches, if there is anything to make them of."""
+        self._short = None
         slack_ns = int(_AIM * self.goal_ns) - window.p99_ns
         if window.filled >= _MANY and self.batch_size < self._largest_in_time():
             return self._set("room for larger batches", batch_size=self.batch_size + max(1, self.batch_size // 4))
@@ -125,7 +140,7 @@ class Controller:
             return self._set("too few requests to wait for", 0)
         if window.filled >= _MANY:
             return self._set("batches are full without waiting longer")
-        return self._set("room for a longer delay", self.delay_ns + slack_ns // 2)
+        return self._set("room for a longer delay", self.delay_ns + int(_GAIN * slack_ns))
 
     def _against(self, window: Window) -> Targets:
         """Latencies are too long: the delay is to blame if it is a good part of them, else it may be too short."""
@@ -135,15 +150,27 @@ class Controller:
             self._rest -= 1
             return self._set("the goal is out of reach")
         if self.delay_ns > _DELAYED * window.p99_ns:
-            self._climb = None
-            excess_ns = window.p99_ns - int(_AIM * self.goal_ns)
-            return self._set("a shorter delay", self.delay_ns - min(excess_ns, self.delay_ns // 2))
+            return self._shorten(window.p99_ns)
         if self._climb is None:
             self._climb = _Climb(self.delay_ns, window.p99_ns)
         elif self._climb.in_vain(self.delay_ns, window.p99_ns) or self.delay_ns >= self._limit_ns:
             foot, self._climb, self._rest = self._climb, None, _REST
             return self._set("waiting longer did not help", foot.delay_ns)
         return self._set("waiting for fewer, larger batches", self.delay_ns + int(_STEP * self.goal_ns))
+
+    def _shorten(self, p99_ns: int) -> Targets:
+        """Less delay, but not as little as was seen to be worse."""
+        climb, self._climb = self._climb, None
+        if climb is not None and p99_ns < climb.p99_ns:
+            self._short, self._short_left = climb, _SHORT_FOR
+        excess_ns = int(_GAIN * (p99_ns - _AIM * self.goal_ns))
+        delay_ns = self.delay_ns - min(excess_ns, self.delay_ns // 2)
+        if self._short is not None and p99_ns < self._short.p99_ns:
+            delay_ns = max(delay_ns, (self._short.delay_ns + self.delay_ns) // 2)
+            if self.delay_ns - delay_ns < _NEAR * self.goal_ns:
+                self._rest = _REST
+                return self._set("the goal is out of reach")
+        return self._set("a shorter delay", delay_ns)
 
     def _against_full(self, window: Window) -> Targets:
         """Batches do not wait for the delay: their size decides."""
@@ -208,6 +235,11 @@ class Tuner:
         self._batches: int = 0
         self._filled: int = 0
         self._late: int = 0
+        self._start_ns: int = 0
+        """When the first request came, or the window began, if there were some then; 0: no request yet."""
+        self._latest_ns: int = 0
+        self._pauses: int = 0
+        self._paused_ns: int = 0
 
     def rule(self, together: Iterable[Inflight], now_ns: int) -> Decision:
         """The dynamic batcher's rule with the targets of the moment."""
@@ -222,8 +254,10 @@ class Tuner:
         latencies = self._latencies
         self._run_ns = max(self._run_ns, end_ns - timing.compute_start_ns)
         for inflight in members:
-            latency_ns = end_ns - inflight.queue_start_ns
-            if inflight.queue_start_ns >= since_ns:
+            came_ns = inflight.queue_start_ns
+            latency_ns = end_ns - came_ns
+            self._came(max(came_ns, since_ns))
+            if came_ns >= since_ns:
                 latencies.append(latency_ns)
                 self._late += latency_ns > goal_ns
             else:
@@ -232,14 +266,29 @@ class Tuner:
             latencies += self._backlog
         count = len(latencies)
         many_late = self._late >= _LATE and self._late * _LATE_SHARE >= count
-        if count >= _ENOUGH or many_late or (count >= _FEW and self._now_ns() - since_ns >= _LONG_NS):
+        if count >= _ENOUGH or many_late or (count >= _FEW and self._busy_ns() >= _LONG_NS):
             self._decide()
+
+    def _came(self, at_ns: int) -> None:
+        """Takes the time."""
+        if not self._start_ns:
+            self._start_ns = self._latest_ns = at_ns
+        elif at_ns > self._latest_ns:
+            gap_ns = at_ns - self._latest_ns
+            if gap_ns > _PAUSE_NS:
+                self._pauses += 1
+                self._paused_ns += gap_ns
+            self._latest_ns = at_ns
+
+    def _busy_ns(self) -> int:
+        """The window's time without its pauses; where requests are always that rare, those are none."""
+        rare = self._pauses > 1 and self._pauses * _PAUSE_SHARE > len(self._latencies)
+        return max(1, self._now_ns() - self._start_ns - (0 if rare else self._paused_ns))
 
     def _decide(self) -> None:
         latencies = sorted(self._latencies)
         p99_ns = latencies[int(0.99 * (len(latencies) - 1))]
-        elapsed_ns = max(1, self._now_ns() - self._since_ns)
-        per_second = self._items * 1e9 / elapsed_ns
+        per_second = self._items * 1e9 / self._busy_ns()
         window = Window(p99_ns, self._run_ns, per_second, self._filled / self._batches)
         before = self.statistics
         targets = self._controller.decide(window)

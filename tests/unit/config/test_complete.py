@@ -76,6 +76,22 @@ def test_the_values_of_a_full_configuration() -> None:
     assert (found.max_batch_size, found.default_model_filename) == (8, "model.onnx")
 
 
+@pytest.mark.parametrize("ordered", [False, True], ids=["any order", "in order"])
+def test_nothing_is_delayed_where_the_order_is_kept(ordered: bool) -> None:
+    """A request's own time-out would otherwise put it behind the others, whose responses would wait for it."""
+    policy = "timeout_action: DELAY max_queue_size: 3"
+    found = finish(f"""
+        dynamic_batching {{
+          priority_levels: 1 default_priority_level: 1 default_queue_policy {{ {policy} }}
+          priority_queue_policy {{ key: 1 value {{ {policy} }} }}
+          {"preserve_ordering: true" if ordered else ""}
+        }}
+        {ONE_EACH}
+    """).config.dynamic_batching
+    assert found is not None
+    assert found.default_policy == found.policy(1) == QueuePolicy(3, delay=not ordered)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

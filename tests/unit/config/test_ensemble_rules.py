@@ -152,6 +152,9 @@ def test_an_output_that_can_not_be_written(steps: list[str], missing: str) -> No
         ("k == de", Condition("k", "==", b"de")),
         ("k == '1'", Condition("k", "==", b"1")),
         ("k < -3", Condition("k", "<", -3)),
+        ("k == 'nan'", Condition("k", "==", b"nan")),
+        ("k == 1_0", Condition("k", "==", b"1_0")),
+        ("k == \u0663", Condition("k", "==", "\u0663".encode())),
     ],
 )
 @pytest.mark.parametrize("key", ["1", "b"])
@@ -168,6 +171,11 @@ def test_conditions(key: str, value: str, expected: Condition) -> None:
     [
         ("0", "k", "4:1: parameter 'ensemble.when.0' is 'k', expected '<tensor> <comparison> <value>'"),
         ("0", "IN < true", "only numbers can be compared by <"),
+        (
+            "0",
+            "IN != nan",
+            "'ensemble.when.0' is 'IN != nan': nothing compares with nan; put it in quotes if it is a text",
+        ),
         ("3", "k == 1", "parameter 'ensemble.when.3': there is no step '3'; steps are: 0 (a), 1 (a)"),
         ("a", "k == 1", "parameter 'ensemble.when.a': steps [0, 1] ask model 'a', say which by its number"),
         ("1", "u == 1", "ensemble tensor 'u' is unused in ensemble 'foo'"),
@@ -202,6 +210,16 @@ def test_steps_with_conditions_may_give_the_same_tensor() -> None:
         (Condition("t", ">", 3), tensor(dtypes.FP16, (1,), 3.5), True),
         (Condition("t", "<=", 3), tensor(dtypes.FP64, (), 3.5), False),
         (Condition("t", "!=", True), tensor(dtypes.BOOL, (1,), False), True),
+        (Condition("t", "==", 0.1), tensor(dtypes.FP32, (1,), 0.1), True),
+        (Condition("t", ">", 0.1), tensor(dtypes.FP32, (1,), 0.1), False),
+        (Condition("t", ">=", 0.1), tensor(dtypes.FP16, (1,), 0.1), True),
+        (Condition("t", "!=", 0.1), tensor(dtypes.BF16, (1,), 0.1), False),
+        (Condition("t", "==", 2**24 + 1), tensor(dtypes.FP32, (1,), 2**24), True),
+        (Condition("t", "==", 3.4028235e38), tensor(dtypes.FP32, (1,), 3.4028234663852886e38), True),
+        (Condition("t", "<", float("inf")), tensor(dtypes.FP16, (1,), 65504), True),
+        (Condition("t", "==", 2**64 - 1), tensor(dtypes.UINT64, (1,), 2**64 - 1), True),
+        (Condition("t", "==", 2.0**53), tensor(dtypes.INT64, (1,), 2**53 + 1), False),
+        (Condition("t", ">", 0.5), tensor(dtypes.INT8, (1,), 1), True),
         (Condition("t", "==", b"de"), Tensor.from_raw(dtypes.BYTES, (1,), b"\2\0\0\0de"), True),
     ],
 )
@@ -213,8 +231,18 @@ def test_whether_a_condition_holds(condition: Condition, value: Tensor, expected
     ("condition", "value", "expected"),
     [
         (Condition("t", "==", 3), tensor(dtypes.INT32, (2,)), "needs a tensor of one element, 't' has shape [2]"),
-        (Condition("t", "==", b"3"), tensor(dtypes.INT32, (1,)), "can not be asked of tensor 't' of type INT32"),
-        (Condition("t", "==", 1), tensor(dtypes.BOOL, (1,)), "can not be asked of tensor 't' of type BOOL"),
+        (
+            Condition("t", "==", b"3"),
+            tensor(dtypes.INT32, (1,)),
+            "can not be asked of tensor 't' of type INT32, expected a number from -2147483648 to 2147483647",
+        ),
+        (Condition("t", "==", 1), tensor(dtypes.BOOL, (1,)), "of type BOOL, expected true or false"),
+        (Condition("t", "==", -1), tensor(dtypes.UINT8, (1,)), "of type UINT8, expected a number from 0 to 255"),
+        (Condition("t", "==", 128), tensor(dtypes.INT8, (1,)), "of type INT8, expected a number from -128 to 127"),
+        (Condition("t", "==", float("inf")), tensor(dtypes.INT8, (1,)), "expected a number from -128 to 127"),
+        (Condition("t", "==", 65520), tensor(dtypes.FP16, (1,)), "expected a number from -65504 to 65504"),
+        (Condition("t", "==", -1e39), tensor(dtypes.BF16, (1,)), "expected a number from -3.38953e+38 to 3.38953e+38"),
+        (Condition("t", "==", 10**400), tensor(dtypes.FP64, (1,)), "expected a number from -1.79769e+308"),
     ],
 )
 def test_conditions_that_can_not_be_decided(condition: Condition, value: Tensor, expected: str) -> None:
@@ -297,14 +325,29 @@ CHAIN = (Step("a", None, {"x": "IN"}, {"y": "mid"}), Step("b", None, {"x": "mid"
         pytest.param(
             ensemble(Step("a", None, {"x": "IN"}, {"y": "OUT"}, Condition("IN", "==", b"1"))),
             [model()],
-            "in ensemble e, condition 'IN == '1'' of step 0 does not fit tensor IN of type TYPE_FP32",
+            "in ensemble e, condition 'IN == '1'' of step 0 does not fit tensor IN of type TYPE_FP32, expected a "
+            "number from -3.40282e+38 to 3.40282e+38",
             id="condition's type",
+        ),
+        pytest.param(
+            ensemble(Step("a", None, {"x": "IN"}, {"y": "OUT"}, Condition("IN", "<", 1e39))),
+            [model()],
+            "in ensemble e, condition 'IN < 1e+39' of step 0 does not fit tensor IN of type TYPE_FP32, expected a "
+            "number from -3.40282e+38 to 3.40282e+38",
+            id="condition's range",
         ),
         pytest.param(
             ensemble(Step("a", None, {"x": "IN"}, {"y": "OUT"}, Condition("IN", "==", 1))),
             [model()],
             "in ensemble e, condition 'IN == 1' of step 0 needs a tensor of one element, IN has shape [4]",
             id="condition's shape",
+        ),
+        pytest.param(
+            ensemble(*CHAIN, cached=True),
+            [model(), model("b", decoupled=True)],
+            "Response Cache does not currently support model e with 'decoupled' transaction policy. Please disable the "
+            "response cache.",
+            id="decoupled and cached",
         ),
     ],
 )

@@ -6,6 +6,7 @@ from config_build import ONE_EACH, finish, problems
 from modserve.core.model_config import Admission
 
 BATCHING = "max_batch_size: 4 dynamic_batching { }"
+LEVELS = "max_batch_size: 4 dynamic_batching { priority_levels: 2 default_priority_level: 1 }"
 
 
 def parameter(key: str, value: str) -> str:
@@ -15,7 +16,7 @@ def parameter(key: str, value: str) -> str:
 def test_values() -> None:
     text = parameter("scheduling.look_ahead", "16") + parameter("scheduling.ageing_microseconds", "20")
     text += parameter("scheduling.separate_by", "adapter, lang")
-    found = finish(BATCHING + text + ONE_EACH).config.dynamic_batching
+    found = finish(LEVELS + text + ONE_EACH).config.dynamic_batching
     assert found is not None
     assert (found.look_ahead, found.ageing_ns, found.separate_by) == (16, 20_000, ("adapter", "lang"))
 
@@ -68,7 +69,7 @@ def test_admission(batching: str, text: str, expected: Admission) -> None:
         ),
         (
             BATCHING + parameter("scheduling.p99_goal_microseconds", "0"),
-            "parameter 'scheduling.p99_goal_microseconds' is '0', expected a whole number of 1 or more",
+            "parameter 'scheduling.p99_goal_microseconds' is '0', expected a whole number from 1 to 999999999999999",
         ),
         (
             "sequence_batching { }" + parameter("scheduling.admission", "deadline"),
@@ -81,7 +82,15 @@ def test_admission(batching: str, text: str, expected: Admission) -> None:
         (BATCHING + parameter("scheduling.xyz", "1"), "unknown parameter 'scheduling.xyz'; known are: scheduling."),
         (
             BATCHING + parameter("scheduling.look_ahead", "-1"),
-            "parameter 'scheduling.look_ahead' is '-1', expected a whole number of 0 or more",
+            "parameter 'scheduling.look_ahead' is '-1', expected a whole number from 0 to 999999999999999",
+        ),
+        (
+            BATCHING + parameter("scheduling.look_ahead", "1000000000000000"),
+            "parameter 'scheduling.look_ahead' is '1000000000000000', expected a whole number from 0 to 99999999999999",
+        ),
+        (
+            BATCHING + parameter("scheduling.ageing_microseconds", "5"),
+            "parameter 'scheduling.ageing_microseconds' needs priority_levels of 2 or more",
         ),
         (parameter("scheduling.look_ahead", "1"), "parameter 'scheduling.look_ahead' needs dynamic_batching"),
     ],
@@ -95,8 +104,58 @@ def test_admission(batching: str, text: str, expected: Admission) -> None:
         "near",
         "unknown",
         "value",
+        "large value",
+        "ageing alone",
         "no batcher",
     ],
 )
 def test_problems(text: str, problem: str) -> None:
     assert problem in str(problems(text + ONE_EACH))
+
+
+DELAY = "max_batch_size: 4 dynamic_batching { max_queue_delay_microseconds: 300 }"
+DEADLINE = parameter("scheduling.admission", "deadline")
+
+
+def latency_goal(microseconds: int) -> str:
+    return DEADLINE + parameter("scheduling.latency_goal_microseconds", str(microseconds))
+
+
+P99_GOAL = parameter("scheduling.p99_goal_microseconds", "200")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            DELAY + latency_goal(300),
+            "1:38: max_queue_delay_microseconds is 300, expected less than parameter "
+            "'scheduling.latency_goal_microseconds', which is 300: requests may wait as long for others",
+        ),
+        (
+            BATCHING + P99_GOAL + latency_goal(100),
+            "1:39: parameter 'scheduling.p99_goal_microseconds' is 200, expected no more than parameter "
+            "'scheduling.latency_goal_microseconds', which is 100, or a 'scheduling.max_delay_microseconds' below "
+            "that: requests may wait longer for others",
+        ),
+    ],
+    ids=["fixed", "tuned"],
+)
+def test_a_queue_delay_that_a_latency_goal_does_not_allow(text: str, problem: str) -> None:
+    assert problems(text + ONE_EACH) == [problem]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        DELAY + latency_goal(301),
+        DELAY + latency_goal(200) + P99_GOAL,
+        DELAY + latency_goal(100) + P99_GOAL + parameter("scheduling.max_delay_microseconds", "99"),
+        DELAY + latency_goal(100).replace("deadline", "off"),
+        DELAY + DEADLINE,
+        latency_goal(1),
+    ],
+    ids=["shorter", "not used", "tuned within", "off", "no goal", "no batcher"],
+)
+def test_a_queue_delay_that_goes_with_the_goals(text: str) -> None:
+    assert finish(text + ONE_EACH).config.max_batch_size == (4 if "batching" in text else 0)

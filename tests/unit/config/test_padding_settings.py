@@ -1,8 +1,9 @@
 """Parameters that let requests of different lengths share a batch."""
 
 import pytest
-from config_build import described, finish, problems, tensor
+from config_build import PATH, described, finish, problems, tensor
 
+from modserve.config import check, parse
 from modserve.core import dtypes
 from modserve.core.merging import Padding
 
@@ -70,6 +71,13 @@ def test_tensors_may_come_from_the_model() -> None:
 
 
 AXIS = parameters(padding__axis__ids="0")
+
+
+def of_type(datatype: str, value: str) -> str:
+    """The model with another data type of its first input, which is padded with `value`."""
+    return MODEL.replace("TYPE_INT64", f"TYPE_{datatype}", 1) + AXIS + parameters(padding__value__ids=value)
+
+
 RAGGED = MODEL.replace('"word" data_type: TYPE_STRING', '"word" allow_ragged_batch: true data_type: TYPE_STRING')
 
 
@@ -121,6 +129,14 @@ RAGGED = MODEL.replace('"word" data_type: TYPE_STRING', '"word" allow_ragged_bat
             MODEL + parameters(padding__axis__flag="0", padding__value__flag="1"),
             "parameter 'padding.value.flag' is '1', expected true or false for data type TYPE_BOOL",
         ),
+        (
+            of_type("FP16", "1e30"),
+            "'padding.value.ids' is '1e30', expected a number from -65504 to 65504 for data type",
+        ),
+        (of_type("BF16", "-1e39"), "is '-1e39', expected a number from -3.38953e+38 to 3.38953e+38 for data type"),
+        (of_type("FP32", "3.5e38"), "is '3.5e38', expected a number from -3.40282e+38 to 3.40282e+38 for data type"),
+        (of_type("FP64", "1e309"), "is '1e309', expected a number from -1.79769e+308 to 1.79769e+308 for data type"),
+        (of_type("FP32", "x"), "parameter 'padding.value.ids' is 'x', expected a number for data type TYPE_FP32"),
         (MODEL + AXIS + parameters(padding__mask="msk"), "is 'msk', and model 'foo' has no such input; did you mean"),
         (MODEL + AXIS + parameters(padding__mask="word"), "of data type TYPE_STRING, where a mask needs numbers"),
         (
@@ -133,7 +149,11 @@ RAGGED = MODEL.replace('"word" data_type: TYPE_STRING', '"word" allow_ragged_bat
         ),
         (
             MODEL + AXIS + parameters(padding__buckets="0"),
-            "parameter 'padding.buckets' is '0', expected a whole number of 1 or more",
+            "parameter 'padding.buckets' is '0', expected a whole number from 1 to 999999999999999",
+        ),
+        (
+            MODEL + AXIS + parameters(padding__multiple_of="1000001"),
+            "parameter 'padding.multiple_of' is '1000001', expected a whole number from 1 to 1000000",
         ),
         (
             MODEL.replace("max_batch_size: 8", "").replace("dynamic_batching { }", "") + AXIS,
@@ -152,8 +172,8 @@ RAGGED = MODEL.replace('"word" data_type: TYPE_STRING', '"word" allow_ragged_bat
             MODEL + parameters(scheduling__batch_sizes="1,2"),
             "parameter 'scheduling.batch_sizes' is '1,2', and its last size must be max_batch_size, which is 8",
         ),
-        (MODEL + parameters(scheduling__batch_sizes="4,2,8"), "is '4,2,8', expected ascending whole numbers of 1 or"),
-        (MODEL + parameters(scheduling__batch_sizes="0,8"), "is '0,8', expected ascending whole numbers of 1 or more"),
+        (MODEL + parameters(scheduling__batch_sizes="4,2,8"), "is '4,2,8', expected ascending whole numbers from 1"),
+        (MODEL + parameters(scheduling__batch_sizes="0,8"), "is '0,8', expected ascending whole numbers from 1 to 9"),
         (RAGGED + parameters(scheduling__batch_sizes="8"), "can not be combined with ragged batching"),
         (
             MODEL + parameters(scheduling__max_batch_elements="64"),
@@ -163,10 +183,34 @@ RAGGED = MODEL.replace('"word" data_type: TYPE_STRING', '"word" allow_ragged_bat
             MODEL.replace("dynamic_batching { }", "sequence_batching { }") + AXIS,
             "parameter 'padding.axis.ids' can not be combined with sequence_batching",
         ),
+        (
+            MODEL.replace("dynamic_batching { }", 'platform: "ensemble" ensemble_scheduling { }') + AXIS,
+            "parameter 'padding.axis.ids' can not be combined with ensemble_scheduling",
+        ),
+        (
+            MODEL.replace("max_batch_size: 8", "") + parameters(scheduling__batch_sizes="1,2"),
+            "parameter 'scheduling.batch_sizes' needs a batch dimension: max_batch_size of 1 or more",
+        ),
     ],
 )
 def test_problems(text: str, problem: str) -> None:
     assert problem in str(problems(text))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"), [("FP16", "-65504"), ("FP16", "-inf"), ("BF16", "nan"), ("FP32", "3.4e38")]
+)
+def test_values_that_fit(datatype: str, value: str) -> None:
+    found = finish(of_type(datatype, value)).config.padding
+    assert found is not None
+    assert found.values == {"ids": value}
+
+
+def test_batch_sizes_may_be_for_a_batch_size_that_is_found_out() -> None:
+    model = described(tensor("IN", -1, 2), tensor("OUT", -1, 2))
+    text = "dynamic_batching { }" + parameters(scheduling__batch_sizes="1,4")
+    assert finish(text, model).config.batch_sizes == (1, 4)
+    check(parse(text + 'backend: "onnxruntime"', PATH, "foo"))
 
 
 def test_ragged_elements_can_be_limited() -> None:

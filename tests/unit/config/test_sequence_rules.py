@@ -130,14 +130,6 @@ def test_rules(text: str) -> None:
     assert found[0].startswith("2:")
 
 
-def test_a_response_cache_does_not_go_with_it() -> None:
-    found = problems(f"response_cache {{ enable: true }}\nsequence_batching {{ }}\n{ONE_EACH}")
-    assert found == [
-        "1:1: Response Cache does not currently support model foo with sequence batching scheduler. Please disable the "
-        "response cache."
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -198,6 +190,7 @@ WITH_MODEL = (
 )
 INPUTS = (tensor("IN", -1, 4), tensor("IN_START", -1, 1, datatype=dtypes.INT32), tensor("IN_S", -1, 2))
 OUTPUTS = (tensor("OUT", -1, 4), tensor("T", -1, 2))
+WHO = "unable to load model 'foo', state"
 
 
 def test_completion_leaves_out_controls_and_states() -> None:
@@ -232,9 +225,89 @@ def test_completion_leaves_out_controls_and_states() -> None:
             "unable to load model 'foo', state input 'IN_S', the model expects data-type TYPE_INT64 but the model "
             "configuration specifies data-type TYPE_FP32",
         ),
+        (
+            (*INPUTS[:2], tensor("IN_S", -1, 3), *OUTPUTS),
+            f"{WHO} input 'IN_S', the model expects shape [-1,3] but the model configuration begins a sequence with "
+            "shape [-1,2]",
+        ),
+        (
+            (*INPUTS, OUTPUTS[0], tensor("T", -1, 3)),
+            f"{WHO} output 'T', the model gives shape [-1,3] but the model configuration specifies shape [-1,2]",
+        ),
+        (
+            (*INPUTS[:2], tensor("IN_S", -1, 2, 1), *OUTPUTS),
+            f"{WHO} input 'IN_S', the model expects shape [-1,2,1] but the model configuration begins a sequence with "
+            "shape [-1,2]",
+        ),
     ],
-    ids=["no control", "control's dims", "control's type", "no state", "state's type"],
+    ids=[
+        "no control",
+        "control's dims",
+        "control's type",
+        "no state",
+        "state's type",
+        "state input's size",
+        "state output's size",
+        "state's rank",
+    ],
 )
 def test_what_the_model_must_have(tensors: tuple[object, ...], expected: str) -> None:
     [problem] = problems(WITH_MODEL, described(*tensors))  # type: ignore[arg-type]
     assert problem.split(": ", 1)[1] == expected
+
+
+def with_state(more: str, batch: int = 4) -> str:
+    """A model with inputs and outputs IN, IN_S → OUT, T, and a state with these settings."""
+    state = f'state {{ input_name: "IN_S" output_name: "T" data_type: TYPE_FP32 {more} }}'
+    ends = ONE_EACH if batch else ONE_EACH.replace("dims: 4", "dims: [ -1, 4 ]")
+    return f"max_batch_size: {batch} sequence_batching {{ {state} }} {ends}"
+
+
+ENDS = (tensor("IN", -1, 4), tensor("OUT", -1, 4))
+BEGINS_WITH_TWO = 'initial_state { name: "z" data_type: TYPE_FP32 dims: 2 zero_data: true }'
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "kept"),
+    [
+        (with_state("dims: 2"), (-1, -1), (-1, -1)),
+        (with_state("dims: -1"), (-1, 1), (-1, 1)),
+        (with_state(f"dims: -1 {BEGINS_WITH_TWO}"), (-1, 2), (-1, 3)),
+        (with_state("dims: 2 use_growable_memory: true"), (-1, -1), (-1, 4)),
+        (with_state("dims: 2", 1), (1, 2), (1, 2)),
+        (with_state("dims: 2", 0), (2,), (2,)),
+    ],
+    ids=["any size", "begins as 1", "begins as said", "growable", "one row", "no batching"],
+)
+def test_shapes_that_a_state_may_have_in_the_model(text: str, given: tuple[int, ...], kept: tuple[int, ...]) -> None:
+    model = described(*ENDS, tensor("IN_S", *given), tensor("T", *kept))
+    found = finish(text, model).config.sequence_batching
+    assert found is not None
+    assert found.states[0].growable == ("growable" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "kept", "expected"),
+    [
+        (with_state("dims: -1"), (-1, 2), (-1, 2), "expects shape [-1,2] but {} begins a sequence with shape [-1,1]"),
+        (with_state("dims: 2"), (), (-1, 2), "expects shape [] but {} begins a sequence with shape [-1,2]"),
+        (with_state("dims: 2"), (1, 2), (-1, 2), "expects shape [1,2] but {} begins a sequence with shape [-1,2]"),
+        (with_state("dims: 2"), (-1, 2), (4, 2), "gives shape [4,2] but {} specifies shape [-1,2]"),
+        (with_state("dims: 2", 1), (2, 2), (1, 2), "expects shape [2,2] but {} begins a sequence with shape [-1,2]"),
+        (with_state("dims: 1", 0), (), (1,), "expects shape [] but {} begins a sequence with shape [1]"),
+        (with_state("dims: 2", 0), (2,), (3,), "gives shape [3] but {} specifies shape [2]"),
+        (with_state("dims: 0"), (-1, 2), (-1, 2), "-1 to indicate a variable-size dimension for foo"),
+    ],
+    ids=["begins as 1", "scalar", "one row", "four rows", "two rows", "no batching", "no batching, kept", "dims"],
+)
+def test_a_state_that_does_not_fit(text: str, given: tuple[int, ...], kept: tuple[int, ...], expected: str) -> None:
+    model = described(*ENDS, tensor("IN_S", *given), tensor("T", *kept))
+    [problem] = problems(text, model)
+    assert problem.endswith(expected.format("the model configuration"))
+
+
+def test_where_the_batch_size_is_wrong_shapes_of_states_are_not_looked_at() -> None:
+    model = described(tensor("IN", 4), tensor("OUT", 4), tensor("IN_S", 2), tensor("T", 2))
+    text = with_state("dims: 2").replace(ONE_EACH, "")
+    [problem] = problems(text, model)
+    assert "model does not support batching while non-zero max_batch_size is specified" in problem

@@ -16,7 +16,6 @@ FAILING = {
 }
 WARNING = {
     "runtime": ("runtime: 'r'", "runtime"),
-    "response_cache.enable": ("response_cache { enable: true }", "response_cache.enable"),
     "model_warmup": ("model_warmup { name: 'w' }", "model_warmup"),
     "model_metrics": ("model_metrics { }", "model_metrics"),
     "cc_model_filenames": ("cc_model_filenames { key: '7.0' value: 'm' }", "cc_model_filenames"),

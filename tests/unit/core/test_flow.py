@@ -1,19 +1,28 @@
 """An engine does not run ahead of a client further than it may."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 
 import pytest
 
-from modserve.core.errors import internal
-from modserve.core.flow import MOST_UNSENT, Flow
-from modserve.testing import inflight
+from modserve.core.errors import Code, cancelled, internal
+from modserve.core.flow import MOST_HELD, RESPONSE_BYTES, Flow
+from modserve.core.inflight import Inflight
+from modserve.testing import RecordingSink, inflight
 
-RESPONSES = 20 * MOST_UNSENT
+LARGE = MOST_HELD // 64 - RESPONSE_BYTES
+"""Of these an engine may be 64 ahead."""
+RESPONSES = 20 * 64
 
 
-def never() -> None:
-    raise AssertionError("nobody stalls here")
+def never(waiting: int) -> None:
+    raise AssertionError(f"nobody stalls here, but {waiting} wait")
+
+
+def give(flow: Flow, size: int) -> None:
+    flow.given(size)
+    flow.wait()
 
 
 def in_a_thread(work: Callable[[], None]) -> threading.Thread:
@@ -22,27 +31,50 @@ def in_a_thread(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_an_engine_waits_for_its_client() -> None:
-    flow, given, sent, ahead = Flow(never), 0, 0, []
-    full = threading.Event()
+@pytest.mark.parametrize(("size", "most"), [(LARGE, 64), (0, 8192), (2 * MOST_HELD, 1)], ids=["large", "empty", "huge"])
+def test_an_engine_waits_for_its_client(size: int, most: int) -> None:
+    flow, responses, given, sent, ahead = Flow(never), most + 100, 0, 0, []
+    full, unsent = threading.Event(), threading.Semaphore(0)
 
     def engine() -> None:
         nonlocal given
-        for _ in range(RESPONSES):
+        for _ in range(responses):
             given += 1
             ahead.append(given - sent)
-            if len(ahead) == MOST_UNSENT:
+            flow.given(size)
+            unsent.release()
+            if len(ahead) == most:
                 full.set()
-            flow.given()
+            flow.wait()
 
     thread = in_a_thread(engine)
     assert full.wait(10)
-    for _ in range(RESPONSES):
+    for _ in range(responses):
+        assert unsent.acquire(timeout=10)
         sent += 1
         flow.sent()
     thread.join(10)
-    assert given == RESPONSES
-    assert max(ahead) == MOST_UNSENT
+    assert given == responses
+    assert max(ahead) == most
+
+
+def test_what_small_responses_hold_is_given_back() -> None:
+    flow = Flow(never, stalled_s=0)
+    for _ in range(3):
+        for _ in range(63):
+            give(flow, LARGE)
+        for _ in range(63):
+            flow.sent()
+
+
+def test_answers_that_were_not_counted_give_nothing_back() -> None:
+    stalls: list[int] = []
+    flow = Flow(stalls.append, stalled_s=0)
+    for _ in range(100):
+        flow.sent()
+    for _ in range(64):
+        give(flow, LARGE)
+    assert stalls == [64]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "while it waits"])
@@ -51,9 +83,9 @@ def test_nobody_sends_any_more(before: bool) -> None:
 
     def engine() -> None:
         for index in range(RESPONSES):
-            if index == MOST_UNSENT - 1:
+            if index == 63:
                 full.set()
-            flow.given()
+            give(flow, LARGE)
 
     if before:
         flow.release()
@@ -65,12 +97,45 @@ def test_nobody_sends_any_more(before: bool) -> None:
 
 
 def test_a_client_that_takes_nothing_is_given_up_once() -> None:
-    given, stalls = 0, []
-    flow = Flow(lambda: stalls.append(given), stalled_s=0.001)
-    while given < 3 * MOST_UNSENT:
+    given = 0
+    stalls: list[tuple[int, int]] = []
+    flow = Flow(lambda waiting: stalls.append((given, waiting)), stalled_s=0.001)
+    while given < 3 * 64:
         given += 1
-        flow.given()
-    assert stalls == [MOST_UNSENT]
+        give(flow, LARGE)
+    assert stalls == [(64, 64)]
+
+
+class Turns(threading.Condition):
+    """Nobody waits for real: each time somebody would, `turn` happens, and then the time is over."""
+
+    def __init__(self, turn: Callable[[], object]) -> None:
+        super().__init__()
+        self.turn = turn
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.turn()
+        return False
+
+
+@pytest.mark.parametrize("what", ["sent", "progressed"])
+def test_a_client_that_takes_something_in_time_is_waited_for(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if turns < 50:
+            getattr(flow, what)()
+
+    stalls: list[int] = []
+    flow = Flow(stalls.append)
+    monkeypatch.setattr(flow, "_changed", Turns(turn))
+    for _ in range(200):
+        flow.given(LARGE)
+    flow.wait()
+    assert turns == 50
+    assert stalls == [200 - 49 if what == "sent" else 200]
 
 
 async def test_no_waiting_for_answers_that_are_held_back() -> None:
@@ -78,6 +143,7 @@ async def test_no_waiting_for_answers_that_are_held_back() -> None:
     entry.ordered = True
     entry.pace()
     entry.sent()
+    entry.sent_some()
     assert entry.flow is None
 
 
@@ -92,4 +158,25 @@ async def test_a_request_that_is_over_keeps_no_engine(settle: str) -> None:
     else:
         entry.cancel()
     for _ in range(RESPONSES):
-        flow.given()
+        give(flow, LARGE)
+
+
+async def test_who_is_given_up_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = RecordingSink()
+    entry = inflight(sink=sink)
+    left: list[Inflight] = []
+    entry.on_cancel = left.append
+    entry.pace()
+    flow = entry.flow
+    assert flow is not None
+    monkeypatch.setattr(flow, "_changed", Turns(lambda: None))
+    for _ in range(64):
+        give(flow, LARGE)
+    await asyncio.sleep(0)
+    (error,) = sink.errors
+    assert error.code is Code.UNAVAILABLE
+    assert error.message == "the client did not read its responses for 10 s; 64 responses waited for it"
+    assert entry.cancelled
+    assert left == [entry]
+    entry.cancel()
+    assert sink.errors == [error] != [cancelled()]

@@ -91,3 +91,10 @@ def test_cancelling_a_settled_request_changes_nothing() -> None:
 def test_the_deadline_is_the_requests_own() -> None:
     assert inflight(deadline_ns=7).deadline_ns == 7
     assert inflight().deadline_ns == 0
+
+
+@pytest.mark.parametrize(("deadline", "limit", "expected"), [(0, 0, 0), (7, 0, 7), (0, 7, 7), (7, 9, 7), (9, 7, 7)])
+def test_the_latest_begin_is_the_earlier_of_both_limits(deadline: int, limit: int, expected: int) -> None:
+    entry = inflight(deadline_ns=deadline)
+    entry.queue_limit_ns = limit
+    assert entry.begin_by_ns == expected

@@ -85,6 +85,11 @@ def wrong_size(name: str, model: str, expected: int, got: int) -> str:
     return f"{NO_ID}input byte size mismatch for input '{name}' for model '{model}'. Expected {expected}, got {got}"
 
 
+def empty_batch(name: str, model: str, expected: int, shape: str) -> str:
+    mismatch = wrong_size(name, model, expected, 0)
+    return f"{mismatch}: its shape {shape} begins with a batch size of 0, which must be 1 to 8"
+
+
 def no_dimensions(model: str, got: str) -> str:
     return f"{NO_ID}All input dimensions should be specified for input 'A' for model '{model}', got {got}"
 
@@ -150,15 +155,20 @@ REFUSED: dict[str, tuple[ModelConfig, Mapping[str, Tensor], str]] = {
     ),
     "batch too large": (SIMPLE, {"A": ints(9, 16), "B": ints(9, 16)}, TOO_LARGE),
     "batch dimension forgotten": (SIMPLE, {"A": ints(16), "B": ints(16)}, TOO_LARGE),
-    "negative batch": (SIMPLE, {"A": raw(INT32, (-1, 16), b""), "B": raw(INT32, (-1, 16), b"")}, TOO_LARGE),
+    "negative batch": (
+        SIMPLE,
+        {"A": raw(INT32, (-1, 16), b""), "B": raw(INT32, (-1, 16), b"")},
+        NO_ID + "All input dimensions should be specified for input 'A' for model 'simple', got [-1,16]",
+    ),
     "negative batch and another": (
         SIMPLE,
         {"A": raw(INT32, (-1, 16), b""), "B": ints(1, 16)},
         NO_ID + "input 'B' batch size does not match other inputs for 'simple'",
     ),
-    "empty batch": (SIMPLE, {"A": ints(0, 16), "B": ints(0, 16)}, wrong_size("A", "simple", 64, 0)),
-    "empty batch of variable size": (VARIABLE, {"A": floats(0, 3)}, wrong_size("A", "variable", 4, 0)),
-    "empty batch of texts": (TEXT, {"A": text((0, 1), b"")}, wrong_size("A", "text", 4, 0)),
+    "empty batch": (SIMPLE, {"A": ints(0, 16), "B": ints(0, 16)}, empty_batch("A", "simple", 64, "[0,16]")),
+    "empty batch of variable size": (VARIABLE, {"A": floats(0, 3)}, empty_batch("A", "variable", 12, "[0,3]")),
+    "empty batch of nothing": (VARIABLE, {"A": floats(0, 0)}, empty_batch("A", "variable", 4, "[0,0]")),
+    "empty batch of texts": (TEXT, {"A": text((0, 1), b"")}, empty_batch("A", "text", 4, "[0,1]")),
     "datatype": (
         SIMPLE,
         {"A": floats(1, 16), "B": ints(1, 16)},
@@ -273,6 +283,11 @@ def test_unknown_output() -> None:
     inputs = {"A": ints(1, 16), "B": ints(1, 16)}
     message = refusal(SIMPLE, inputs, outputs=("OUT", "NOSUCH"), id="my-id")
     assert message == "unexpected inference output 'NOSUCH' for model 'simple'"
+
+
+def test_an_output_asked_for_twice() -> None:
+    message = refusal(SIMPLE, {"A": ints(1, 16)}, outputs=("NOSUCH", "OUT", "OUT"), id="my-id")
+    assert message == "[request id: my-id] output 'OUT' already exists in request"
 
 
 # Each request has one fault less than the one before it, so the messages show which check comes first.

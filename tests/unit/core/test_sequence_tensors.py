@@ -10,7 +10,7 @@ from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
 from modserve.core.sequence import ControlTensors, Membership, StateTable, file_state, zeros_like
 from modserve.core.sequence_config import Control, ControlKind, InitialState, State
-from modserve.core.tensor import Tensor
+from modserve.core.tensor import Shape, Tensor
 
 NUMBERS = State("IN", "OUT", dtypes.INT32, (2,))
 TEXTS = State("IN", "OUT", dtypes.BYTES, (-1,))
@@ -82,6 +82,7 @@ def test_texts_may_grow() -> None:
 
 
 ROWS = np.zeros((2, 2), np.int32)
+NOT_AS_SAID = "but the model configuration says [1,2]; a dimension whose size may change is -1"
 
 
 @pytest.mark.parametrize(
@@ -91,8 +92,10 @@ ROWS = np.zeros((2, 2), np.int32)
         ({"OUT": ROWS[:1]}, "state 'OUT' of model 'm' has shape [1,2], expected 2 rows"),
         ({"OUT": np.float32(1)}, "state 'OUT' of model 'm' has shape [], expected 2 rows"),
         ({"OUT": ROWS.astype(np.int64)}, "state 'OUT' of model 'm' is of type int64, expected TYPE_INT32"),
+        ({"OUT": ROWS[:, :1]}, f"state 'OUT' of model 'm' has shape [1,1], {NOT_AS_SAID}"),
+        ({"OUT": ROWS[:, :, None]}, f"state 'OUT' of model 'm' has shape [1,2,1], {NOT_AS_SAID}"),
     ],
-    ids=["missing", "rows", "scalar", "type"],
+    ids=["missing", "rows", "scalar", "type", "size", "rank"],
 )
 def test_a_model_that_does_not_keep_its_word_changes_no_state(outputs: Mapping[str, Any], expected: str) -> None:
     states = StateTable((NUMBERS,), True, {}).fresh()
@@ -107,3 +110,25 @@ def test_states_that_are_not_given_may_stay() -> None:
     states = StateTable((NUMBERS, State("S", "T", dtypes.INT32, (1,))), True, {}).fresh()
     states.keep("m", {"T": np.array([[9]], np.int32)}, some=True)
     assert [tensor.array.tolist() for tensor in states.inputs.values()] == [[[0, 0]], [[9]]]
+
+
+def some(*shape: int) -> Mapping[str, Any]:
+    return {"OUT": np.ones(shape, np.int32)}
+
+
+@pytest.mark.parametrize(
+    ("state", "batching", "fits", "fails"),
+    [
+        (State("IN", "OUT", dtypes.INT32, (2, -1)), True, (1, 2, 7), (1, 3, 7)),
+        (State("IN", "OUT", dtypes.INT32, (-1,)), False, (7,), (7, 7)),
+        (State("IN", "OUT", dtypes.INT32, (2,), growable=True), True, (1, 7), (2, 2)),
+        (State("IN", "OUT", dtypes.INT32, (2,), growable=True), False, (7,), (7, 7)),
+    ],
+    ids=["variable", "variable, no batching", "growable", "growable, no batching"],
+)
+def test_what_sizes_may_change(state: State, batching: bool, fits: Shape, fails: Shape) -> None:
+    states = StateTable((state,), batching, {}).fresh()
+    states.keep("m", some(*fits))
+    with pytest.raises(ModserveError, match="but the model configuration says"):
+        states.keep("m", some(*fails), some=True)
+    assert states.shapes == (fits,)

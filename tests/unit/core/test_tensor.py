@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,16 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modserve.core import dtypes
+from modserve.core import tensor as tensors
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensor import (
     Array,
     Tensor,
     TruncatedError,
+    count_ahead,
+    count_elements,
     decode_elements,
-    element_ends,
     encode_elements,
     format_shape,
+    long_texts,
 )
 
 NUMERIC = [datatype for datatype in dtypes.ALL if datatype.size]
@@ -145,8 +148,7 @@ def test_elements_survive(values: list[bytes]) -> None:
     raw = encode_elements(values)
     assert decode_elements(raw) == values
     assert decode_elements(memoryview(raw)) == values
-    ends = element_ends(raw)
-    assert [raw[start + 4 : end] for start, end in zip([0, *ends], ends, strict=False)] == values
+    assert count_elements(raw) == len(values)
 
 
 TRUNCATED: list[tuple[bytes, tuple[int, int, bool]]] = [
@@ -160,9 +162,18 @@ TRUNCATED: list[tuple[bytes, tuple[int, int, bool]]] = [
 ]
 
 
-@pytest.mark.parametrize("read", [decode_elements, element_ends])
+def counted(raw: bytes) -> int:
+    (texts,) = long_texts([Tensor.from_raw(dtypes.BYTES, (1,), raw)])
+    count_ahead([texts])
+    return texts.count_elements()
+
+
+@pytest.mark.parametrize("read", [decode_elements, count_elements, counted])
 @pytest.mark.parametrize(("raw", "expected"), TRUNCATED, ids=[repr(raw) for raw, _ in TRUNCATED])
-def test_truncated_elements(read: Any, raw: bytes, expected: tuple[int, int, bool]) -> None:
+def test_truncated_elements(
+    read: Any, raw: bytes, expected: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "LONG_BYTES", 0)
     with pytest.raises(TruncatedError) as caught:
         read(raw)
     assert (caught.value.complete, caught.value.left, caught.value.in_length) == expected
@@ -174,10 +185,24 @@ def test_both_readers_find_the_same_truncation(values: list[bytes], cut: int) ->
     raw = encode_elements(values)
     raw = raw[: max(0, len(raw) - cut)]
     found: list[Any] = []
-    readers: list[Callable[[bytes], Sized]] = [decode_elements, element_ends]
+    readers: list[Callable[[bytes], int]] = [lambda raw: len(decode_elements(raw)), count_elements]
     for read in readers:
         try:
-            found.append(len(read(raw)))
+            found.append(read(raw))
         except TruncatedError as error:
             found.append((error.complete, error.left, error.in_length))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("texts", "size"),
+    [
+        (Tensor.from_raw(dtypes.FP32, (2,), bytes(8)), 8),
+        (Tensor.from_array(np.zeros((2, 3), np.int16)), 12),
+        (Tensor.from_raw(dtypes.BYTES, (2,), encode_elements([b"a", b"bc"])), 11),
+        (Tensor.from_array(np.array(["a", b"bc"], object)), 19),
+    ],
+    ids=["received", "array", "received texts", "texts"],
+)
+def test_the_bytes_that_elements_hold(texts: Tensor, size: int) -> None:
+    assert texts.size == size

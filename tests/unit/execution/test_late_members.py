@@ -22,20 +22,21 @@ async def bench() -> AsyncIterator[Bench]:
     made.pool.close()
 
 
-def late(value: int, batch_size: int = 1) -> Inflight:
+def late(value: int, batch_size: int = 1, bound: str = "deadline_ns") -> Inflight:
     entry = member(value, batch_size)
-    entry.deadline_ns = time.monotonic_ns()
+    setattr(entry, bound, time.monotonic_ns())
     return entry
 
 
-def in_time(value: int) -> Inflight:
+def in_time(value: int, bound: str) -> Inflight:
     entry = member(value)
-    entry.deadline_ns = time.monotonic_ns() + 3_600 * 10**9
+    setattr(entry, bound, time.monotonic_ns() + 3_600 * 10**9)
     return entry
 
 
-async def test_those_who_are_late_do_not_run(bench: Bench) -> None:
-    members = [in_time(1), late(2, 3), member(3)]
+@pytest.mark.parametrize("bound", ["deadline_ns", "queue_limit_ns"])
+async def test_those_who_are_late_do_not_run(bench: Bench, bound: str) -> None:
+    members = [in_time(1, bound), late(2, 3, bound), member(3)]
     execution = bench.run(*members)
     assert execution.inputs["INPUT0"][:, 0].tolist() == [1, 3]
     execution.finish(copied(execution))

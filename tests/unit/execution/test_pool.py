@@ -218,6 +218,24 @@ async def test_an_instance_that_can_not_close_leaves_no_other_open() -> None:
     assert closed == ["a", "b"]
 
 
+async def test_a_pool_that_can_not_be_made_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+        started.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="start"):
+        Bench(instances=2)
+    monkeypatch.undo()
+    [thread] = started
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
+
+
 def test_a_batch_that_ends_after_the_event_loop() -> None:
     loop = asyncio.new_event_loop()
 

@@ -12,6 +12,7 @@ from pool_bench import CONFIG, Bench, answer, member, refused, sink
 from modserve.backends.api import EngineRequest
 from modserve.core import dtypes
 from modserve.core.errors import Code, internal, invalid
+from modserve.core.flow import Flow
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import TensorSpec
 from modserve.core.statistics import FailureReason
@@ -211,3 +212,31 @@ async def test_a_wrong_response_is_told(model: Any, outputs: dict[str, Any], mes
     assert code is Code.INTERNAL
     assert message in text
     bench.pool.close()
+
+
+class Told(Flow):
+    """What it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda waiting: None)
+        self.calls: list[object] = []
+
+    def given(self, size: int) -> None:
+        self.calls.append(size)
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+
+
+async def test_an_engine_waits_for_a_slow_client_after_each_answer_but_the_final_one(bench: Bench) -> None:
+    entry = member(1)
+    flow = entry.flow = Told()
+    execution = bench.run(entry)
+    (request,) = execution.requests
+    request.respond(rows(1))
+    request.respond(rows(2, 5))
+    request.fail(invalid("not this one"), final=False)
+    request.respond(rows(4), final=True)
+    end(execution)
+    await bench.until_settled(1)
+    assert flow.calls == [16, "wait", 80, "wait", 0, "wait"]

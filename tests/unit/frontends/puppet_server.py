@@ -158,7 +158,8 @@ class MockTransport(asyncio.Transport):
     """Keeps what is written. As with a socket, the connection is lost one turn after it was closed."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
-        super().__init__({"peername": ("192.0.2.1", 1234), "sockname": ("192.0.2.2", 8000)})
+        self.extra: dict[str, object] = {"peername": ("192.0.2.1", 1234), "sockname": ("192.0.2.2", 8000)}
+        super().__init__(self.extra)
         self.protocol = protocol
         self.written = bytearray()
         self.writes = 0

@@ -1,6 +1,7 @@
 """One HTTP connection, driven with literal bytes."""
 
 import json
+import socket
 from pathlib import Path
 from random import Random
 
@@ -345,11 +346,64 @@ async def test_a_client_that_does_not_read_is_not_read_either(tmp_path: Path) ->
         client = on.connect()
         client.connection.pause_writing()
         assert not client.transport.reading
-        client.send(infer() + infer())
-        assert len(await client.receive(2)) == 2
+        client.send(infer())
+        client.connection.resume_writing()
+        assert len(await client.receive()) == 1
+        assert client.transport.reading
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["new heads", "known heads"])
+async def test_no_answers_are_made_for_a_client_that_does_not_read(tmp_path: Path, known: bool) -> None:
+    async with stage(tmp_path, automatic=False) as on:
+        client = on.connect()
+        if known:
+            client.send(with_id(0))
+            on.simple.answer_all()
+            assert ids(client) == [0]
+        before = len(on.simple.submitted)
+        client.send(with_id(1), with_id(2) + with_id(3))
+        client.connection.pause_writing()
+        on.simple.answer_all()
+        client.send(with_id(4))
+        assert len(on.simple.submitted) == before + 1
         assert not client.transport.reading
         client.connection.resume_writing()
+        for _ in range(3):
+            on.simple.answer_all()
+        assert ids(client) == [*range(1 - known, 5)]
         assert client.transport.reading
+
+
+async def test_a_known_head_waits_for_a_client_that_does_not_read(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        client.send(infer())
+        assert len(await client.receive()) == 1
+        assert on.site.heads
+        client.connection.pause_writing()
+        client.send(infer())
+        assert len(on.simple.submitted) == 1
+        client.connection.resume_writing()
+        assert len(await client.receive(2)) == 2
+
+
+async def test_a_refusal_waits_for_a_client_that_does_not_read(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        client.connection.pause_writing()
+        client.send(infer(), b"nonsense\r\n\r\n")
+        assert not client.transport.written
+        client.connection.resume_writing()
+        assert [answer.status for answer in await client.receive(2)] == [200, 400]
+
+
+async def test_the_server_stops_although_a_client_does_not_read(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        client.connection.pause_writing()
+        client.send(infer())
+        client.connection.close_when_idle()
+        assert client.transport.closing
 
 
 async def test_an_application_that_streams_waits_for_the_client(tmp_path: Path) -> None:
@@ -362,8 +416,8 @@ async def test_an_application_that_streams_waits_for_the_client(tmp_path: Path) 
 
     async with stage(tmp_path, app) as on:
         client = on.connect()
-        client.connection.pause_writing()
         client.send(GET)
+        client.connection.pause_writing()
         await client.transport.until(lambda: bool(client.transport.written))
         assert client.transport.written.endswith(b"transfer-encoding: chunked\r\n\r\n3\r\none\r\n")
         client.connection.resume_writing()
@@ -641,3 +695,24 @@ async def test_no_damage_brings_a_connection_down(tmp_path: Path) -> None:
             assert (await bystander.receive())[0].body == JSON_ANSWER
             assert {answer.status for answer in client.answers} <= {100, 200, 400, 404, 431}
             client.transport.lose()
+
+
+async def test_the_system_keeps_little_of_an_answer_in_parts(tmp_path: Path) -> None:
+    async def app(scope: object, receive: object, send: object) -> None:
+        assert callable(send)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(3):
+            await send({"type": "http.response.body", "body": b"a part", "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async with stage(tmp_path, app) as on:
+        with socket.socket() as opened:
+            unset = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+            client = on.connect()
+            client.transport.extra["socket"] = opened
+            client.send(infer())
+            assert len(await client.receive()) == 1
+            assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == unset
+            client.send(GET)
+            assert len(await client.receive(2)) == 2
+            assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 64 * 1024

@@ -12,10 +12,14 @@ from grpc_health.v1 import health_pb2
 from puppet_server import PuppetLoader, PuppetServable, numbers, server_over
 
 from modserve.__about__ import __version__
+from modserve.core import tensor
 from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.version import ModelId
+from modserve.frontends import threads
+from modserve.frontends.grpc import service as services
 from modserve.frontends.grpc.service import grpc_status, handlers
 from modserve.pb import inference as pb
+from modserve.protocol import grpc_messages
 from modserve.protocol.status import STATUS
 from modserve.server import Server
 
@@ -326,3 +330,62 @@ async def test_health_of_a_model_that_failed_to_load(tmp_path: Path, loader: Pup
 async def test_health_of_what_is_not_there(call: Stub) -> None:
     check = health_pb2.HealthCheckRequest(service="nosuch")
     assert await call.failure("Check", check, HEALTH) == (NOT_FOUND, "unknown service 'nosuch'")
+
+
+@pytest.fixture
+def on_threads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was done on threads, where everything counts as long."""
+    found: list[Any] = []
+
+    async def on_thread(work: Any, *args: Any) -> Any:
+        found.append(work)
+        return await threads.on_thread(work, *args)
+
+    monkeypatch.setattr(services, "on_thread", on_thread)
+    monkeypatch.setattr(grpc_messages, "MANY_ELEMENTS", 1)
+    monkeypatch.setattr(tensor, "LONG_BYTES", 1)
+    return found
+
+
+def texts(raw: bytes | None, count: int) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name="echo")
+    given = message.inputs.add(name="IN", datatype="BYTES", shape=[count])
+    if raw is None:
+        given.contents.bytes_contents.extend([b"a", b"bc"])
+    else:
+        message.raw_input_contents.append(raw)
+    return message
+
+
+TEXTS = b"\1\0\0\0a\2\0\0\0bc"
+
+
+@pytest.mark.parametrize(
+    ("raw", "work"),
+    [
+        (None, [grpc_messages.decode_request, tensor.count_ahead, services._encoded]),
+        (TEXTS, [tensor.count_ahead, services._encoded]),
+    ],
+    ids=["typed", "raw"],
+)
+async def test_many_texts_are_read_and_written_on_threads(
+    call: Stub, on_threads: list[Any], raw: bytes | None, work: list[Any]
+) -> None:
+    answer = await call("ModelInfer", texts(raw, 2))
+    assert answer.raw_output_contents == [TEXTS]
+    assert on_threads == work
+
+
+async def test_what_is_wrong_with_many_texts(call: Stub, on_threads: list[Any]) -> None:
+    code, details = await call.failure("ModelInfer", texts(TEXTS, 3))
+    assert code is INVALID
+    assert (
+        details
+        == "[request id: <id_unknown>] expected 3 string elements for inference input 'IN' for model 'echo', got 2"
+    )
+    assert on_threads == [tensor.count_ahead]
+
+
+async def test_others_need_no_threads(call: Stub, on_threads: list[Any]) -> None:
+    assert (await call("ModelInfer", asked(id="7"))).id == "7"
+    assert on_threads == []

@@ -1,6 +1,7 @@
 """ModelStreamInfer: one stream, whose client and whose models are the test."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -16,10 +17,12 @@ from modserve.core.inflight import Inflight
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
+from modserve.frontends import threads
 from modserve.frontends.grpc import stream
 from modserve.frontends.grpc.service import handlers
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
+from modserve.protocol import classification
 from modserve.server import Server
 
 HARD = (("other", "x"), ("triton_grpc_error", "true"))
@@ -577,3 +580,27 @@ async def test_nor_while_the_client_takes_no_answers(
     exchange.flowing.set()
     assert await exchange.end() == (grpc.StatusCode.OK, "")
     assert len(exchange.answers) == 5
+
+
+async def test_long_answers_are_ranked_on_a_thread(
+    open_stream: Open, simple: PuppetServable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "MANY_ELEMENTS", 0)
+    rankers: list[threading.Thread] = []
+
+    def top_classes(*args: Any) -> Tensor:
+        rankers.append(threading.current_thread())
+        return original(*args)
+
+    original = classification.top_classes
+    monkeypatch.setattr(classification, "top_classes", top_classes)
+    simple.automatic = True
+    ranked, plain = asked("a"), asked("b")
+    ranked.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 1
+    exchange = open_stream()
+    exchange.send(ranked, plain)
+    exchange.half_close()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert exchange.ids == ["a", "b"]
+    assert len(rankers) == 1
+    assert threading.main_thread() not in rankers

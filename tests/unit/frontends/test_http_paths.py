@@ -3,9 +3,11 @@
 import asyncio
 import gzip
 import json
+import struct
 import threading
 import zlib
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -24,6 +26,7 @@ from puppet_server import (
     stage,
 )
 
+from modserve.core import tensor as tensors
 from modserve.core.response import InferenceResponse
 from modserve.frontends.http import infer
 from modserve.frontends.http.options import HttpOptions
@@ -224,3 +227,38 @@ async def test_the_application_s_answers_come_through_a_connection(
     async with stage(tmp_path, app) as on:
         found = await through_a_connection(on, [request(method, path)])
     assert found == Answer(expected.status_code, dict(expected.headers), expected.content)
+
+
+TEXTS = struct.pack("<I3s", 3, b"abc") * 40_000
+
+
+@pytest.mark.parametrize(("count", "status"), [(40_000, 200), (39_999, 400)])
+async def test_many_texts_are_read_and_written_on_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, status: int
+) -> None:
+    where: list[tuple[str, bool]] = []
+
+    def noted(module: Any, name: str) -> None:
+        original = getattr(module, name)
+
+        def function(*args: Any) -> Any:
+            where.append((name, threading.current_thread() is threading.main_thread()))
+            return original(*args)
+
+        monkeypatch.setattr(module, name, function)
+
+    noted(tensors, "count_elements")
+    noted(tensors, "encode_elements")
+    given = {"name": "IN", "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": len(TEXTS)}}
+    header = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
+    async with stage(tmp_path) as on:
+        answer = await through_a_connection(
+            on, [wire("/v2/models/echo/infer", header + TEXTS, {HEADER: str(len(header))})]
+        )
+    assert answer.status == status
+    if status == 200:
+        assert answer.body.endswith(TEXTS)
+        assert where == [("count_elements", False), ("encode_elements", False)]
+    else:
+        assert b"unexpected number of string elements 40000" in answer.body
+        assert where == [("count_elements", False)]

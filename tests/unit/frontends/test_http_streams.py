@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,12 @@ from modserve.core.errors import internal, invalid
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
+from modserve.frontends import threads
+from modserve.frontends.http import streams
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
+from modserve.protocol import json_data
 
 EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = (
@@ -492,3 +496,48 @@ def test_the_document_has_them(models: Models) -> None:
             assert set(paths[f"/v2/models/{{model}}{version}/{call}"]) == {"post"}
     content = paths["/v2/models/{model}/infer_stream"]["post"]["responses"]["200"]["content"]
     assert set(content) == {"text/event-stream", "application/x-ndjson"}
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads on which answers were written, all of which count as long."""
+    found: list[threading.Thread] = []
+
+    def from_tensor(name: str, tensor: Tensor) -> bytes:
+        found.append(threading.current_thread())
+        return original(name, tensor)
+
+    original = json_data.from_tensor
+    monkeypatch.setattr(json_data, "from_tensor", from_tensor)
+    monkeypatch.setattr(threads, "MANY_ELEMENTS", 0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "expected"),
+    [
+        ("generate", ASK, generated(1)),
+        ("generate_stream", ASK, events(generated(1))),
+        ("infer_stream", INFER, events(inferred(1, b"true"))),
+    ],
+)
+async def test_long_answers_are_written_on_a_thread(
+    talk: Talk, writers: list[threading.Thread], call: str, body: bytes, expected: bytes
+) -> None:
+    await talk.ask(call, body)
+    talk.respond(1, final=True)
+    assert (await talk.answer())[2] == expected
+    assert len(writers) == 1
+    assert threading.main_thread() not in writers
+
+
+async def test_long_messages_are_sent_in_parts(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_PART", 10)
+    await talk.ask("generate_stream")
+    steps: list[int] = []
+    flow = talk.inflight.flow
+    monkeypatch.setattr(flow, "progressed", lambda: steps.append(1))
+    talk.respond(1, final=True)
+    message = events(generated(1))
+    assert (await talk.answer())[2] == message
+    assert len(steps) == -(-len(message) // 10)

@@ -131,9 +131,16 @@ TOO_LONG = b'{"parameters":{"config":"%b"}}' % (b"x" * MAX_JSON)
 
 @pytest.mark.parametrize("call", ["load", "unload"])
 async def test_no_control_over_http(client: httpx.AsyncClient, call: str) -> None:
-    for prefix in ("/v2/repository", "/v2/repository/any"):
-        answer = await client.post(f"{prefix}/models/simple/{call}")
-        assert (answer.status_code, answer.json()) == (503, {"error": NO_CONTROL})
+    answer = await client.post(f"/v2/repository/models/simple/{call}")
+    assert (answer.status_code, answer.json()) == (503, {"error": NO_CONTROL})
+
+
+@pytest.mark.parametrize("call", ["load", "unload"])
+@pytest.mark.parametrize("body", [b"", b"{"], ids=["empty", "malformed"])
+async def test_no_control_by_a_repository_s_name(client: httpx.AsyncClient, call: str, body: bytes) -> None:
+    answer = await client.post(f"/v2/repository/any/models/simple/{call}", content=body)
+    assert (answer.status_code, answer.json()) == (501, {"error": NAMED})
+    assert (await client.get("/v2/models/simple/ready")).status_code == 200
 
 
 async def test_a_body_that_is_too_long(client: httpx.AsyncClient) -> None:

@@ -91,6 +91,16 @@ def test_the_help_of_every_metric_comes_right_before_its_type() -> None:
             assert first.split(" ")[2] == second.split(" ")[2]
 
 
+SECONDS = "0.0001 0.00025 0.0005 0.001 0.0025 0.005 0.01 0.025 0.05 0.1 0.25 0.5 1.0 2.5 5.0 10.0 30.0 60.0 +Inf"
+
+
+@pytest.mark.parametrize("name", [name for name in HISTOGRAMS if name.endswith("_seconds")])
+def test_bounds_in_seconds(name: str) -> None:
+    """As they are written, without what binary fractions add: the labels are names of time series."""
+    buckets = lines(page(used(config("simple"))), f"{name}_bucket")
+    assert [line.partition('le="')[2].partition('"')[0] for line in buckets] == SECONDS.split()
+
+
 def test_process_metrics_keep_their_names() -> None:
     text = page()
     assert "# TYPE process_cpu_seconds_total counter\n" in text

@@ -73,7 +73,7 @@ async def test_what_there_is(client: httpx.AsyncClient, path: str, expected: obj
 async def test_server_metadata(client: httpx.AsyncClient) -> None:
     found = (await client.get("/v2")).json()
     assert (found["name"], found["version"]) == ("modserve", __version__)
-    assert {"binary_tensor_data", "statistics", "model_configuration"} <= set(found["extensions"])
+    assert {"binary_tensor_data", "statistics", "model_configuration", "schedule_policy"} <= set(found["extensions"])
 
 
 @pytest.mark.parametrize("version", ["", "/versions/1"])

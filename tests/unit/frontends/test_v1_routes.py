@@ -341,6 +341,39 @@ async def test_a_stopping_server(tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()) == (503, {"error": "Server not ready"})
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "simple:predict",
+        "simple:classify",
+        "simple:regress",
+        "simple:explain",
+        "nosuch:predict",
+        "a:b:predict",
+        "a%3Apredict",
+        "simple/versions/1:predict",
+        "simple/versions/1:classify",
+        "simple/versions/1:regress",
+    ],
+)
+async def test_a_call_is_no_model(client: httpx.AsyncClient, call: str) -> None:
+    path = f"/v1/models/{call}"
+    for method in ("GET", "HEAD", "PUT"):
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST, OPTIONS")
+    assert (await client.options(path)).headers["allow"] == "POST, OPTIONS"
+
+
+async def test_a_model_that_is_named_like_a_call(tmp_path: Path) -> None:
+    server = server_over(tmp_path, PuppetLoader({"a:predict": SIMPLE}))
+    await server.load()
+    app = create_app(server, HttpOptions())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        answer = await client.get("/v1/models/a:predict")
+        assert (answer.status_code, answer.json()["name"]) == (200, "a:predict")
+        assert (await client.get("/v1/models/a:explain")).status_code == 405
+
+
 async def test_the_documentation(client: httpx.AsyncClient) -> None:
     paths = (await client.get("/openapi.json")).json()["paths"]
     model = "/v1/models/{model}"

@@ -349,6 +349,23 @@ async def test_a_forgotten_model_gives_its_share_back(bench: Bench) -> None:
     assert [source.cpu_threads for source in bench.backend.sources] == [4, 8]
 
 
+def running_instances() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("instance-model_")}
+
+
+async def test_a_model_that_can_not_be_made_of_its_instances_leaves_nothing_open(bench: Bench) -> None:
+    state = f'input_name: "I" output_name: "O" data_type: TYPE_INT32 dims: [ {2**63 - 1} ]'
+    text = CONFIG + "instance_group [ { kind: KIND_CPU count: 3 } ] sequence_batching { state [ { " + state + " } ] }"
+    before = running_instances()
+    error = await bench.refusal(bench.write(text))
+    assert error.message.startswith("failed to load model 'model' version 1: ")
+    left = running_instances() - before
+    for thread in left:
+        await asyncio.to_thread(thread.join, 10)
+    assert not any(thread.is_alive() for thread in left)
+    assert len(bench.backend.sources) == 1
+
+
 async def test_a_cancelled_load_leaves_nothing_open(bench: Bench, executor: ThreadPoolExecutor) -> None:
     opened, go = threading.Event(), threading.Event()
     open_model = bench.backend.open

@@ -15,6 +15,7 @@ from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import Admission, DynamicBatching, InstanceKind, ModelConfig, QueuePolicy
+from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.statistics import FailureReason
 from modserve.core.version import ModelId
 from modserve.models.model import Model
@@ -84,9 +85,10 @@ async def test_requests_of_one_turn_share_a_batch(bench: Bench) -> None:
     "bench", [config(dynamic_batching=replace(BATCHING, separate_by=("adapter",)))], indirect=True, ids=["by adapter"]
 )
 async def test_requests_with_other_parameters_run_apart(bench: Bench) -> None:
-    for value, adapter in ((1, "a"), (2, "b"), (3, "a"), (4, None)):
+    given = ((1, "a"), (2, "b"), (3, "a"), (4, None), (5, 1), (6, True), (7, 1.0), (8, 1))
+    for value, adapter in given:
         bench.submit(value, parameters={"adapter": adapter} if adapter else {}, id=str(value))
-    assert [await bench.finish() for _ in range(3)] == [[1, 3], [2], [4]]
+    assert [await bench.finish() for _ in range(6)] == [[1, 3], [2], [4], [5, 8], [6], [7]]
     await bench.model.drain()
 
 
@@ -129,13 +131,13 @@ async def test_a_wrong_request_is_refused_and_not_counted(bench: Bench) -> None:
     ids=["queue of one"],
 )
 async def test_a_full_queue_counts_as_rejected(bench: Bench) -> None:
-    bench.submit(1)
+    bench.submit(1, 2)  # the first need not wait: the instance is free
     with pytest.raises(ModserveError, match="Exceeds maximum queue size"):
-        bench.submit(2)
+        bench.submit(3)
     statistics = bench.model.statistics
     assert (statistics.fail.count, statistics.failures[FailureReason.REJECTED]) == (1, 1)
     assert statistics.pending == 1
-    await bench.finish()
+    assert [await bench.finish(), await bench.finish()] == [[1], [2]]
     await bench.model.drain()
 
 
@@ -156,6 +158,25 @@ async def test_the_queues_timeout_is_the_configurations(bench: Bench) -> None:
     [entry] = bench.submit(1)
     await bench.model.drain()
     assert outcome(entry) is Code.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [
+        config(dynamic_batching=BATCHING),
+        config(sequence_batching=SequenceBatching()),
+        config(sequence_batching=SequenceBatching(strategy=OldestStrategy())),
+    ],
+    indirect=True,
+    ids=["dynamic", "direct", "oldest"],
+)
+async def test_the_timeout_parameter_bounds_the_waiting_alone(bench: Bench) -> None:
+    before_ns = time.monotonic_ns()
+    parameters = {"sequence_id": 1, "sequence_start": True}
+    [entry] = bench.submit(1, parameters=parameters, timeout_ns=60 * 10**9)
+    assert entry.deadline_ns == 0
+    assert before_ns + 60 * 10**9 <= entry.queue_limit_ns <= time.monotonic_ns() + 60 * 10**9
+    assert await bench.finish() == [1]
 
 
 async def test_one_cancelled_while_waiting_and_one_while_executing(bench: Bench) -> None:

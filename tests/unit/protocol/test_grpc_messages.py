@@ -193,9 +193,9 @@ def test_a_version_that_is_none(version: str, text: str) -> None:
     assert error(message(model_version=version)) == text
 
 
-def test_requested_outputs_once_each() -> None:
+def test_requested_outputs_as_they_are_asked_for() -> None:
     outputs = [pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in "BAB"]
-    assert decode(message(outputs=outputs)).outputs == ("B", "A")
+    assert decode(message(outputs=outputs)).outputs == ("B", "A", "B"), "the model refuses what is there twice"
 
 
 def outputs_with(*classification: tuple[str, dict[str, Any]]) -> pb.ModelInferRequest:

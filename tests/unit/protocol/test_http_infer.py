@@ -179,8 +179,8 @@ def test_of_which_outputs_the_best_classes_come_back(outputs: str, classes: dict
     assert (reply.classes, sorted(reply.binary)) == (classes, binary)
 
 
-def test_an_output_asked_for_twice_comes_once() -> None:
-    assert decode('{"inputs":[],"outputs":[{"name":"A"},{"name":"B"},{"name":"A"}]}')[0].outputs == ("A", "B")
+def test_an_output_asked_for_twice_is_there_twice_for_the_model_to_refuse() -> None:
+    assert decode('{"inputs":[],"outputs":[{"name":"A"},{"name":"B"},{"name":"A"}]}')[0].outputs == ("A", "B", "A")
 
 
 @pytest.mark.parametrize(

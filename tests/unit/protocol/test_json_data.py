@@ -1,10 +1,12 @@
 """Tensor data as JSON."""
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 from datatype_samples import IDS, SAMPLES, Sample
+from numpy.typing import NDArray
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
@@ -265,3 +267,25 @@ def test_a_signalling_nan_is_one_like_others(datatype: Datatype, raw: bytes) -> 
 def test_any_array_layout_comes_out_in_row_major_order() -> None:
     array = np.arange(12, dtype=np.int32).reshape(3, 4).T[::2]
     assert json_data.from_tensor("OUT", Tensor.from_array(array)) == b"[0,4,8,2,6,10]"
+
+
+SPECIAL = [np.nan, np.inf, -np.inf, 1.1e300, -1.2e300, 1.3e300, 0.0, -0.0, 1e300, 1.5, 11.1e299]
+
+
+def written(values: NDArray[Any]) -> str:
+    return json_data.from_tensor("OUT", Tensor.from_array(values)).decode()
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1000])
+def test_long_data_are_written_in_pieces(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_data, "_AT_A_TIME", 64)
+    for values in (np.arange(count), np.resize(SPECIAL, count)):
+        assert written(values) == json.dumps(values.tolist(), separators=(",", ":"))
+    texts = [str(each) for each in range(count)]
+    assert written(np.array(texts, object)) == json.dumps(texts, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_number_passes_for_a_literal(seed: int) -> None:
+    values = np.random.default_rng(seed).choice(SPECIAL, 200)
+    assert written(values) == json.dumps(values.tolist(), separators=(",", ":"))

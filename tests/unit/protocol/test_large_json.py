@@ -55,6 +55,41 @@ BAD = {
     "inputs are none": orjson.dumps({"inputs": 5, "x": NUMBERS.tolist()}),
     "an input is none": orjson.dumps({"inputs": [5], "x": NUMBERS.tolist()}),
 }
+FLAT = NUMBERS.ravel().tolist()
+NAN, INFINITE = float("nan"), float("inf")
+
+
+def literal(data: list[Any], **more: Any) -> bytes:
+    whole: dict[str, Any] = orjson.loads(body([], "FP64"))
+    whole["inputs"][0].update(data=data, **more)
+    return json.dumps(whole, ensure_ascii=False).encode()
+
+
+SPECIAL = {
+    "NaN": literal([NAN, *FLAT[1:]]),
+    "Infinity": literal([*FLAT[1:], INFINITE]),
+    "-Infinity": literal([-INFINITE, *FLAT[1:]]),
+    "all of them": literal([NAN, INFINITE, -INFINITE, 0.0] * ROWS),
+    "nested": literal([[NAN, INFINITE, -INFINITE, 0.0]] * ROWS),
+    "beside texts like them": literal([NAN, *FLAT[1:]], NaN="Infinity", Infinity="-NaN"),
+}
+"""Literals where the short cut takes them."""
+ELSEWHERE = {
+    "in a parameter": literal(FLAT).replace(b'"p": 1.5', b'"p": NaN'),
+    "in a parameter and the data": literal([NAN, *FLAT[1:]]).replace(b'"p": 1.5', b'"p": Infinity'),
+    "in what nobody reads": literal([NAN, *FLAT[1:]], unknown=NAN),
+    "behind escaped quotes": literal([NAN, *FLAT[1:]], **{'"NaN': '"'}),
+}
+WRONG = {
+    "with a sign": literal([NAN, *FLAT[1:]]).replace(b"NaN", b"-NaN"),
+    "behind a digit": literal([NAN, *FLAT[1:]]).replace(b"NaN", b"1NaN"),
+    "before a digit": literal([NAN, *FLAT[1:]]).replace(b"NaN", b"NaN1"),
+    "before an exponent": literal([INFINITE, *FLAT[1:]]).replace(b"Infinity", b"Infinitye1"),
+    "twice": literal([NAN, *FLAT[1:]]).replace(b"NaN", b"NaNNaN"),
+    "for a whole number": literal([NAN] * ROWS * 4, datatype="INT32"),
+    "for a size": literal([NAN, *FLAT[1:]], shape=[NAN]),
+    "for a key": literal([NAN, *FLAT[1:]]).replace(b'"name"', b"NaN"),
+}
 LITERALS = json.dumps(orjson.loads(body(NUMBERS.tolist()))).replace("0.345584", "NaN").encode()
 
 
@@ -67,14 +102,27 @@ def read(text: bytes) -> Any:
     return request.id, request.parameters, request.outputs, tensors
 
 
-@pytest.mark.parametrize("case", [*GOOD, *BAD, "literals"])
+@pytest.mark.parametrize("case", [*GOOD, *BAD, *SPECIAL, *ELSEWHERE, *WRONG, "literals"])
 def test_both_ways_end_alike(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = {**GOOD, **BAD, "literals": LITERALS}[case]
+    text = {**GOOD, **BAD, **SPECIAL, **ELSEWHERE, **WRONG, "literals": LITERALS}[case]
     assert len(text) > 32 * 1024
     short_cut = read(text)
     monkeypatch.setattr(large_json, "simdjson", None)
     assert short_cut == read(text)
-    assert isinstance(short_cut[0], str) == (case not in BAD)
+    assert isinstance(short_cut[0], str) == (case not in BAD and case not in WRONG)
+
+
+@pytest.mark.parametrize("case", SPECIAL)
+def test_the_short_cut_takes_literals(case: str) -> None:
+    pytest.importorskip("simdjson", reason="there is no wheel for this platform")
+    document = large_json.parse(SPECIAL[case])
+    assert document is not None
+    assert isinstance(document["inputs"][0]["data"], np.ndarray)
+
+
+@pytest.mark.parametrize("case", [*ELSEWHERE, *WRONG])
+def test_no_other_literals(case: str) -> None:
+    assert large_json.parse({**ELSEWHERE, **WRONG}[case]) is None
 
 
 @pytest.mark.parametrize("case", GOOD)

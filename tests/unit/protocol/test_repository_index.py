@@ -51,7 +51,8 @@ def test_what_an_index_request_asks_for(body: bytes, ready: bool) -> None:
 
 NO_BOOLEAN = "Invalid value for 'ready': expected a boolean"
 NO_OBJECT = "attempt to access JSON non-object as object"
-NO_STRING = "attempt to access JSON non-string as string"
+NO_PARAMETERS = f"Unable to parse 'parameters': {NO_OBJECT}"
+NO_STRING = "invalid value for load parameter '{}': attempt to access JSON non-string as string"
 UNKNOWN = "unrecognized load parameter 'foo'."
 SYNTAX = "failed to parse the request JSON buffer: "
 
@@ -67,10 +68,11 @@ SYNTAX = "failed to parse the request JSON buffer: "
         (repository.only_ready, b"\xff", SYNTAX),
         (repository.load_json, b"{", SYNTAX),
         (repository.load_json, b'"x"', NO_OBJECT),
-        (repository.load_json, b'{"parameters":[]}', NO_OBJECT),
-        (repository.load_json, b'{"parameters":{"config":{}}}', NO_STRING),
-        (repository.load_json, b'{"parameters":{"file:1/x":1}}', NO_STRING),
+        (repository.load_json, b'{"parameters":[]}', NO_PARAMETERS),
+        (repository.load_json, b'{"parameters":{"config":{}}}', NO_STRING.format("config")),
+        (repository.load_json, b'{"parameters":{"file:1/x":1}}', NO_STRING.format("file:1/x")),
         (repository.load_json, b'{"parameters":{"foo":"x"}}', UNKNOWN),
+        (repository.load_json, b'{"parameters":{"foo":1}}', UNKNOWN),
         (repository.load_json, b'{"parameters":{"file:":"x"}}', "unrecognized load parameter 'file:'."),
         (
             repository.load_json,
@@ -79,11 +81,11 @@ SYNTAX = "failed to parse the request JSON buffer: "
             "data characters (1) cannot be 1 more than a multiple of 4",
         ),
         (repository.unload_dependents_json, b"{", SYNTAX),
-        (repository.unload_dependents_json, b'{"parameters":1}', NO_OBJECT),
+        (repository.unload_dependents_json, b'{"parameters":1}', NO_PARAMETERS),
         (
             repository.unload_dependents_json,
             b'{"parameters":{"unload_dependents":1}}',
-            "attempt to access JSON non-boolean as boolean",
+            "invalid value for unload parameter 'unload_dependents': attempt to access JSON non-boolean as boolean",
         ),
     ],
 )

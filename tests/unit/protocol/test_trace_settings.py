@@ -48,7 +48,9 @@ def by_message(given: dict[str, list[str]]) -> Any:
     ("given", "change"),
     [
         ({}, {}),
-        ({"foo": "x", "trace_mode": "opentelemetry"}, {}),
+        ({"foo": "x"}, {}),
+        ({"trace_mode": "triton", "trace_rate": "2"}, {"rate": 2}),
+        ({"trace_mode": None}, {}),
         ({"trace_level": ["OFF"]}, {"level": TraceLevel.OFF}),
         ({"trace_level": ["TENSORS", "TIMESTAMPS", "TENSORS"]}, {"level": BOTH}),
         ({"trace_level": None}, {"level": None}),
@@ -79,6 +81,7 @@ def test_where_the_wires_differ() -> None:
 
 
 FILE = "trace file location can not be updated through network protocol"
+MODE = "trace mode can not be updated through network protocol, got: "
 RANGE = "Unable to parse 'trace_rate', value is out of range [ 0, 4294967295 ], got: "
 COUNT = "Unable to parse 'trace_count', value is out of range [ -1, 2147483647 ], got: "
 
@@ -87,6 +90,8 @@ COUNT = "Unable to parse 'trace_count', value is out of range [ -1, 2147483647 ]
     ("name", "values", "text"),
     [
         ("trace_file", ["x"], FILE),
+        ("trace_mode", ["opentelemetry"], MODE + "opentelemetry, expected 'triton', which it is"),
+        ("trace_mode", [""], MODE + ", expected 'triton', which it is"),
         ("trace_level", ["OFF", "TIMESTAMPS"], "Expect only one trace level 'OFF' is specified"),
         (
             "trace_level",
@@ -110,7 +115,7 @@ COUNT = "Unable to parse 'trace_count', value is out of range [ -1, 2147483647 ]
     ],
 )
 def test_what_is_refused(name: str, values: list[str], text: str) -> None:
-    code = Code.UNSUPPORTED if name == "trace_file" else Code.INVALID_ARG
+    code = Code.UNSUPPORTED if name in ("trace_file", "trace_mode") else Code.INVALID_ARG
     body = json.dumps({name: values if name == "trace_level" else values[0]}).encode()
     for refused in (lambda: trace_settings.change_by_json(body), lambda: by_message({name: values})):
         with pytest.raises(ModserveError) as raised:
@@ -125,6 +130,7 @@ def test_what_is_refused(name: str, values: list[str], text: str) -> None:
         (b'{"trace_count":"-2"}', "Unable to parse 'trace_count'. Expecting value >= -1, got:-2"),
         (b'{"trace_level":"TIMESTAMPS"}', "attempt to access JSON non-array as array"),
         (b'{"trace_level":[1]}', "attempt to access JSON non-string as string"),
+        (b'{"trace_mode":["triton"]}', "attempt to access JSON non-string as string"),
         (b'{"trace_rate":1}', "attempt to access JSON non-string as string"),
         (b"[]", "attempt to access JSON non-object as object"),
     ],

@@ -8,6 +8,7 @@ from modserve.core.errors import internal
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
+from modserve.core.sequence import SequenceId
 from modserve.core.servable import ModelDirectory
 from modserve.core.statistics import ModelStatistics
 from modserve.core.version import ModelId
@@ -27,9 +28,18 @@ class FakeServable:
         self.log: list[str] = []
         self.fail_to_close = False
         self.open_sequences = 0
+        self.sequences: set[SequenceId] = set()
+        self.submitted: list[InferenceRequest] = []
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        raise AssertionError("no test submits to it")
+        self.submitted.append(request)
+        return Inflight(request, sink, request.inputs, (), 1, None, now_ns)
+
+    def has_sequence(self, id: SequenceId) -> bool:
+        return id in self.sequences
+
+    def abandon_sequence(self, id: SequenceId) -> None:
+        self.sequences.discard(id)
 
     async def drain(self) -> None:
         self.log.append("drain")

@@ -50,6 +50,22 @@ def test_circles(graph: Mapping[str, list[str]], name: str, through: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("wanted", "served", "expected"),
+    [
+        ({"e": "ab", "f": "e"}, {"e": "a"}, {"e": "ab", "f": "e"}),
+        ({"e": "b"}, {"e": "a"}, {"e": "ab"}),
+        ({"e": "f", "f": "e"}, {"e": "a", "f": "e"}, {"e": "a", "f": "e"}),
+        ({"e": "e"}, {"e": "a"}, {"e": "a"}),
+        ({"e": "a", "f": "e"}, {"e": "f"}, {"e": "a", "f": "e"}),
+        ({}, {"e": "a"}, {"e": "a"}),
+    ],
+    ids=["as it is", "another", "circle", "itself", "the other way round", "unwanted"],
+)
+def test_who_waits_for_whom(wanted: dict[str, str], served: dict[str, str], expected: dict[str, str]) -> None:
+    assert dependencies.turns(wanted, served) == {name: set(needs) for name, needs in expected.items()}
+
+
+@pytest.mark.parametrize(
     ("name", "asked", "expected"),
     [
         ("f", "", "eab"),
@@ -179,6 +195,88 @@ async def test_they_go_if_they_no_longer_fit(bench: Bench) -> None:
     del bench.loader.failures[ModelId("e", 1)]
     await bench.update(a=(1,), mark=2)
     assert bench.ready() == "abe"
+
+
+SERVES_ON = "served as it was, for it failed to load: Invalid argument: "
+MISSING = "ensemble e contains models that are not available or ambiguous: z"
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["explicit", "polled"])
+@pytest.mark.parametrize(
+    ("needs", "reason"),
+    [
+        ({"z": frozenset({None})}, MISSING),
+        ({"a": frozenset({9})}, "ensemble 'e' depends on 'a' whose required version 9 is not loaded."),
+        ({"f": frozenset({None})}, "circular dependency between ensembles: e -> ... -> f -> e"),
+        ({"e": frozenset({None})}, "circular dependency between ensembles: e -> e"),
+        ({"c": frozenset({None}), "z": frozenset({None})}, MISSING),
+    ],
+    ids=["missing", "version", "circle", "itself", "missing, another is new"],
+)
+async def test_they_serve_on_if_they_can_not_be_made_anew(
+    bench: Bench, needs: Mapping[str, frozenset[int | None]], reason: str, together: bool
+) -> None:
+    await bench.update(e=(1,), f=(1,), a=(1,), b=(2,))
+    before = [bench.manager.get(name, None) for name in "ef"]
+    made_of = bench.loader.needed["e"]
+    bench.loader.needed["e"] = needs
+    composing = {name: directory(name, 1) for name in needs if name in "acf"}  # changed or not, as for an explicit load
+    failures = await bench.manager.update({**composing, "e": directory("e", 1, mark=1)}, together=together)
+    assert {name: error.message for name, error in failures.items()} == {"e": f"load failed for model 'e': {reason}\n"}
+    assert [bench.manager.get(name, None) for name in "ef"] == before
+    assert bench.reasons() == {"e": SERVES_ON + reason}
+    assert bench.manager.unready() == []
+    bench.loader.needed["e"] = made_of
+    assert await bench.update(together, e=(1,)) == {}
+    assert bench.reasons() == {}
+    assert [bench.manager.get(name, None) for name in "ef"] == before
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["explicit", "polled"])
+async def test_what_serves_on_goes_with_what_it_is_made_of(bench: Bench, together: bool) -> None:
+    await bench.update(e=(1,), f=(1,), a=(1,), b=(2,))
+    bench.loader.needed["e"] = {"z": frozenset({None})}
+    await bench.update(together, 1, e=(1,))
+    assert bench.ready() == "abef"
+    await bench.manager.unload("a", dependents=False)
+    assert bench.ready() == "b"
+    await turns(lambda: bench.reasons().get("f", "").startswith("unloaded"))
+    assert bench.reasons() == {
+        "a": "unloaded",
+        "e": "unloaded, for ensemble 'e' depends on 'a'",
+        "f": "unloaded, for ensemble 'f' depends on 'a'",
+    }
+
+
+async def test_what_is_replaced_below_ends_what_can_not_be_made_anew(bench: Bench) -> None:
+    await bench.update(e=(1,), a=(1,), b=(2,))
+    bench.loader.needed["e"] = {"z": frozenset({None})}
+    failures = await bench.update(mark=1, e=(1,), a=(1,))
+    assert list(failures) == ["e"]
+    assert bench.ready() == "ab"
+    await turns(lambda: bench.reasons() == {"e": f"Invalid argument: {MISSING}"})
+
+
+async def test_what_failed_to_load_comes_with_what_was_missing(bench: Bench) -> None:
+    await bench.update(e=(1,), a=(1,), b=(2,))
+    bench.loader.needed["e"] = {"z": frozenset({None})}
+    await bench.update(mark=1, e=(1,))
+    old = bench.manager.get("e", None)
+    await bench.update(z=(1,))
+    assert bench.manager.get("e", None) is not old
+    assert bench.reasons() == {}
+    await bench.manager.unload("a", dependents=False)
+    assert bench.ready() == "bez"
+
+
+async def test_two_can_change_which_is_made_of_which(bench: Bench) -> None:
+    await bench.update(e=(1,), f=(1,), a=(1,), b=(2,))
+    bench.loader.needed = {"e": {"f": frozenset({None})}, "f": {"a": frozenset({None})}}
+    bench.loader.order.clear()
+    async with asyncio.timeout(10):
+        assert await bench.update(mark=1, e=(1,), f=(1,)) == {}
+    assert bench.loader.order == [("f", 1), ("e", 1)]
+    assert bench.ready() == "abef"
 
 
 async def test_circles_are_no_standstill(bench: Bench) -> None:

@@ -10,9 +10,11 @@ from fake_loader import FakeLease, FakeLoader, turns
 
 from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.request import InferenceRequest, ParameterValue
 from modserve.core.servable import ModelDirectory, UnreadableModelError
 from modserve.core.version import ModelId
 from modserve.repository.manager import ModelManager
+from modserve.testing import RecordingSink
 
 READY, LOADING, UNLOADING, UNAVAILABLE = State.READY, State.LOADING, State.UNLOADING, State.UNAVAILABLE
 
@@ -163,6 +165,75 @@ async def test_sequences_go_on_while_others_of_the_version_are_closed(bench: Ben
     first.drained.set()
     await asyncio.gather(*unloading)
     assert bench.manager.finishing("a", 1) is None
+
+
+def asked(**parameters: ParameterValue) -> InferenceRequest:
+    return InferenceRequest("a", {}, parameters=parameters)
+
+
+ON, START = {"sequence_id": 7}, {"sequence_id": 7, "sequence_start": True}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parameters", "taken"),
+    [
+        ({7}, set(), ON, "old"),
+        ({7}, {7}, ON, "new"),
+        ({8}, set(), ON, "new"),
+        ({7}, set(), START, "new"),
+        ({7}, set(), {}, "new"),
+        ({7}, set(), {"sequence_id": 7.5}, "new"),
+    ],
+    ids=["goes on", "goes on anew", "unknown", "begins", "none", "nonsense"],
+)
+@pytest.mark.parametrize("replaced_by", [1, 2], ids=["same version", "next version"])
+async def test_sequences_go_on_where_they_have_begun(
+    bench: Bench, old: set[int], new: set[int], parameters: dict[str, ParameterValue], taken: str, replaced_by: int
+) -> None:
+    await bench.update("a", 1)
+    before = bench.loader.servables[ModelId("a", 1)]
+    before.drained.clear()
+    before.sequences, before.open_sequences = set(old), len(old)
+    await bench.update("a", replaced_by, mark="new")
+    after = bench.loader.servables[ModelId("a", replaced_by)]
+    after.sequences = set(new)
+    front = bench.manager.get("a", None)
+    assert (front.id, front.config) == (after.id, after.config)
+    assert bench.manager.keepers() == [before]
+    front.submit(asked(**parameters), RecordingSink(), 0)
+    assert (len(before.submitted), len(after.submitted)) == ((1, 0) if taken == "old" else (0, 1))
+    assert before.sequences == (set() if parameters == START else old)
+    before.open_sequences = 0
+    assert bench.manager.get("a", None) is after
+
+
+async def test_a_version_asked_for_by_number_has_its_own_sequences_only(bench: Bench) -> None:
+    await bench.update("a", 1, 2)
+    gone, kept = (bench.loader.servables[ModelId("a", version)] for version in (1, 2))
+    gone.drained.clear()
+    gone.sequences, gone.open_sequences = {7}, 1
+    await bench.update("a", 2)
+    assert bench.manager.get("a", 1) is gone
+    assert bench.manager.get("a", 2) is kept
+
+
+async def test_what_has_replaced_another_is_borrowed_itself(bench: Bench) -> None:
+    await bench.update("a", 1)
+    old = bench.loader.servables[ModelId("a", 1)]
+    old.drained.clear()
+    old.open_sequences = 1
+    await bench.update("a", 1, mark="new")
+    new = bench.loader.servables[ModelId("a", 1)]
+    handle = bench.manager.borrow("a", None)
+    handle.servable.submit(asked(), RecordingSink(), 0)
+    assert len(new.submitted) == 1
+    await bench.manager.unload("a", dependents=False)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert new.log == []
+    handle.release()
+    await turns(lambda: new.log == ["drain", "close"])
+    assert old.log == ["drain"]
 
 
 @pytest.mark.parametrize("parallel", [1, 2, 0])
@@ -458,6 +529,40 @@ async def test_unloading_returns_while_requests_run(bench: Bench) -> None:
     await turns(lambda: bench.states() == {("a", 1): UNAVAILABLE})
     assert bench.reasons() == {("a", 1): "unloaded"}
     assert bench.manager.unready() == []
+
+
+@pytest.mark.parametrize("failure", ["load", "configuration"])
+async def test_unloading_forgets_a_replacement_that_failed(bench: Bench, failure: str) -> None:
+    await bench.update("a", 1)
+    if failure == "configuration":
+        bench.loader.unusable["a"] = invalid("bad")
+    bench.loader.failures[ModelId("a", 1)] = internal("broken")
+    assert await bench.update("a", 1, mark="new")
+    assert bench.reasons()
+    await bench.manager.unload("a", dependents=False)
+    assert bench.manager.unready() == []
+    await turns(lambda: bench.states() == {("a", 1): UNAVAILABLE})
+    assert bench.reasons() == {("a", 1): "unloaded"}
+    assert bench.manager.unready() == []
+
+
+async def test_unloading_does_not_forget_a_first_load_that_failed(bench: Bench) -> None:
+    bench.loader.failures[ModelId("a", 1)] = invalid("bad")
+    await bench.update("a", 1)
+    bench.manager.refuse("b", "not there")
+    for name in ("a", "b"):
+        await bench.manager.unload(name, dependents=False)
+    assert bench.reasons() == {("a", 1): "Invalid argument: bad", ("b", None): "not there"}
+    assert len(bench.manager.unready()) == 2
+
+
+async def test_a_mistake_in_a_configuration_that_came_with_the_call(bench: Bench) -> None:
+    """Is the caller's, and that in a file is not."""
+    bench.loader.unusable["a"] = UnreadableModelError(Code.INVALID_ARG, "no such field")
+    for given, code in (("{}", Code.INVALID_ARG), (None, Code.INTERNAL)):
+        failures = await bench.manager.update({"a": ModelDirectory("a", Path("a"), (1,), given)}, together=True)
+        assert failures["a"].code is code
+        assert failures["a"].message == "failed to load 'a', failed to poll from model repository: no such field"
 
 
 async def test_loading_what_is_still_being_unloaded(bench: Bench) -> None:

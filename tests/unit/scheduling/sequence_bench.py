@@ -50,22 +50,25 @@ class Bench:
         id: Any = 1,
         flags: str = "",
         *,
-        timeout: int = 0,
+        deadline: int = 0,
+        limit: int = 0,
         shape_key: object = None,
         value: int = 1,
         batch_size: int = 1,
     ) -> Inflight:
-        """`flags`: s for the start, e for the end. Nothing that becomes due is run yet."""
+        """`flags`: s for the start, e for the end; `limit` is of the queue. Nothing that becomes due is run yet."""
         parameters: dict[str, Any] = {"sequence_id": id} if id is not None else {}
         parameters |= {name: True for flag, name in (("s", "sequence_start"), ("e", "sequence_end")) if flag in flags}
         shape = (batch_size, 4) if self.config.batching else (4,)
         asked = request(
             {"INPUT0": tensor(dtypes.INT32, shape, value)},
             parameters=parameters,
-            deadline_ns=self.clock.now_ns() + timeout if timeout else 0,
+            deadline_ns=self.clock.now_ns() + deadline if deadline else 0,
+            timeout_ns=limit,
         )
         rows = batch_size if self.config.batching else 0
         entry = Inflight(asked, RecordingSink(), asked.inputs, ("OUTPUT0",), rows, shape_key, self.clock.now_ns())
+        entry.queue_limit_ns = self.clock.now_ns() + limit if limit else 0
         self.scheduler.enqueue(entry)
         return entry
 

@@ -21,8 +21,11 @@ class SimulatedPool:
     def __init__(self, clock: FakeClock, slots: int, run_ns: Callable[[int], int]) -> None:
         self.on_free: Callable[[], None] = lambda: None
         self.observe: Callable[[ExecutionTiming, list[Inflight]], None] = lambda timing, members: None
+        self.on_answer: Callable[[Inflight], None] = lambda entry: None
         self.done: list[tuple[int, int]] = []
         """When each request came, and how long it took."""
+        self.running: dict[int, ExecutionTiming] = {}
+        """What runs, or waits for the device, in each slot that is not free."""
         self._clock = clock
         self._free = list(range(slots))
         self._run_ns = run_ns
@@ -37,13 +40,17 @@ class SimulatedPool:
     def run(self, slot: int, batch: list[Inflight], close_reason: str) -> None:
         timing = ExecutionTiming(sum(entry.batch_size for entry in batch), close_reason)
         timing.compute_start_ns = self._clock.now_ns()
+        self.running[slot] = timing
         self._device_ns = max(timing.compute_start_ns, self._device_ns) + self._run_ns(timing.batch_size)
 
         def end() -> None:
             timing.compute_end_ns = self._clock.now_ns()
             self.done += [(entry.queue_start_ns, timing.compute_end_ns - entry.queue_start_ns) for entry in batch]
             self.observe(timing, batch)
+            del self.running[slot]
             self._free.append(slot)
+            for entry in batch:
+                self.on_answer(entry)
             self.on_free()
 
         self._clock.call_at(self._device_ns, end)

@@ -27,6 +27,13 @@ def entry(allowed_ms: int = 0, batch_size: int = 1) -> Inflight:
     return inflight(batch_size, deadline_ns=NOW + allowed_ms * MS if allowed_ms else 0)
 
 
+def limited(limit_ms: int, allowed_ms: int = 0) -> Inflight:
+    """Its waiting is bounded."""
+    asked = entry(allowed_ms)
+    asked.queue_limit_ns = NOW + limit_ms * MS
+    return asked
+
+
 def verdict(by: Gate, asked: Inflight, count: int = 0, size: int = 0) -> tuple[str, int] | None:
     """The message's figures, and in how many milliseconds to try again; None for those let in."""
     try:
@@ -38,6 +45,10 @@ def verdict(by: Gate, asked: Inflight, count: int = 0, size: int = 0) -> tuple[s
 
 def figures(queue: int, execution: int, allowed: int) -> str:
     return f"{queue}.0 ms in the queue and {execution}.0 ms of execution, allowed {allowed}.0 ms"
+
+
+def waiting_figures(queue: int, allowed: int) -> str:
+    return f"{queue}.0 ms in the queue, allowed {allowed}.0 ms"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +68,12 @@ def figures(queue: int, execution: int, allowed: int) -> str:
         (gate(Admission(True, 3 * MS)), entry(), 0, 0, (figures(4, 1, 3), 2)),
         (gate(Admission(True, 3 * MS)), entry(2), 0, 0, (figures(4, 1, 2), 3)),
         (gate(Admission(True, 9 * MS)), entry(), 0, 0, None),
+        (gate(), limited(4), 0, 0, None),
+        (gate(), limited(11), 9, 9, (waiting_figures(12, 11), 1)),
+        (gate(), limited(11, 12), 9, 9, (waiting_figures(12, 11), 1)),
+        (gate(), limited(12, 13), 9, 9, (figures(12, 2, 13), 1)),
+        (gate(Admission(True, 13 * MS)), limited(12), 9, 9, (figures(12, 2, 13), 1)),
+        (gate(item_ms=0), limited(1), 9, 9, None),
     ],
     ids=[
         "in time",
@@ -73,6 +90,12 @@ def figures(queue: int, execution: int, allowed: int) -> str:
         "goal",
         "deadline before the goal",
         "within the goal",
+        "begins within its queue limit",
+        "waits longer than its queue limit",
+        "waits longer than its queue limit and its deadline",
+        "within its queue limit, not within its deadline",
+        "within its queue limit, not within the goal",
+        "nothing known, with a queue limit",
     ],
 )
 def test_verdicts(by: Gate, asked: Inflight, count: int, size: int, expected: tuple[str, int] | None) -> None:
@@ -80,9 +103,14 @@ def test_verdicts(by: Gate, asked: Inflight, count: int, size: int, expected: tu
 
 
 class Bench:
-    def __init__(self, options: Admission, policy: QueuePolicy = QueuePolicy()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        options: Admission,
+        policy: QueuePolicy = QueuePolicy(),  # noqa: B008 - frozen
+        slots: int = 1,
+    ) -> None:
         self.clock = FakeClock()
-        self.runner = PuppetRunner()
+        self.runner = PuppetRunner(slots)
         batcher = DynamicBatching((4,), default_policy=policy, priority_levels=2, default_priority_level=2)
         self.scheduler = QueuedScheduler(
             batching.dynamic(batcher, 4),
@@ -90,8 +118,11 @@ class Bench:
             self.clock,
             lambda entry, error: None,
             batcher,
-            gate=Gate(options, lambda size: 10 * MS, lambda now_ns: [10 * MS] if self.runner.running else [0], 4),
+            gate=Gate(options, lambda size: 10 * MS, self._remaining_ns, 4),
         )
+
+    def _remaining_ns(self, now_ns: int) -> list[int]:
+        return [10 * MS if slot in self.runner.running else 0 for slot in range(self.runner.count)]
 
     def submit(self, allowed_ms: int = 0, priority: int = 0) -> bool:
         """Whether it is taken."""
@@ -121,9 +152,18 @@ def test_without_admission_everybody_queues() -> None:
     assert all(bench.submit(1) for _ in range(20))
 
 
-def test_a_policys_time_out_is_a_deadline_too() -> None:
+def test_a_policys_time_out_bounds_the_waiting_alone() -> None:
     bench = Bench(BY_DEADLINE, QueuePolicy(default_timeout_ns=15 * MS))
-    assert bench.submit()
+    assert [bench.submit() for _ in range(6)] == [True] * 5 + [False]
+    assert bench.error.message.endswith("predicted 20.0 ms in the queue, allowed 15.0 ms")
+
+
+def test_who_may_wait_less_long_than_it_runs_is_taken_while_a_slot_is_free() -> None:
+    bench = Bench(BY_DEADLINE, QueuePolicy(default_timeout_ns=5 * MS), slots=2)
+    bench.scheduler.enqueue(inflight())
+    bench.scheduler.enqueue(inflight(shape_key="other"))
+    bench.clock.run()
+    assert len(bench.runner.running) == 2
     assert not bench.submit()
 
 

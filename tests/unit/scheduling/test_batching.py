@@ -151,6 +151,24 @@ def test_a_deadline_is_met_though_the_delay_is_longer(left: int, expected: Decis
     assert rule(entries, NOW) == expected
 
 
+@pytest.mark.parametrize(
+    ("limit", "deadline", "expected"),
+    [
+        (2_000_000, 0, WaitUntil(NOW + 1_000_000)),
+        (1_000_000, 0, Dispatch(2, Reason.DEADLINE)),
+        (LONG + 1_000_001, 0, WaitUntil(NOW + LONG)),
+        (2_000_000, RUN + 4_000_000, WaitUntil(NOW + 1_000_000)),
+        (3_000_000, RUN + 2_000_000, WaitUntil(NOW + 1_000_000)),
+    ],
+    ids=["not yet", "just in time", "after the delay", "before the deadline", "after the deadline"],
+)
+def test_a_queue_limit_is_met_whatever_the_execution_takes(limit: int, deadline: int, expected: Decision) -> None:
+    entries = waiting(1, 2)
+    entries[0].deadline_ns = deadline and NOW + deadline
+    entries[1].queue_limit_ns = NOW + limit
+    assert dynamic(DynamicBatching((8,), LONG), 8, run_ns=lambda batch_size: RUN)(entries, NOW) == expected
+
+
 @pytest.mark.parametrize("entries", [waiting(8), waiting(1, 1, 1, age=DELAY)], ids=["one", "some"])
 def test_direct_runs_each_request_on_its_own(entries: list[Inflight]) -> None:
     assert direct(entries, NOW) == Dispatch(1, Reason.SINGLE)

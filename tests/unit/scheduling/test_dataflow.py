@@ -6,8 +6,9 @@ from modserve.core import dtypes
 from modserve.core.ensemble_config import Condition, Ensembling, Step
 from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import TensorSpec
+from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Shape
-from modserve.scheduling.dataflow import Entry, Missing, Plan, Value, Wave, answered, fitted, runs
+from modserve.scheduling.dataflow import Entry, Missing, Plan, Value, Wave, answered, fitted, follow_up, runs
 from modserve.testing import tensor
 
 ABSENT, SKIPPED = Missing.ABSENT, Missing.SKIPPED
@@ -87,6 +88,29 @@ def test_of_two_steps_that_may_give_a_tensor_both_have_their_say(first: Entry, s
     wave.settle({"out": second})
     assert wave.complete
     assert wave.outputs(["out"]) == {"out": expected}
+
+
+def test_waiting_is_counted_along_the_longest_way() -> None:
+    wave = Wave(Plan(SWITCH, ("out",)))
+    wave.settle({"in": HERE})
+    wave.settle({"k": HERE}, 5)
+    assert (wave.waited_ns(["in"]), wave.waited_ns(["in", "k"]), wave.waited_ns([])) == (0, 5, 0)
+    wave.settle({"out": HERE}, 9)
+    wave.settle({"out": SKIPPED}, 7)
+    assert wave.waited_ns(["out"]) == 9
+
+
+def test_what_a_response_gives_and_what_it_lacks() -> None:
+    entries = follow_up(
+        Step("m", None, {}, {"a": "x", "b": "y", "c": "z"}),
+        InferenceResponse("m", 1, {"a": HERE.tensor}, skipped=frozenset("b")),
+        "abc",
+        4,
+        None,
+    )
+    given = entries.pop("x")
+    assert isinstance(given, Value)
+    assert (given.tensor, given.batch_size, entries) == (HERE.tensor, 4, {"y": SKIPPED, "z": ABSENT})
 
 
 def test_two_steps_must_not_give_one_tensor() -> None:

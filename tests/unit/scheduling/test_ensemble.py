@@ -1,6 +1,8 @@
 """Ensembles over models that answer when the test says so."""
 
-from collections.abc import Mapping
+import gc
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +51,8 @@ class Puppet:
         self.labels: Mapping[str, tuple[str, ...]] = {}
         self.asked: list[Inflight] = []
         self.refusal: ModserveError | None = None
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called while it takes a request."""
         self.borrowed = 0
         self._signature = Signature(config)
 
@@ -62,6 +66,7 @@ class Puppet:
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         if self.refusal is not None:
             raise self.refusal
+        self.meanwhile()
         inflight = self._signature.accept(request, sink, now_ns)
         self.asked.append(inflight)
         return inflight
@@ -70,12 +75,13 @@ class Puppet:
 
     async def close(self) -> None: ...
 
-    def answer(self, index: int = 0, *, final: bool = True, **outputs: int | Tensor) -> None:
-        """Answer one of its requests, after an execution of 1 + 2 + 3 ns."""
+    def answer(self, index: int = 0, *, final: bool = True, waited_ns: int = 0, **outputs: int | Tensor) -> None:
+        """Answer one of its requests, which had to wait, after an execution of 1 + 2 + 3 ns."""
         inflight = self.asked[index]
         inflight.timing = timing = ExecutionTiming()
-        timing.compute_start_ns, timing.compute_input_end_ns = 10, 11
-        timing.compute_output_start_ns, timing.compute_end_ns = 13, 16
+        inflight.queue_start_ns = 1000 - waited_ns
+        timing.compute_start_ns, timing.compute_input_end_ns = 1000, 1001
+        timing.compute_output_start_ns, timing.compute_end_ns = 1003, 1006
         tensors = {name: value if isinstance(value, Tensor) else one(value) for name, value in outputs.items()}
         inflight.respond(InferenceResponse(self.config.name, 1, tensors), final)
 
@@ -217,13 +223,121 @@ def test_what_steps_are_told_of_the_request() -> None:
     parameters: dict[str, ParameterValue] = {"priority": 2, "sequence_id": 5, "mine": "x"}
     now_ns = made.clock.now_ns()
     made.ask(id="r", parameters=parameters, deadline_ns=now_ns + 100, timeout_ns=60)
-    made.clock.advance(20)
-    made["a"].answer(mid=8)
+    made.clock.advance(70)
+    made["a"].answer(mid=8, waited_ns=20)
     for name, timeout_ns in (("a", 60), ("b", 40)):
         request = made[name].asked[0].request
         assert (request.model_name, request.id, request.version) == (name, "r", None)
         assert request.parameters == parameters
         assert (request.deadline_ns, request.timeout_ns) == (now_ns + 100, timeout_ns)
+
+
+# The time-out
+
+
+def timeouts(puppet: Puppet) -> list[int]:
+    return [inflight.request.timeout_ns for inflight in puppet.asked]
+
+
+def test_of_branches_the_one_that_waited_longest_counts() -> None:
+    made = bench([*DIAMOND, ("d", "out", "end")], "end")
+    _, sink = made.ask(timeout_ns=100)
+    made["a"].answer(left=1, waited_ns=30)
+    made["b"].answer(right=1, waited_ns=10)
+    made["c"].answer(out=1, waited_ns=5)
+    assert [timeouts(made[name]) for name in "abcd"] == [[100], [100], [70], [65]]
+    made["d"].answer(end=1, waited_ns=2)
+    assert [response.waited_ns for response in sink.responses] == [37]
+
+
+def test_a_branch_that_is_skipped_has_waited_as_long_as_what_it_waited_for() -> None:
+    steps = [("a", "in", "kind"), ("b", "kind", "mid"), ("c", "in mid", "out")]
+    made = bench(steps, when={1: Condition("kind", "==", 1)}, optional_inputs="mid")
+    made.ask(timeout_ns=100)
+    made["a"].answer(kind=2, waited_ns=30)
+    assert timeouts(made["c"]) == [70]
+
+
+def test_each_response_of_a_decoupled_step_carries_its_own_waiting() -> None:
+    made = bench([*CHAIN[:1], ("b", "mid", "more"), ("c", "more", "out")], decoupled="a")
+    _, sink = made.ask(timeout_ns=100)
+    made["a"].answer(final=False, mid=1, waited_ns=10)
+    made["a"].answer(final=True, mid=2, waited_ns=10)
+    made["b"].answer(0, more=1, waited_ns=20)
+    made["b"].answer(1, more=2, waited_ns=40)
+    assert (timeouts(made["b"]), timeouts(made["c"])) == ([90, 90], [70, 50])
+    for index in (0, 1):
+        made["c"].answer(index, out=1)
+    assert [response.waited_ns for response in sink.responses] == [30, 50]
+
+
+def test_what_the_steps_of_an_ensemble_inside_waited_counts() -> None:
+    made = bench(CHAIN)
+    made.ask(timeout_ns=100)
+    made["a"].asked[0].respond(InferenceResponse("a", 1, {"mid": one(1)}, waited_ns=30))
+    assert timeouts(made["b"]) == [70]
+
+
+def test_a_step_after_one_that_could_wait_for_longer_may_not_wait() -> None:
+    made = bench(CHAIN)
+    made.ask(timeout_ns=100)
+    made["a"].answer(mid=1, waited_ns=300)
+    assert timeouts(made["b"]) == [1]
+
+
+@pytest.mark.parametrize(("timeout_ns", "deadline_ns"), [(50, 0), (50, 60), (60, 50), (0, 50)])
+def test_no_longer_than_allowed_for_the_limit(timeout_ns: int, deadline_ns: int) -> None:
+    made = bench(CHAIN, limit=1)
+    made.ask()
+    _, sink = made.ask(timeout_ns=timeout_ns, deadline_ns=deadline_ns and made.clock.now_ns() + deadline_ns)
+    made.clock.advance(49)
+    assert not sink.errors
+    made.clock.advance(1)
+    assert [(error.code, error.message) for error in sink.errors] == [
+        (Code.UNAVAILABLE, "in ensemble 'e', Request timeout expired")
+    ]
+    assert (len(made.scheduler.runs), made.clock.next_timer_ns()) == (1, None)
+
+
+def test_waiting_for_the_limit_counts_and_executing_does_not() -> None:
+    made = bench(CHAIN, limit=1)
+    made.ask()
+    _, sink = made.ask(timeout_ns=100)
+    made.clock.advance(40)
+    made["a"].answer(0, mid=1)
+    assert timeouts(made["a"]) == [0, 60]
+    made.clock.advance(500)
+    made["a"].answer(1, mid=2, waited_ns=15)
+    assert len(made["b"].asked) == 1
+    made.clock.advance(44)
+    assert not sink.errors
+    made["b"].answer(0, out=1)
+    assert timeouts(made["b"]) == [0, 1]
+    made["b"].answer(1, out=2)
+    assert values(sink) == [{"out": 2}]
+
+
+def test_the_limit_has_no_time_for_one_that_has_waited_enough() -> None:
+    made = bench(CHAIN, limit=1)
+    made.ask()
+    made["a"].answer(mid=1)
+    _, sink = made.ask(timeout_ns=100)
+    made["a"].answer(1, mid=2, waited_ns=100)
+    made.clock.run()
+    assert [error.message for error in sink.errors] == ["in ensemble 'e', Request timeout expired"]
+
+
+def test_only_those_that_still_wait_for_the_limit_are_too_late() -> None:
+    made = bench(CHAIN, decoupled="a", limit=1)
+    _, sink = made.ask(timeout_ns=100)
+    for value, waited_ns in ((1, 0), (2, 0), (3, 60)):
+        made["a"].answer(final=value == 3, mid=value, waited_ns=waited_ns)
+    made["b"].answer(0, out=1)
+    made.clock.advance(39)
+    made["b"].answer(1, out=2)
+    made.clock.advance(500)
+    made["b"].answer(2, out=3)
+    assert (sink.errors, len(sink.responses), sink.ended) == ([], 3, 1)
 
 
 def test_versions() -> None:
@@ -290,6 +404,19 @@ def test_what_only_a_skipped_step_feeds_is_skipped_too() -> None:
     assert [name for name in "abcd" if made[name].asked] == ["c"]
     made["c"].answer(out=5)
     assert values(sink) == [{"out": 5}]
+
+
+@pytest.mark.parametrize(("skipped", "asked"), [("mid", 0), ("", 1)], ids=["skipped", "absent"])
+def test_what_an_ensemble_inside_has_skipped_is_skipped(skipped: str, asked: int) -> None:
+    made = bench([("a", "in", "mid out"), ("b", "mid", "end")], "out end", optional_inputs="mid")
+    _, sink = made.ask()
+    response = InferenceResponse("a", 1, {"out": one(1)}, skipped=frozenset(skipped.split()))
+    made["a"].asked[0].respond(response)
+    assert len(made["b"].asked) == asked
+    if asked:
+        made["b"].answer()
+    assert values(sink) == [{"out": 1}]
+    assert sink.responses[0].skipped == ({"end"} if skipped else set())
 
 
 def test_a_condition_that_can_not_be_decided() -> None:
@@ -378,6 +505,26 @@ def test_cancellation_reaches_the_steps() -> None:
     assert (made.borrowed, len(made.scheduler.runs)) == (0, 0)
     made["b"].answer(right=1)
     assert (sink.settled, len(made.over)) == (1, 1)
+
+
+@pytest.mark.parametrize("refusal", [None, unavailable("full")], ids=["taken", "refused"])
+def test_one_that_is_cancelled_while_a_step_is_asked(refusal: ModserveError | None) -> None:
+    made = bench(CHAIN, limit=1)
+    inflight, sink = made.ask(start=False)
+
+    def meanwhile() -> None:
+        inflight.cancel()
+        if refusal is not None:
+            raise refusal
+
+    made["a"].meanwhile = meanwhile
+    made.clock.run()
+    assert [each.cancelled for each in made["a"].asked] == ([True] if refusal is None else [])
+    assert [error.code for error in sink.errors] == [Code.CANCELLED]
+    assert (made.borrowed, len(made.scheduler.runs), len(made.over)) == (0, 0, 1)
+    made["a"].meanwhile = lambda: None
+    made.ask()
+    assert not made["a"].asked[-1].cancelled
 
 
 def test_a_request_cancelled_before_it_began() -> None:
@@ -506,6 +653,45 @@ def test_the_limit_is_one_for_all_requests() -> None:
     made["b"].answer(out=0)
     made["b"].answer(1, out=2)
     assert [values(sink) for _, sink in inflights] == [[{"out": 0}], [], [{"out": 2}]]
+
+
+def test_what_waits_for_the_limit_is_not_asked_because_its_request_ends() -> None:
+    made = bench(CHAIN, decoupled="a", limit=1)
+    inflight, _ = made.ask()
+    for value in range(20):
+        made["a"].answer(final=value == 19, mid=value)
+    inflight.cancel()
+    assert len(made["b"].asked) == 1
+    made.ask()
+    made["a"].answer(1, mid=1)
+    assert len(made["b"].asked) == 2
+
+
+def test_nor_because_the_ensemble_is_closed() -> None:
+    made = bench(CHAIN, limit=1)
+    sinks = [made.ask()[1] for _ in range(20)]
+    made.scheduler.close(unavailable("gone"))
+    assert len(made["a"].asked) == 1
+    assert all(len(sink.errors) == 1 for sink in sinks)
+
+
+def test_those_cancelled_while_they_wait_for_the_limit_leave_nothing_behind() -> None:
+    made = bench(CHAIN, limit=1)
+    made.ask()
+    now_ns = made.clock.now_ns()
+    asked = [made.ask(timeout_ns=100, deadline_ns=now_ns + 200) for _ in range(300)]
+    assert made.clock.next_timer_ns() == now_ns + 100
+    watched = [weakref.ref(sink) for _, sink in asked]
+    for inflight, _ in asked:
+        inflight.cancel()
+    assert (made.clock.next_timer_ns(), len(made.scheduler.runs), made.borrowed) == (None, 1, 2)
+    asked.clear()
+    del inflight, _
+    gc.collect()
+    assert not any(each() for each in watched)
+    made["a"].answer(mid=1)
+    made.ask()
+    assert len(made["a"].asked) == 2
 
 
 def test_a_model_that_refuses_all_who_waited() -> None:

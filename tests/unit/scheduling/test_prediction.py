@@ -17,7 +17,10 @@ def seen(*executions: tuple[int, int]) -> RunTimes:
     [
         ([], 4, 0),
         ([(4, 100)], 4, 100),
-        ([(4, 100), (4, 200)], 4, 120),
+        ([(4, 900), (4, 100)], 4, 100),
+        ([(4, 900), (4, 100), (4, 200)], 4, 120),
+        ([(4, 100), (4, 100), *[(8, 300)] * 255, (4, 200)], 4, 150),
+        ([(4, 100), (4, 100), *[(8, 300)] * 800, (4, 200)], 4, 200),
         ([(4, 100), (8, 300)], 6, 200),
         ([(4, 100), (8, 300)], 1, 100),
         ([(4, 100), (8, 300)], 10, 375),
@@ -30,7 +33,10 @@ def seen(*executions: tuple[int, int]) -> RunTimes:
     ids=[
         "nothing known",
         "seen",
+        "the first counts until the second",
         "weighted",
+        "the old counts less",
+        "the old counts no more",
         "between",
         "below",
         "above, in proportion at most",
@@ -43,6 +49,56 @@ def seen(*executions: tuple[int, int]) -> RunTimes:
 )
 def test_run_times(executions: list[tuple[int, int]], size: int, expected: int) -> None:
     assert seen(*executions)(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("executions", "size", "expected"),
+    [
+        ([], 4, 0),
+        ([(4, 100)], 2, 100),
+        ([(4, 100)], 64, 100),
+        ([(4, 100), (8, 300)], 6, 200),
+        ([(4, 100), (8, 300)], 8, 300),
+        ([(4, 100), (8, 300)], 10, 300),
+        ([(4, 300), (8, 100)], 6, 100),
+        ([(8, 900)] + [(4, 100)] * 8, 8, 900),
+        ([(8, 900)] + [(4, 100)] * 16, 8, 450),
+        ([(8, 900)] + [(4, 100)] * 16, 6, 275),
+        ([(8, 900)] + [(4, 100)] * 16, 64, 450),
+        ([(8, 900)] + [(4, 100)] * 40, 8, 100),
+        ([(8, 900)] * 2 + [(4, 100)] * 256, 8, 900),
+        ([(8, 900)] * 2 + [(4, 100)] * 512, 8, 450),
+        ([(4, 900)] + [(8, 100)] * 40, 4, 900),
+        ([(8, 50)] + [(4, 100)] * 40, 8, 50),
+        ([(8, 900), (9, 900)] + [(4, 100)] * 17, 9, 421),
+    ],
+    ids=[
+        "nothing known",
+        "below",
+        "above the only one",
+        "between",
+        "seen",
+        "above",
+        "no more than a larger one",
+        "seen lately",
+        "half forgotten",
+        "below one half forgotten",
+        "above one half forgotten",
+        "no less than a smaller one seen lately",
+        "seen more than once is believed longer",
+        "seen more than once, and half forgotten",
+        "smaller than those seen lately",
+        "faster than those seen lately",
+        "several in doubt",
+    ],
+)
+def test_run_times_at_best(executions: list[tuple[int, int]], size: int, expected: int) -> None:
+    assert seen(*executions).at_best(size) == expected
+
+
+def test_at_best_something_is_known_after_all_was_forgotten() -> None:
+    made = seen(*[(8, 900)] * 10, *[(1, 100)] * 5000)
+    assert (made.at_best(1), made.at_best(8)) == (100, 100)
 
 
 def test_the_latest_executions_count_most() -> None:

@@ -191,14 +191,14 @@ def test_an_idle_queue_keeps_nothing(how: str) -> None:
 def test_deadlines() -> None:
     queue = RequestQueue()
     late, early, never = fill(queue, inflight(deadline_ns=30), inflight(deadline_ns=20), inflight())
-    assert (queue.next_deadline_ns(), queue.pressing()) == (20, early)
+    assert (queue.next_deadline_ns(), queue.pressing()) == (20, [early])
     assert queue.expired(19) == []
     assert queue.expired(20) == [early]
     leave(queue, early)
-    assert (queue.next_deadline_ns(), queue.pressing()) == (30, late)
+    assert (queue.next_deadline_ns(), queue.pressing()) == (30, [late])
     assert queue.expired(1000) == [late]
     leave(queue, late)
-    assert (queue.next_deadline_ns(), queue.pressing()) == (0, None)
+    assert (queue.next_deadline_ns(), queue.pressing()) == (0, [])
     assert take(queue, 1) == [never]
 
 
@@ -207,11 +207,11 @@ def test_what_its_policy_finds_too_old() -> None:
     entry, other = inflight(deadline_ns=50), inflight()
     queue.append(entry, 0, timeout_ns=20)
     queue.append(other, 0, timeout_ns=40)
-    assert queue.next_deadline_ns() == 20
+    assert (queue.next_deadline_ns(), queue.pressing()) == (20, [entry, entry])
     assert queue.expired(20) == []
     assert queue.timed_out(20) == [entry]
     queue.move(entry, 1, 20)
-    assert queue.next_deadline_ns() == 40
+    assert (queue.next_deadline_ns(), queue.pressing()) == (40, [entry, other])
     assert queue.timed_out(40) == [other]
     assert queue.expired(50) == [entry]
 

@@ -9,7 +9,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching, QueuePolicy
 from modserve.scheduling import batching
 from modserve.scheduling.queued import QueuedScheduler
-from modserve.testing import FakeClock, PuppetRunner, inflight
+from modserve.testing import FakeClock, PuppetRunner, RecordingSink, inflight, request
 
 
 class Bench:
@@ -61,6 +61,37 @@ def test_how_long_a_request_may_wait(delay: bool, default: int, override: bool, 
     late = bool(expected)
     assert bench.dropped == ([(first, "Request timeout expired")] if late and not delay else [])
     assert bench.runner.batches[1] == [second if late else first]
+
+
+class _Cancels(RecordingSink):
+    """A client that gives up another of its requests when one has failed."""
+
+    other: Inflight
+
+    def fail(self, error: ModserveError, final: bool) -> None:
+        super().fail(error, final)
+        self.other.cancel()
+
+
+def test_one_that_is_given_up_is_not_put_behind_the_others() -> None:
+    clock, runner = FakeClock(), PuppetRunner()
+    levels = {1: QueuePolicy(0, 100), 2: QueuePolicy(0, 100, delay=True)}
+    options = DynamicBatching(priority_levels=2, default_priority_level=1, level_policies=levels)
+
+    def drop(entry: Inflight, error: ModserveError) -> None:
+        entry.fail(error)
+
+    scheduler = QueuedScheduler(batching.direct, runner, clock, drop, options)
+    sink = _Cancels()
+    runs, refused, delayed = (inflight(sink=sink if number == 1 else None) for number in range(3))
+    delayed.request = request(parameters={"priority": 2})
+    sink.other = delayed
+    for entry in (runs, refused, delayed):
+        scheduler.enqueue(entry)
+        clock.run()
+    clock.advance(100)
+    assert (refused.settled, delayed.cancelled) == (True, True)
+    assert repr(scheduler) == "QueuedScheduler(0 waiting)"
 
 
 def test_a_deadline_is_one_whatever_the_action() -> None:

@@ -165,6 +165,15 @@ def test_other_shapes_run_in_a_batch_of_their_own_and_break_up_no_other() -> Non
     a, b, c, d, e = bench.enqueue(*(inflight(shape_key=shape) for shape in "xxyyx"))
     bench.clock.run()
     assert bench.runner.batches == [[a, b, e], [c, d]]
+    assert bench.runner.reasons == ["shape", "idle_instance"]
+
+
+def test_a_batch_that_others_could_have_joined_did_not_close_by_their_shape() -> None:
+    bench = batcher()
+    bench.submit(inflight())
+    bench.enqueue(*many(9), inflight(shape_key="y"))
+    bench.finish()
+    assert bench.runner.reasons == ["idle_instance", "full"]
 
 
 def test_a_complete_batch_does_not_wait_behind_one_that_waits_for_its_delay() -> None:
@@ -261,6 +270,32 @@ def test_a_deadline_within_the_delay_is_met() -> None:
     assert bench.runner.batches[1:] == [[odd]]
 
 
+def test_a_queue_limit_within_the_delay_is_met() -> None:
+    bench = batcher(60 * MS)
+    (odd,) = bench.submit(inflight(shape_key="x"))
+    bench.clock.advance(MS)
+    hasty = inflight(shape_key="y")
+    hasty.request = request(timeout_ns=10 * MS)
+    bench.submit(hasty)
+    bench.clock.advance(9 * MS - 1)
+    assert bench.runner.batches == []
+    bench.clock.advance(1)
+    assert (bench.runner.batches, bench.runner.reasons) == ([[hasty]], ["deadline"])
+    bench.clock.advance(500 * MS)
+    bench.finish()
+    assert bench.runner.batches[1:] == [[odd]]
+    assert bench.dropped == []
+
+
+def test_a_queue_limit_shorter_than_the_execution_lets_batches_grow() -> None:
+    policy = DynamicBatching((4,), 40 * MS, default_policy=QueuePolicy(default_timeout_ns=80 * MS))
+    bench = Bench(batching.dynamic(policy, 4, lambda batch_size: 100 * MS), 2, policy)
+    for _ in range(4):
+        bench.submit(inflight())
+        bench.clock.advance(5 * MS)
+    assert (bench.runner.sizes, bench.runner.reasons) == ([4], ["full"])
+
+
 def test_a_deadline_that_has_passed_is_refused_though_a_slot_is_free() -> None:
     bench = Bench()
     late, good = bench.enqueue(inflight(deadline_ns=bench.clock.now_ns()), inflight())
@@ -286,7 +321,7 @@ def test_the_queues_timeout_only_shortens(own: int, expected: int) -> None:
     bench = Bench(policy=DynamicBatching(default_policy=QueuePolicy(default_timeout_ns=100)))
     now = bench.clock.now_ns()
     _, entry = bench.submit(inflight(), inflight(deadline_ns=now + own if own else 0))
-    assert entry.deadline_ns == now + expected
+    assert entry.begin_by_ns == now + expected
     bench.clock.advance(expected - 1)
     assert bench.dropped == []
     bench.clock.advance(1)
@@ -388,6 +423,32 @@ def test_a_full_queue_refuses(request_id: str, named: str) -> None:
     assert bench.runner.batches[-1] == [entry]
 
 
+def test_a_full_queue_is_looked_at_before_the_next_turn() -> None:
+    bench = batcher(max_queue_size=4)
+    entries = bench.enqueue(*many(8))  # in one turn: four run at once, four wait
+    assert bench.runner.batches == [entries[:4]]
+    with pytest.raises(ModserveError, match="Exceeds maximum queue size"):
+        bench.enqueue(inflight())
+    bench.clock.run()
+    bench.finish()
+    assert bench.runner.batches[1:] == [entries[4:]]
+
+
+def test_ageing_takes_no_room_from_the_more_urgent() -> None:
+    policies = {1: QueuePolicy(max_queue_size=1), 3: QueuePolicy(max_queue_size=3)}
+    bench = prioritised(ageing_ns=10, level_policies=policies)
+    bench.submit(asked(2), *(asked(3) for _ in range(3)))
+    for _ in range(2):  # the one that still waits then stands where those of priority 1 do
+        bench.clock.advance(30)
+        bench.finish()
+    bench.submit(asked(1))
+    with pytest.raises(ModserveError, match="Exceeds maximum queue size"):
+        bench.enqueue(asked(1))
+    bench.submit(asked(3), asked(3))
+    with pytest.raises(ModserveError, match="Exceeds maximum queue size"):
+        bench.enqueue(asked(3))
+
+
 def test_who_leaves_makes_room_in_a_full_queue() -> None:
     bench = batcher(max_queue_size=1)
     _, waiting = bench.submit(*many(2))
@@ -407,8 +468,19 @@ def test_stop_takes_nothing_new_and_runs_what_waits() -> None:
         "[request id: <id_unknown>] Server is stopping, scheduler for model has stopped accepting new "
         "inference requests"
     )
-    bench.clock.advance(DELAY)
-    assert bench.runner.batches == [waiting]
+    assert bench.runner.batches == []
+    bench.clock.run()
+    assert bench.runner.batches == [waiting], "nobody joins any more: there is nothing to wait for"
+
+
+def test_what_waits_for_a_slot_runs_without_its_delay_after_a_stop() -> None:
+    bench = batcher(DELAY)
+    bench.submit(*many(8))
+    waiting = bench.submit(inflight())
+    bench.scheduler.stop()
+    bench.clock.run()
+    bench.finish()
+    assert bench.runner.batches[1:] == [waiting]
 
 
 def test_close_fails_what_waits_and_leaves_what_runs() -> None:
@@ -438,12 +510,13 @@ class _CancellingSink(RecordingSink):
             other.cancel()
 
 
-@pytest.mark.parametrize("how", ["close", "deadline"])
+@pytest.mark.parametrize("how", ["close", "deadline", "queue limit"])
 def test_a_failure_that_cancels_others_drops_each_once(how: str) -> None:
-    bench = batcher(DELAY)
-    bench.submit(*many(8))
+    by_limit = how == "queue limit"
+    bench = batcher(DELAY, default_timeout_ns=10 if by_limit else 0)
+    bench.submit(inflight(8))
     sink = _CancellingSink()
-    deadline_ns = bench.clock.now_ns() + 10
+    deadline_ns = 0 if by_limit else bench.clock.now_ns() + 10
     entries = [inflight(sink=sink, deadline_ns=deadline_ns), *many(3, deadline_ns=deadline_ns)]
     sink.others = entries[1:]
     bench.submit(*entries)

@@ -1,6 +1,7 @@
 """The sequence scheduler: who belongs to which sequence, what each request is told, and when sequences end."""
 
 import logging
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,9 @@ NO_START = (
     "inference request for sequence {} to model 'model' must specify the START flag on the first request of the "
     "sequence"
 )
+LONG_ID = (
+    "[request id: <id_unknown>] string correlation ID cannot be longer than 128 characters, got {} (bytes of UTF-8)"
+)
 NO_ID = "inference request to model 'model' must specify a non-zero or non-empty correlation ID"
 BAD_ID = "[request id: <id_unknown>] parameter 'sequence_id' is {}, expected a string or an integer from 0 to 2^64 - 1"
 EXPIRED = "timeout of the corresponding sequence has been expired"
@@ -51,7 +55,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a long id": (
         {"id": "x" * 129, "flags": "s"},
-        "[request id: <id_unknown>] string correlation ID cannot be longer than 128 characters, got 129",
+        LONG_ID.format(129),
+    ),
+    "a long id in few characters": (
+        {"id": "é" * 65, "flags": "s"},
+        LONG_ID.format(130),
     ),
     "an id that is true": ({"id": True, "flags": "s"}, BAD_ID.format("True")),
     "an id that is a fraction": ({"id": 1.5, "flags": "s"}, BAD_ID.format("1.5")),
@@ -287,10 +295,14 @@ def test_direct_waits_for_its_delay_unless_enough_rows_are_filled() -> None:
     assert bench.runner.reasons == ["delay", "preferred", "full"]
 
 
-def test_direct_does_not_wait_past_a_deadline() -> None:
+each_bound = pytest.mark.parametrize("bound", ["deadline", "limit"])
+
+
+@each_bound
+def test_direct_does_not_wait_past_a_deadline(bound: str) -> None:
     strategy = DirectStrategy(max_queue_delay_ns=100 * MS, minimum_slot_utilization=1.0)
     bench = Bench(max_batch_size=4, strategy=strategy)
-    bench.submit(1, "s", timeout=50 * MS)
+    bench.submit(1, "s", **{bound: 50 * MS})
     bench.clock.advance(49 * MS)
     assert bench.runner.reasons == ["deadline"]
 
@@ -343,11 +355,44 @@ def test_a_sequence_without_a_place_waits_for_one(strategy: Strategy) -> None:
     assert bench.scheduler.open_sequences == 0
 
 
+def test_places_that_nobody_takes_cost_nothing() -> None:
+    tracemalloc.start()
+    try:
+        bench = Bench(strategy=OldestStrategy(max_candidate_sequences=1_000_000), slots=2)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1_000_000
+    for id in range(1, 4):
+        bench.submit(id, "s")
+    assert len(bench.runner.running) == 2
+
+
+def test_places_are_given_row_by_row_and_those_given_back_first() -> None:
+    bench = Bench(strategy=DIRECT, max_batch_size=2, slots=2)
+    for id in (1, 2, 3):
+        bench.submit(id, "s")
+        bench.finish_all()
+    for id in (2, 1):
+        bench.submit(id, "e")
+        bench.finish_all()
+    slots: list[int] = []
+    for id in (4, 5, 6, 7):
+        bench.submit(id, "s")
+        slots += bench.runner.running
+        bench.finish_all()
+    assert slots == [0, 1, 1]
+    assert repr(bench.scheduler) == "SequenceScheduler(5 sequences, 1 of them in the backlog)"
+
+
+@each_bound
 @each_strategy
-def test_a_sequence_in_the_backlog_is_given_up_when_the_first_of_its_timeouts_is_over(strategy: Strategy) -> None:
+def test_a_sequence_in_the_backlog_is_given_up_when_the_first_of_its_timeouts_is_over(
+    strategy: Strategy, bound: str
+) -> None:
     bench = Bench(max_batch_size=1, strategy=strategy)
     bench.submit(1, "s")
-    waiting = [bench.submit(2, "s", timeout=500), bench.submit(2, timeout=100), bench.submit(2)]
+    waiting = [bench.submit(2, "s", **{bound: 500}), bench.submit(2, **{bound: 100}), bench.submit(2)]
     bench.clock.advance(99)
     assert bench.dropped == []
     bench.clock.advance(1)
@@ -358,11 +403,12 @@ def test_a_sequence_in_the_backlog_is_given_up_when_the_first_of_its_timeouts_is
     assert bench.scheduler.open_sequences == 1
 
 
+@each_bound
 @each_strategy
-def test_a_request_that_is_too_late_in_its_place_takes_its_sequence_with_it(strategy: Strategy) -> None:
+def test_a_request_that_is_too_late_in_its_place_takes_its_sequence_with_it(strategy: Strategy, bound: str) -> None:
     bench = Bench(max_batch_size=2, strategy=strategy)
     bench.submit(1, "s")
-    late, behind = bench.submit(2, "s", timeout=100), bench.submit(2)
+    late, behind = bench.submit(2, "s", **{bound: 100}), bench.submit(2)
     bench.clock.advance(100)
     assert (failure(late).message, failure(behind).message) == ("Request timeout expired", EXPIRED)
     bench.finish()
@@ -370,10 +416,11 @@ def test_a_request_that_is_too_late_in_its_place_takes_its_sequence_with_it(stra
     assert bench.scheduler.open_sequences == 1
 
 
+@each_bound
 @each_strategy
-def test_a_request_that_is_too_late_behind_a_running_one_ends_its_sequence(strategy: Strategy) -> None:
+def test_a_request_that_is_too_late_behind_a_running_one_ends_its_sequence(strategy: Strategy, bound: str) -> None:
     bench = Bench(max_batch_size=2, strategy=strategy)
-    runs, late = bench.submit(1, "s"), bench.submit(1, timeout=100)
+    runs, late = bench.submit(1, "s"), bench.submit(1, **{bound: 100})
     bench.clock.advance(100)
     assert failure(late).message == EXPIRED
     bench.finish()
@@ -482,6 +529,28 @@ def test_when_stopping_open_sequences_go_on_and_new_ones_are_refused(strategy: S
     end = bench.submit(1, "e")
     bench.finish_all()
     assert sink(end).errors == []
+    assert bench.scheduler.open_sequences == 0
+
+
+@each_strategy
+def test_an_abandoned_sequence_ends_after_what_has_come(strategy: Strategy) -> None:
+    bench = Bench(strategy=strategy)
+    entries = [bench.submit(1, "s"), bench.submit(1)]
+    assert [bench.scheduler.has(id) for id in (1, 2)] == [True, False]
+    for id in (1, 2):
+        bench.scheduler.abandon(id)
+    assert (bench.scheduler.has(1), bench.scheduler.open_sequences) == (False, 1)
+    bench.finish_all()
+    assert [sink(entry).errors for entry in entries] == [[], []]
+    assert bench.scheduler.open_sequences == 0
+
+
+@each_strategy
+def test_an_abandoned_sequence_that_has_nothing_to_run_ends_at_once(strategy: Strategy) -> None:
+    bench = Bench(strategy=strategy)
+    bench.submit(1, "s")
+    bench.finish_all()
+    bench.scheduler.abandon(1)
     assert bench.scheduler.open_sequences == 0
 
 
@@ -605,6 +674,18 @@ def test_an_iterative_request_that_waits_again_can_be_cancelled() -> None:
     assert bench.scheduler.open_sequences == 0
 
 
+@each_strategy
+def test_each_turn_of_an_iterative_request_may_wait_as_long(strategy: Strategy) -> None:
+    bench = Bench(max_batch_size=1, strategy=strategy, iterative=True)
+    entry = bench.submit(None, limit=100)
+    bench.clock.advance(150)
+    bench.runner.again(0)
+    bench.clock.run()
+    assert bench.running == [entry]
+    bench.clock.advance(1000)
+    assert bench.dropped == []
+
+
 def test_generated_ids_avoid_those_of_clients_and_have_the_type_that_the_model_takes() -> None:
     bench = Bench(controls=(Control("CORRID", ControlKind.CORRID, dtypes.BYTES),), iterative=True, max_batch_size=4)
     bench.submit("1", "s")
@@ -653,7 +734,7 @@ def _whatever_happens(bench: Bench, actions: list[tuple[Any, ...]], direct: bool
         if action == "enqueue":
             name, flags, kind = values
             try:
-                accepted.append(bench.enqueue(name, flags, shape_key=kind == 1, timeout=30 if kind == 2 else 0))
+                accepted.append(bench.enqueue(name, flags, shape_key=kind == 1, deadline=30 if kind == 2 else 0))
             except ModserveError:
                 assert "s" not in flags
         elif (action != "finish" or bench.runner.running) and (action != "cancel" or accepted):

@@ -1,9 +1,6 @@
 """The gRPC port, on grpc.aio."""
 
 import grpc
-from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection
 
 from modserve.frontends.certificates import Certificates, Identity, TlsFiles
 from modserve.pb import inference as pb
@@ -12,6 +9,7 @@ from modserve.server import Server
 from . import health
 from .arguments import channel_arguments
 from .options import GrpcOptions
+from .reflection import add_reflection
 from .service import handlers
 from .stream import InferStreams
 
@@ -25,8 +23,7 @@ class GrpcListener:
         self._grpc = grpc.aio.server(options=channel_arguments(options))
         self._streams = InferStreams(server, options.header_pattern)
         self._grpc.add_generic_rpc_handlers(handlers(server, self._streams, options))
-        names = (pb.SERVICE, health.SERVICE, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._grpc, _reflection_pool())
+        add_reflection(self._grpc, (pb.SERVICE, health.SERVICE))
 
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
@@ -68,9 +65,3 @@ def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
 def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], identity.root)
-
-
-def _reflection_pool() -> DescriptorPool:
-    """Our messages and the health service's, in the one pool that reflection looks into."""
-    pb.POOL.AddSerializedFile(health_pb2.DESCRIPTOR.serialized_pb)
-    return pb.POOL

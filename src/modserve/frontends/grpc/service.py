@@ -1,9 +1,8 @@
 """The RPCs of ``inference.GRPCInferenceService`` and of the health service."""
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 import grpc
@@ -13,8 +12,12 @@ from grpc_health.v1 import health_pb2
 from modserve.core.errors import Code, ModserveError, internal, invalid, unavailable, unsupported
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse
+from modserve.core.servable import Handle, Servable
 from modserve.core.shared_memory import CudaRegion, SystemRegion
+from modserve.core.tensor import count_ahead, long_texts
 from modserve.core.version import parse_requested
+from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.pb import inference as pb
 from modserve.protocol import (
     classification,
@@ -155,8 +158,17 @@ class InferenceService:
         limit_ns = 0 if remaining is None else now_ns + int(remaining * 1e9)
         trace = tracing.unary(self._server, servable, context, now_ns) if self._server.tracer.on else None
         lease = self._server.shared_memory.lease()
+        borrowed: Handle | None = None
         try:
-            request: InferenceRequest = grpc_messages.decode_request(message, limit_ns, lease)
+            request: InferenceRequest
+            if grpc_messages.has_many_typed(message):
+                borrowed = self._server.borrow(message.model_name, servable.id.version)
+                request = await on_thread(grpc_messages.decode_request, message, limit_ns, lease)
+            else:
+                request = grpc_messages.decode_request(message, limit_ns, lease)
+            if texts := long_texts(request.inputs.values()):
+                borrowed = borrowed or self._server.borrow(message.model_name, servable.id.version)
+                await on_thread(count_ahead, texts)
             if self._header_pattern is not None:
                 forwarded = header_forwarding.from_metadata(self._header_pattern, context.invocation_metadata())
                 request = header_forwarding.with_headers(request, forwarded)
@@ -164,8 +176,8 @@ class InferenceService:
             counts = grpc_messages.class_counts(message)
             accepted: list[Inflight] = []
             response = await self._server.run(trace or servable, request, now_ns, accepted.append)
-            if self._server_timing:
-                context.set_trailing_metadata(((server_timing.HEADER, server_timing.value(accepted[0])),))
+            if self._server_timing and (cost := server_timing.value(accepted[0])):
+                context.set_trailing_metadata(((server_timing.HEADER, cost),))
             if places:
                 response = shared_memory.moved(response, places, lease)
         except ModserveError as error:
@@ -174,13 +186,17 @@ class InferenceService:
             raise
         finally:
             lease.release()
+            if borrowed is not None:
+                borrowed.release()
             if trace is not None:
                 trace.stamp("GRPC_SEND_START")
-        if counts and response.elements(counts.keys() & response.outputs) > classification.MANY_ELEMENTS:
-            response = await asyncio.to_thread(classification.classified, response, counts, servable)
-        else:
-            response = classification.classified(response, counts, servable)
-        return grpc_messages.encode_response(response)
+        if grpc_messages.has_many_texts(response) or (counts and has_many_elements(response)):
+            return await on_thread(_encoded, response, counts, servable)
+        return _encoded(response, counts, servable)
+
+
+def _encoded(response: InferenceResponse, counts: Mapping[str, int], servable: Servable) -> Message:
+    return grpc_messages.encode_response(classification.classified(response, counts, servable))
 
 
 def handlers(

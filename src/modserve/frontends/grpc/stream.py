@@ -21,6 +21,7 @@ from modserve.core.servable import Servable
 from modserve.core.shared_memory import Lease, Place
 from modserve.core.tracing import RequestTrace
 from modserve.core.version import parse_requested
+from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.pb import inference as pb
 from modserve.protocol import classification, grpc_messages, header_forwarding, shared_memory
 from modserve.protocol.header_forwarding import Forwarded
@@ -159,6 +160,12 @@ class _Call:
         if self.lease is not None:
             self.lease.release()
 
+    def is_long(self, outcome: Outcome) -> bool:
+        """Whether making the message takes so long that others should not wait for it."""
+        if not isinstance(outcome, InferenceResponse):
+            return False
+        return grpc_messages.has_many_texts(outcome) or (bool(self.class_counts) and has_many_elements(outcome))
+
     def message(self, outcome: Outcome, final: bool) -> pb.ModelStreamInferResponse | None:
         """What is sent, if anything is. Raises the error of a request that failed, or whose answer can not be sent."""
         if isinstance(outcome, ModserveError):
@@ -282,7 +289,10 @@ class _Stream:
     async def _send(self, call: _Call, outcome: Outcome, final: bool) -> None:
         """Raises the request's error if that must end the stream, and grpc's own when nobody takes the answer."""
         try:
-            message = call.message(outcome, final)
+            if call.is_long(outcome):
+                message = await on_thread(call.message, outcome, final)
+            else:
+                message = call.message(outcome, final)
         except Exception as failure:
             error = _foreseen(failure)
             if self._hard_errors:

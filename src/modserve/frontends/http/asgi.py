@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from modserve.protocol.http_infer import encode_message
 
-from .responses import CLOSE, KEEP_ALIVE, head, json_response
+from .responses import CLOSE, CONTINUE, KEEP_ALIVE, head, json_response
 from .site import AsgiApp, Message
 
 _log = logging.getLogger(__name__)
@@ -28,6 +28,10 @@ class Wire(Protocol):
     """The connection as the application's answer needs it."""
 
     def write(self, data: bytes) -> None: ...
+
+    def keep_little(self) -> None:
+        """An answer comes in parts: let the system take no more of them than it sends on."""
+        ...
 
     async def writable(self) -> None:
         """Return when the client has taken enough of what was written."""
@@ -52,6 +56,14 @@ class AsgiCall:
         self._chunked = False
         self._complete = False
         self._closing = False
+        self._started_parts = False
+
+    @property
+    def filler(self) -> bytes:
+        """What may be written now and changes nothing for a client of HTTP/1.1; empty where there is no such thing."""
+        if not self._started:
+            return CONTINUE
+        return b"0" if self._chunked and not self._complete else b""  # the size of the next chunk begins with it
 
     async def run(self, app: AsgiApp) -> None:
         """Never raises, but for cancellation."""
@@ -94,6 +106,9 @@ class AsgiCall:
             data = self._start(body, more)
         elif self._chunked:
             data = _chunk(body)
+        if more and not self._started_parts:
+            self._started_parts = True
+            self._wire.keep_little()
         if self._chunked and not more:
             data += b"0\r\n\r\n"
         self._wire.write(data)

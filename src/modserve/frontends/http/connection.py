@@ -6,8 +6,10 @@ inference request that arrives whole is not parsed again (`Site.heads`).
 
 import asyncio
 import logging
+import socket
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -34,8 +36,16 @@ _TOO_MANY_CHUNKS = (
     f"Chunked request body exceeds maximum of {_MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks."
 )
 _SMALL_BODY = 64 * 1024
+_UNSENT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_KEPT = 64 * 1024
+"""Bytes that the system keeps of an answer in parts beside those on their way. Otherwise it would take megabytes, and a
+slow reader would look like one that does not read."""
+
 _LINGER = 2.0
 """Seconds in which a refused client may read why, before the connection goes."""
+
+_LOOK = 0.1
+"""Seconds between two looks whether a client that sends no more is there to read."""
 
 _HEADER_LENGTH = http_infer.HEADER_LENGTH.encode()
 
@@ -98,6 +108,8 @@ class Connection(asyncio.Protocol):
         self._deaf = False
         """Nothing that still comes is looked at: a request was refused, or was to be the last."""
         self._advancing = False
+        self._half_closed = False
+        """The client sends no more, and waits for answers."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._peer: tuple[str, int] | None = None
@@ -122,6 +134,31 @@ class Connection(asyncio.Protocol):
             self._call.cancel()
             self._call = None
 
+    def eof_received(self) -> bool:
+        """The client sends no more: what it has asked for is answered to the end, and then the connection closes.
+
+        A client that is gone sends no more either. Only what is written shows whether it still reads, so something is
+        at once, which changes nothing; but HTTP/1.0 has nothing of that kind.
+        """
+        if self._scheme == "https" or self._transport is None or (self._call is None and not self._waiting):
+            return False
+        if not self._half_closed:
+            self._half_closed = True
+            if not self._old:
+                self.write(self._call.filler if isinstance(self._call, AsgiCall) else CONTINUE)
+            self._look()
+        return True
+
+    def _look(self) -> None:
+        """Whether what was written has been refused. The event loop would not tell: it reads no more."""
+        if self._transport is None:
+            return
+        opened: socket.socket | None = self._transport.get_extra_info("socket")
+        if opened is not None and opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._transport.abort()
+        else:
+            self.site.loop.call_later(_LOOK, self._look)
+
     def pause_writing(self) -> None:
         """The client does not read its answers: it gets to send no more until it does."""
         self._writable.clear()
@@ -130,7 +167,10 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable.set()
-        self._read_on()
+        if self._call is None and self._waiting and not self._advancing:
+            self._advance()
+        else:
+            self._read_on()
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -141,7 +181,8 @@ class Connection(asyncio.Protocol):
             if end > 3:
                 head = data[:end]
                 route = self.site.heads.get(head)
-                if route is not None and self._call is None and len(data) == end + route.content_length:
+                free = self._call is None and not self._waiting and self._writable.is_set()
+                if route is not None and free and len(data) == end + route.content_length:
                     self._infer(route, data[end:])
                     return
                 self._first_head = head
@@ -173,6 +214,12 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
 
+    def keep_little(self) -> None:
+        opened = None if self._transport is None else self._transport.get_extra_info("socket")
+        if opened is not None and _UNSENT is not None:
+            with suppress(OSError):  # no TCP
+                opened.setsockopt(socket.IPPROTO_TCP, _UNSENT, _KEPT)
+
     async def writable(self) -> None:
         await self._writable.wait()
 
@@ -181,7 +228,7 @@ class Connection(asyncio.Protocol):
     def close_when_idle(self) -> None:
         """Answer what is under way, then close."""
         self._keep_alive = False
-        if self._call is None and not self._waiting and self._transport is not None:
+        if self._call is None and self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
@@ -238,15 +285,23 @@ class Connection(asyncio.Protocol):
             self._advance()
 
     def _advance(self) -> None:
-        """Begin what waits. In a loop, since requests may be answered at once, and there may be thousands."""
+        """Begin what waits. In a loop, since requests may be answered at once, and there may be thousands.
+
+        While the client does not read its answers, no more are made.
+        """
         self._advancing = True
         try:
-            while self._waiting and self._call is None and self._keep_alive:
+            while self._waiting and self._call is None and self._keep_alive and self._writable.is_set():
                 self._begin(self._waiting.popleft())
         finally:
             self._advancing = False
+        if self._call is None and self._waiting and not self._writable.is_set():
+            return
         if self._call is None and self._refusal is not None and self._keep_alive:
             self._say_refusal(self._refusal)
+        elif self._call is None and self._half_closed and self._transport is not None:
+            self._transport.close()
+            return
         self._let_continue()
         self._read_on()
 
@@ -405,7 +460,7 @@ class Connection(asyncio.Protocol):
         if self._deaf:
             return
         self._deaf = not request.keep_alive
-        if self._call is None and not self._waiting:
+        if self._call is None and not self._waiting and self._writable.is_set():
             self._begin(request)
         else:
             self._first_head = None

@@ -13,6 +13,7 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
+from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.protocol import generate as codec
 from modserve.protocol import header_forwarding, http_infer
 from modserve.protocol.status import MIME_JSON
@@ -22,7 +23,7 @@ from .answers import ERRORS, Described, answers, deadline_ns, forwarded_headers,
 from .gone import unless_gone
 from .infer import LARGE_JSON
 from .options import HttpOptions
-from .streams import Outcome, StreamCall, StreamedAnswer, Streams, next_message
+from .streams import Outcome, StreamCall, StreamedAnswer, Streams, borrowed, next_message
 
 
 class GenerateRequestBody(Described):
@@ -64,11 +65,13 @@ def router(options: HttpOptions, streams: Streams) -> APIRouter:
         """Run one inference on a flat JSON object, for models with exactly one response."""
         call = await _begun(request, model, version, options, streams)
         try:
-            answer = codec.encode(await unless_gone(request, _only(call)))
+            answer = await unless_gone(request, _only(call))
+            many = has_many_elements(answer)
+            body = await on_thread(codec.encode, answer) if many else codec.encode(answer)
         finally:
             call.close()
         headers = {"Server-Timing": cost} if options.server_timing and (cost := call.cost) else {}
-        return Response(answer, headers=headers, media_type=MIME_JSON)
+        return Response(body, headers=headers, media_type=MIME_JSON)
 
     async def generate_stream(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference on a flat JSON object; the responses follow as server-sent events."""
@@ -101,18 +104,18 @@ async def _begun(
 ) -> StreamCall:
     """The request in the hands of its model. Raises what is wrong with it."""
     now_ns = time.monotonic_ns()
-    servable = streams.server.model(model, version)
-    codec.check_encoding(request.headers.get("content-encoding"))
-    body = await read_body(request, options.max_json)
-    call = StreamCall(streams, servable, now_ns)
-    try:
-        decoded = await _decoded(servable, version, body, options.max_json)
-        decoded = replace(decoded, deadline_ns=deadline_ns(request, now_ns))
-        call.submit(header_forwarding.with_headers(decoded, forwarded_headers(request, options)))
-    except BaseException:
-        call.close()
-        raise
-    return call
+    with borrowed(streams.server, model, version) as servable:
+        codec.check_encoding(request.headers.get("content-encoding"))
+        body = await read_body(request, options.max_json)
+        call = StreamCall(streams, servable, now_ns)
+        try:
+            decoded = await _decoded(servable, version, body, options.max_json)
+            decoded = replace(decoded, deadline_ns=deadline_ns(request, now_ns))
+            call.submit(header_forwarding.with_headers(decoded, forwarded_headers(request, options)))
+        except BaseException:
+            call.close()
+            raise
+        return call
 
 
 async def _decoded(servable: Servable, version: int | None, body: bytes, max_json: int) -> InferenceRequest:

@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from modserve.core import dtypes
 from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, OneAnswer
-from modserve.core.servable import Servable
+from modserve.core.servable import Handle, Servable
 from modserve.core.shared_memory import Lease, Lend
+from modserve.core.tensor import LONG_BYTES, count_ahead, long_texts
 from modserve.core.tracing import RequestTrace
 from modserve.protocol import (
     classification,
@@ -114,7 +117,8 @@ class InferCall(OneAnswer):
                 reading = loop.run_in_executor(
                     None, read_request, servable, version, head, body, options, now_ns, self._lend
                 )
-                reading.add_done_callback(lambda future: self._submit(servable, future, now_ns))
+                borrowed = server.borrow(model, version)
+                reading.add_done_callback(lambda future: self._submit(borrowed, future, now_ns))
                 return
             request, self._reply = read_request(servable, version, head, body, options, now_ns, self._lend)
             self._inflight = (self._trace or servable).submit(request, self, now_ns)
@@ -176,19 +180,19 @@ class InferCall(OneAnswer):
 
         self._loop.run_in_executor(None, write).add_done_callback(written)
 
-    def _submit(
-        self, servable: Servable, reading: "asyncio.Future[tuple[InferenceRequest, Reply]]", now_ns: int
-    ) -> None:
-        """What was read on a thread goes on here."""
-        if self._over:
-            reading.exception()  # looked at, so that nobody warns of it
-            self._release()
-            return
+    def _submit(self, borrowed: Handle, reading: "asyncio.Future[tuple[InferenceRequest, Reply]]", now_ns: int) -> None:
+        """What was read on a thread goes on here, also if its model has been replaced meanwhile."""
         try:
+            if self._over:
+                reading.exception()  # looked at, so that nobody warns of it
+                self._release()
+                return
             request, self._reply = reading.result()
-            self._inflight = (self._trace or servable).submit(request, self, now_ns)
+            self._inflight = (self._trace or borrowed.servable).submit(request, self, now_ns)
         except Exception as error:
             self._finish(border(error))
+        finally:
+            borrowed.release()
 
     def _finish(self, outcome: Body | ModserveError) -> None:
         if not self._over:
@@ -217,8 +221,11 @@ def is_long(head: InferHead, body: bytes) -> bool:
     """Whether reading the body takes so long that the other connections should not wait for it."""
     if head.content_encoding is not None:
         return len(body) > _LONG_TO_DECOMPRESS
+    if len(body) <= LARGE_JSON:
+        return False
     length = http_infer.header_length(head.header_length, len(body))
-    return (len(body) if length is None else length) > LARGE_JSON
+    # Binary data is only looked at later, but texts are counted.
+    return length is None or length > LARGE_JSON or (len(body) - length > LONG_BYTES and b'"BYTES"' in body[:length])
 
 
 def read_request(
@@ -243,11 +250,16 @@ def read_request(
     else:
         name, limit = config.name, options.max_json
         request, reply = http_infer.decode_request(name, version, body, length, deadline_ns, lend, limit)
+        if len(body) > LONG_BYTES:
+            count_ahead(long_texts(request.inputs.values()))
     return header_forwarding.with_headers(request, head.forwarded), reply
 
 
 def is_long_to_write(response: InferenceResponse, reply: Reply) -> bool:
     """Whether writing the answer takes so long that the other connections should not wait for it."""
+    for tensor in response.outputs.values():
+        if tensor.datatype is dtypes.BYTES and math.prod(tensor.shape) > MANY_ELEMENTS:
+            return True
     if reply.all_binary and not reply.classes:
         return False
     binary, classes = reply.binary, reply.classes

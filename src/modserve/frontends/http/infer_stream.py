@@ -19,7 +19,7 @@ from .answers import ERRORS, forwarded_headers, raw_header
 from .gone import unless_gone
 from .infer import InferHead, is_long, read_request
 from .options import HttpOptions
-from .streams import Encode, Outcome, StreamCall, StreamedAnswer, Streams, next_message
+from .streams import Encode, Outcome, StreamCall, StreamedAnswer, Streams, borrowed, next_message
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -37,10 +37,15 @@ def router(options: HttpOptions, streams: Streams, body: dict[str, Any]) -> APIR
     async def infer_stream(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference; the responses follow as they come, as server-sent events or lines of JSON."""
         now_ns = time.monotonic_ns()
-        call = StreamCall(streams, streams.server.model(model, version), now_ns)
+        with borrowed(streams.server, model, version) as servable:
+            call = StreamCall(streams, servable, now_ns)
+            try:
+                decoded, reply = await _read(call, version, request, options, now_ns)
+                call.submit(decoded)
+            except BaseException:
+                call.close()
+                raise
         try:
-            decoded, reply = await _read(call, version, request, options, now_ns)
-            call.submit(decoded)
             encode = _encoder(call, reply)
             first = await unless_gone(request, next_message(call, encode))
             if first.error is not None and first.final:

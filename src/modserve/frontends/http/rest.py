@@ -309,7 +309,7 @@ def _models(server: Server) -> APIRouter:
 
 
 def _repository(server: Server, max_json: int) -> APIRouter:
-    """A repository's name in a path changes nothing."""
+    """With Triton's paths, of which those with a repository's name serve the index only."""
     router = APIRouter()
 
     async def index(request: Request) -> Response:
@@ -319,17 +319,19 @@ def _repository(server: Server, max_json: int) -> APIRouter:
 
     async def load(request: Request, model: str) -> Response:
         """Load a model, or load it again; `parameters` may have a `config` and files (`file:<version>/<path>`)."""
+        repository.check_repository_name(request.path_params.get("repository", ""))
         parameters = repository.load_json(await read_body(request, max_json))
         await server.load_model(model, parameters.config, parameters.files)
         return Response(media_type=MIME_JSON)
 
     async def unload(request: Request, model: str) -> Response:
         """Unload a model; with the parameter `unload_dependents` also the models that only it needs."""
+        repository.check_repository_name(request.path_params.get("repository", ""))
         dependents = repository.unload_dependents_json(await read_body(request, max_json))
         await server.unload_model(model, dependents)
         return Response(media_type=MIME_JSON)
 
-    for prefix in ("/v2/repository", "/v2/repository/{repository}"):
+    for prefix, refusals in (("/v2/repository", (400, 503)), ("/v2/repository/{repository}", (501,))):
         documented = answers(IndexedVersion, 400, 503, many=True)
         router.add_api_route(
             f"{prefix}/index", index, methods=["POST"], responses=documented, openapi_extra=json_body("ready")
@@ -339,7 +341,7 @@ def _repository(server: Server, max_json: int) -> APIRouter:
                 f"{prefix}/models/{{model}}/{suffix}",
                 handler,
                 methods=["POST"],
-                responses={status: ERRORS[status] for status in (400, 503)},
+                responses={status: ERRORS[status] for status in refusals},
                 openapi_extra=json_body("parameters"),
             )
     return router

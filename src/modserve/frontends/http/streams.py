@@ -1,8 +1,8 @@
 """Calls whose answer is a stream: one request, its answers as they come, and an HTTP answer made of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from fastapi import Request
@@ -14,6 +14,7 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.shared_memory import Lease
+from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.protocol import failures, server_timing
 from modserve.protocol.streams import Framing
 from modserve.server import Server
@@ -28,6 +29,7 @@ Encode: TypeAlias = Callable[[Outcome, bool], bytes]
 """An outcome, and whether it is the last one, as a message; empty where nothing is said. Failures never raise."""
 
 _HEADERS = {"Cache-Control": "no-cache"}
+_PART = 256 * 1024
 
 
 class Message(NamedTuple):
@@ -75,6 +77,11 @@ class StreamCall:
             self._inflight.sent()
         self._handed_out = True
         return await self._answers.get()
+
+    def sent_some(self) -> None:
+        """Of an answer, a part has been sent."""
+        if self._inflight is not None:
+            self._inflight.sent_some()
 
     @property
     def cost(self) -> str:
@@ -140,6 +147,16 @@ class Streams:
             call.end(unavailable("the server stopped before the request was answered to its end"))
 
 
+@contextmanager
+def borrowed(server: Server, model: str, version: int | None) -> Iterator[Servable]:
+    """What `Server.model` gives, which takes requests throughout the block, also if it is replaced meanwhile."""
+    handle = server.borrow(model, version)
+    try:
+        yield handle.servable
+    finally:
+        handle.release()
+
+
 class StreamedAnswer(StreamingResponse):
     """The HTTP answer to `call`, from its first message on. It ends early when the client goes away."""
 
@@ -165,7 +182,9 @@ class StreamedAnswer(StreamingResponse):
             if message.data:
                 if trace is not None:
                     trace.stamp("HTTP_SEND_START")
-                yield self._framing.frame(message.data)
+                for part in _parts(self._framing.frame(message.data)):
+                    yield part
+                    self._call.sent_some()
                 if trace is not None:
                     trace.stamp("HTTP_SEND_END")
             if message.final:
@@ -173,12 +192,22 @@ class StreamedAnswer(StreamingResponse):
             message = await next_message(self._call, self._encode)
 
 
+def _parts(frame: bytes) -> Iterator[bytes]:
+    """A long one is sent in parts, so that it is known of a slow reader that it reads."""
+    if len(frame) <= _PART:
+        return iter((frame,))
+    return (frame[start : start + _PART] for start in range(0, len(frame), _PART))
+
+
 async def next_message(call: StreamCall, encode: Encode) -> Message:
     """The call's next answer as its client is told of it."""
     outcome, final = await call.answer()
     error = outcome if isinstance(outcome, ModserveError) else None
     try:
-        data = encode(outcome, final)
+        if isinstance(outcome, InferenceResponse) and has_many_elements(outcome):
+            data = await on_thread(encode, outcome, final)
+        else:
+            data = encode(outcome, final)
     except Exception as failure:
         error = border(failure)
         data = encode(error, final)

@@ -7,7 +7,10 @@ from itertools import chain, islice
 from typing import Any, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import Field
+from starlette.routing import Match
+from starlette.types import Scope
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
@@ -26,6 +29,7 @@ from .answers import ERRORS, Described, ErrorAnswer, answer, answers, deadline_n
 from .gone import unless_gone
 from .infer import check_json_size
 from .options import HttpOptions
+from .streams import borrowed
 from .tracing import traced
 
 P = ParamSpec("P")
@@ -101,6 +105,7 @@ _PREDICT_BODY = {
 _MODEL = "/v1/models/{model}"
 _VERSION = _MODEL + "/versions/{version:version}"
 _LABEL = _MODEL + "/labels/{label}"
+_CALLS = (":predict", ":classify", ":regress", ":explain")
 
 
 def router(server: Server, options: HttpOptions) -> APIRouter:
@@ -116,9 +121,10 @@ def _add_inference(found: APIRouter, server: Server, options: HttpOptions) -> No
     async def predict(request: Request, model: str, version: int | None = None) -> Response:
         """Run an inference on `instances` (row format) or `inputs` (column format)."""
         now_ns = time.monotonic_ns()
-        servable = _servable(server, model, version)
-        body = await request.body()
-        return await unless_gone(request, _predict(server, servable, version, request, body, options, now_ns))
+        _servable(server, model, version)
+        with borrowed(server, model, version) as servable:  # its parts may wait for long
+            body = await request.body()
+            return await unless_gone(request, _predict(server, servable, version, request, body, options, now_ns))
 
     async def explain(model: str) -> Response:
         """Refused: no model here has an explainer."""
@@ -183,10 +189,28 @@ def _add_models(found: APIRouter, server: Server) -> None:
     unready = {**answers(ModelStatus, 404), 503: answer(UnreadyModelStatus, "Not ready")}
     found.add_api_route("/", alive, responses=answers(Alive, 503))
     found.add_api_route("/v1/models", models, responses=answers(ModelNames))
-    found.add_api_route(_MODEL, model_status, responses=unready)
+    found.add_api_route(_MODEL, model_status, responses=unready, route_class_override=_route_of_models(server))
     found.add_api_route(_VERSION, version_status, responses=answers(VersionStatuses, 404))
     for path in (_MODEL, _VERSION):
         found.add_api_route(f"{path}/metadata", model_metadata, responses=answers(SignatureMetadata, 404, 503))
+
+
+def _route_of_models(server: Server) -> type[APIRoute]:
+    """Of a name that ends like a call, such as ``simple:predict``, only if there is a model of that whole name.
+
+    Without one, the path is that call's, with its methods.
+    """
+
+    class ModelRoute(APIRoute):
+        def matches(self, scope: Scope) -> tuple[Match, Scope]:
+            match, found = super().matches(scope)
+            if match is not Match.NONE:
+                name = found["path_params"]["model"]
+                if name.endswith(_CALLS) and name not in server.model_names():
+                    return Match.NONE, {}
+            return match, found
+
+    return ModelRoute
 
 
 def _add_labels(found: APIRouter) -> None:
@@ -243,8 +267,8 @@ async def _predict(
     large = size > (_LARGE if chosen is None else _LARGE_COMPRESSED)
     content = await _maybe_aside(large, _write, given, asked.rows, chosen)
     headers = {} if chosen is None else {"Content-Encoding": chosen}
-    if options.server_timing:
-        headers["Server-Timing"] = server_timing.value(last)
+    if options.server_timing and (cost := server_timing.value(last)):
+        headers["Server-Timing"] = cost
     return Response(content, headers=headers, media_type=MIME_JSON)
 
 

@@ -1,0 +1,166 @@
+"""A model that is replaced or unloaded while a request for it is being read takes the request all the same."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from puppet_server import JSON_BODY, Client, PuppetLoader, PuppetServable, request
+
+from modserve.core.errors import unavailable
+from modserve.core.version import ModelId
+from modserve.frontends.http import generate, infer, v1
+from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.site import Site
+from modserve.protocol import generate as generate_codec
+from modserve.protocol import http_infer, predict_v1
+from modserve.repository.manager import ModelManager
+from modserve.server import Server
+from modserve.testing import write_model
+
+OPTIONS = HttpOptions(1 << 20)
+GENERATE = b'{"INPUT0": [1, 2], "INPUT1": [10, 10]}'
+INSTANCES = b'{"instances": [' + b",".join([b'{"INPUT0": [1, 2], "INPUT1": [10, 10]}'] * 24) + b"]}"
+
+
+class Bench:
+    """A model that refuses requests once it is drained, as all do."""
+
+    def __init__(self, manager: ModelManager, site: Site, servable: PuppetServable) -> None:
+        self.manager = manager
+        self.client = Client(site)
+        self.servable = servable
+        self.drained = asyncio.Event()
+        vars(servable).update(drain=self._drain)
+
+    async def _drain(self) -> None:
+        vars(self.servable).update(submit=self._refuse)
+        self.drained.set()
+
+    def _refuse(self, *_: object) -> None:
+        raise unavailable("Server is stopping")
+
+    async def taken(self) -> None:
+        """Return when the model has a request."""
+        for _ in range(100):
+            if self.servable.submitted:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("no request came to the model")
+
+    async def unload(self) -> None:
+        """Also give it all the turns that it needs to drain, if it would."""
+        await self.manager.unload("simple", dependents=False)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not self.drained.is_set(), "a request is still being read"
+
+    async def answered(self) -> int:
+        """The status of the one answer. After it the model drains."""
+        (answer,) = await self.client.receive()
+        async with asyncio.timeout(10):
+            await self.drained.wait()
+        return answer.status
+
+
+@asynccontextmanager
+async def benched(repository: Path) -> AsyncIterator[Bench]:
+    loader = PuppetLoader()
+    for name in loader.models:
+        write_model(repository, name)
+    manager = ModelManager(loader, 8)
+    server = Server(manager, [repository], name="modserve")
+    await server.load()
+    async with asyncio.TaskGroup() as tasks:
+        site = Site(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
+        yield Bench(manager, site, loader.loaded[ModelId("simple", 1)])
+        for connection in list(site.connections):
+            connection.abort()
+
+
+class Held:
+    """A function that another thread runs, which the test holds up."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+        self.begun = asyncio.Event()
+        self.go = threading.Event()
+
+    def __call__(self, *args: Any) -> Any:
+        self._loop.call_soon_threadsafe(self.begun.set)
+        assert self.go.wait(10)
+        return self._function(*args)
+
+
+CALLS: dict[str, tuple[str, bytes, Any, str]] = {
+    "infer": ("/v2/models/simple/infer", JSON_BODY, http_infer, "decode_request"),
+    "infer_stream": ("/v2/models/simple/infer_stream", JSON_BODY, http_infer, "decode_request"),
+    "generate": ("/v2/models/simple/generate", GENERATE, generate_codec, "decode"),
+    "generate_stream": ("/v2/models/simple/versions/1/generate_stream", GENERATE, generate_codec, "decode"),
+    "predict": ("/v1/models/simple:predict", INSTANCES, predict_v1, "decode"),
+}
+
+
+@pytest.fixture
+def _everything_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((infer, "LARGE_JSON"), (generate, "LARGE_JSON"), (v1, "_LARGE")):
+        monkeypatch.setattr(module, name, 0)
+
+
+@pytest.mark.usefixtures("_everything_is_long")
+@pytest.mark.parametrize("call", CALLS)
+async def test_unloaded_while_a_body_is_read(tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, body, module, function = CALLS[call]
+    held = Held(getattr(module, function))
+    monkeypatch.setattr(module, function, held)
+    async with benched(tmp_path) as on:
+        on.client.send(request(target=target, body=body))
+        await held.begun.wait()
+        await on.unload()
+        held.go.set()
+        assert await on.answered() == 200
+
+
+@pytest.mark.usefixtures("_everything_is_long")
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_body_that_is_wrong_keeps_nothing(tmp_path: Path, call: str) -> None:
+    async with benched(tmp_path) as on:
+        on.client.send(request(target=CALLS[call][0], body=b"{"))
+        (answer,) = await on.client.receive()
+        assert answer.status == 400
+        await on.manager.unload("simple", dependents=False)
+        async with asyncio.timeout(10):
+            await on.drained.wait()
+
+
+@pytest.mark.usefixtures("_everything_is_long")
+async def test_a_client_that_leaves_meanwhile_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(http_infer.decode_request)
+    monkeypatch.setattr(http_infer, "decode_request", held)
+    async with benched(tmp_path) as on:
+        on.client.send(request(target="/v2/models/simple/infer", body=JSON_BODY))
+        await held.begun.wait()
+        on.client.transport.lose()
+        await on.unload()
+        held.go.set()
+        async with asyncio.timeout(10):
+            await on.drained.wait()
+        assert not on.servable.submitted
+
+
+async def test_unloaded_between_the_parts_of_a_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(v1, "_AT_ONCE", 1)
+    async with benched(tmp_path) as on:
+        on.servable.automatic = False
+        on.client.send(request(target="/v1/models/simple:predict", body=INSTANCES))
+        await on.taken()
+        await on.unload()
+        on.servable.automatic = True
+        on.servable.answer_all()
+        assert await on.answered() == 200
+        assert len(on.servable.submitted) == 3
