@@ -29,14 +29,15 @@ def told(sink: RecordingSink) -> str:
     return "cancel" if sink.errors[0].code is Code.CANCELLED else "fail"
 
 
-@pytest.mark.parametrize("acts", list(itertools.product(ACTS, repeat=3)), ids="-".join)
-def test_the_first_settles_and_the_others_are_dropped(acts: tuple[str, ...]) -> None:
-    sink = RecordingSink()
-    entry = inflight(sink=sink)
-    for act in acts:
-        ACTS[act](entry)
-        assert entry.settled
-    assert told(sink) == acts[0]
+@pytest.mark.parametrize("first", ACTS)
+def test_the_first_settles_and_the_others_are_dropped(first: str) -> None:
+    for others in itertools.product(ACTS, repeat=2):
+        sink = RecordingSink()
+        entry = inflight(sink=sink)
+        for act in (first, *others):
+            ACTS[act](entry)
+            assert entry.settled
+        assert told(sink) == first, others
 
 
 @pytest.mark.parametrize("end", ACTS)

@@ -1,5 +1,6 @@
 """Log settings and the model repository calls, through both front ends."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from fastapi import FastAPI
 from puppet_server import MAX_JSON, PuppetLoader, server_over
 from test_grpc_service import Stub
 
@@ -20,23 +22,36 @@ from modserve.pb import inference as pb
 from modserve.server import Server
 
 
-@pytest.fixture
-def logs() -> Logs:
+@pytest.fixture(scope="module")
+def kept_logs() -> Logs:
     """Not installed: only the settings change."""
     return Logs()
 
 
 @pytest.fixture
-async def server(tmp_path: Path, logs: Logs) -> Server:
-    found = server_over(tmp_path, PuppetLoader(failures={ModelId("simple", 1): invalid("no good")}), logs)
-    await found.load()
+def logs(kept_logs: Logs) -> Logs:
+    """As they are at the start of a server."""
+    kept_logs.change(LogSettings())
+    return kept_logs
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, kept_logs: Logs) -> Server:
+    """No test changes what it serves: making one takes a while."""
+    loader = PuppetLoader(failures={ModelId("simple", 1): invalid("no good")})
+    found = server_over(tmp_path_factory.mktemp("repository"), loader, kept_logs)
+    asyncio.run(found.load())
     return found
 
 
+@pytest.fixture(scope="module")
+def app(server: Server) -> FastAPI:
+    return create_app(server, HttpOptions(MAX_JSON))
+
+
 @pytest.fixture
-async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(server, HttpOptions(MAX_JSON)))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as found:
         yield found
 
 
