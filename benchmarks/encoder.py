@@ -3,7 +3,7 @@
 The default size is that of BERT base, which makes a model worth benchmarking: heavy enough to want a batch, common
 enough to compare. Nobody needs its answers, so nothing is downloaded; the same seed writes the same bytes.
 
-    python benchmarks/encoder.py /tmp/repository --layers 6
+    python benchmarks/encoder.py repository --layers 6
 """
 
 import argparse
