@@ -2,6 +2,7 @@
 
 import queue
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -233,17 +234,20 @@ def test_a_client_that_disappears(streaming: ServerProcess) -> None:
     """Its connection is closed with requests outstanding, and answers on their way."""
     opened = channel(streaming.grpc_port)
     requests = [raw("quick", str(number), number) for number in range(50)] + [raw("stuck", "x", 1)]
-    call = stub(opened).ModelStreamInfer(kept_open(requests), timeout=SECONDS)
-    next(call)
-    eventually(lambda: pending(streaming, "stuck") == 1)
-    opened.close()
-    eventually(lambda: pending(streaming, "stuck") == 0)
+    over = threading.Event()
 
+    def kept_open() -> Iterator[service_pb2.ModelInferRequest]:
+        """The requests, and no half-close; grpc's own thread is in here until the test is over."""
+        yield from requests
+        over.wait(SECONDS)
 
-def kept_open(requests: list[service_pb2.ModelInferRequest]) -> Iterator[service_pb2.ModelInferRequest]:
-    """The requests, and no half-close."""
-    yield from requests
-    queue.SimpleQueue[None]().get(timeout=SECONDS)
+    try:
+        next(stub(opened).ModelStreamInfer(kept_open(), timeout=SECONDS))
+        eventually(lambda: pending(streaming, "stuck") == 1)
+        opened.close()
+        eventually(lambda: pending(streaming, "stuck") == 0)
+    finally:
+        over.set()
 
 
 # Shutdown

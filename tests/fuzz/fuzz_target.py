@@ -20,6 +20,8 @@ _SLOW = 5
 _MEGABYTES = 1024
 _GROWTH = 200
 _MAX_INPUT = 20_000
+_LEAST = 20
+"""Inputs of an unguided run, however little time it has."""
 
 
 def main(name: str, seconds: float, seed: int) -> None:
@@ -91,7 +93,7 @@ def unguided(name: str, seconds: float, seed: int) -> int:
     end = time.monotonic() + seconds
     count = 0
     before = _megabytes()
-    while time.monotonic() < end:
+    while count < _LEAST or time.monotonic() < end:
         data = choose.choice(kept)
         for _ in range(choose.choice((1, 1, 2, 5))):
             data = mutations.mutated(name, data, choose.getrandbits(32))
