@@ -242,7 +242,8 @@ def test_a_client_that_disappears(streaming: ServerProcess) -> None:
         over.wait(SECONDS)
 
     try:
-        next(stub(opened).ModelStreamInfer(kept_open(), timeout=SECONDS))
+        call = stub(opened).ModelStreamInfer(kept_open(), timeout=SECONDS)
+        next(call)
         eventually(lambda: pending(streaming, "stuck") == 1)
         opened.close()
         eventually(lambda: pending(streaming, "stuck") == 0)

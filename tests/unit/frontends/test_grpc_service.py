@@ -16,6 +16,7 @@ from modserve.core import tensor
 from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.version import ModelId
 from modserve.frontends import threads
+from modserve.frontends.grpc import reading
 from modserve.frontends.grpc import service as services
 from modserve.frontends.grpc.service import grpc_status, handlers
 from modserve.pb import inference as pb
@@ -341,7 +342,8 @@ def on_threads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(work)
         return await threads.on_thread(work, *args)
 
-    monkeypatch.setattr(services, "on_thread", on_thread)
+    for module in (reading, services):
+        monkeypatch.setattr(module, "on_thread", on_thread)
     monkeypatch.setattr(grpc_messages, "MANY_ELEMENTS", 1)
     monkeypatch.setattr(tensor, "LONG_BYTES", 1)
     return found

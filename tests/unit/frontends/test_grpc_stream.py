@@ -18,12 +18,14 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import threads
-from modserve.frontends.grpc import stream
+from modserve.frontends.grpc import reading, stream
 from modserve.frontends.grpc.service import handlers
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
-from modserve.protocol import classification
+from modserve.protocol import classification, grpc_messages
+from modserve.repository.manager import ModelManager
 from modserve.server import Server
+from modserve.testing import write_model
 
 HARD = (("other", "x"), ("triton_grpc_error", "true"))
 STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
@@ -604,3 +606,105 @@ async def test_long_answers_are_ranked_on_a_thread(
     assert exchange.ids == ["a", "b"]
     assert len(rankers) == 1
     assert threading.main_thread() not in rankers
+
+
+# Requests that are read on a thread
+
+
+def typed(id: str) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name="simple", id=id)
+    for name, values in (("INPUT0", (1, 2)), ("INPUT1", (10, 10))):
+        message.inputs.add(name=name, datatype="INT32", shape=[1, 2]).contents.int_contents.extend(values)
+    return message
+
+
+class Held:
+    """Stands for the thread; goes on when told to."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.go = asyncio.Event()
+
+    async def on_thread(self, work: Callable[..., Any], *args: Any) -> Any:
+        self.begun += 1
+        await self.go.wait()
+        return work(*args)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    found = Held()
+    monkeypatch.setattr(grpc_messages, "MANY_ELEMENTS", 1)
+    monkeypatch.setattr(reading, "on_thread", found.on_thread)
+    return found
+
+
+async def test_long_requests_are_read_on_a_thread(open_stream: Open, simple: PuppetServable, held: Held) -> None:
+    """Those of other streams are taken meanwhile, and those of the same stream in their order."""
+    simple.automatic = True
+    slow, other = open_stream(), open_stream()
+    slow.send(asked("a"), typed("b"), asked("c"))
+    slow.half_close()
+    other.send(asked("d"))
+    other.half_close()
+    assert await other.end() == (grpc.StatusCode.OK, "")
+    assert (held.begun, slow.ids, other.ids) == (1, ["a"], ["d"])
+    held.go.set()
+    assert await slow.end() == (grpc.StatusCode.OK, "")
+    assert slow.ids == ["a", "b", "c"]
+    assert slow.answers[1].infer_response.raw_output_contents == slow.answers[0].infer_response.raw_output_contents
+
+
+async def test_a_long_request_that_is_wrong(open_stream: Open, held: Held) -> None:
+    held.go.set()
+    exchange = open_stream()
+    bad = typed("a")
+    bad.inputs[0].contents.int_contents.append(3)
+    exchange.send(bad, asked("b"))
+    exchange.half_close()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert [bool(answer.error_message) for answer in exchange.answers] == [True, False]
+    assert exchange.ids == ["a", "b"]
+
+
+async def test_shutdown_while_a_request_is_read(
+    open_stream: Open, streams: InferStreams, simple: PuppetServable, held: Held
+) -> None:
+    """It was not taken yet, and its client is told so."""
+    exchange = open_stream()
+    exchange.send(asked("a"), typed("b"))
+    await turns()
+    streams.stop()
+    held.go.set()
+    await turns()
+    assert not exchange.task.done()
+    simple.answer_all()
+    assert await exchange.end() == (grpc.StatusCode.UNAVAILABLE, STOPPING)
+    assert [answer.error_message for answer in exchange.answers] == ["", STOPPING]
+
+
+async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLoader, held: Held) -> None:
+    """The model takes it all the same, and is given back then."""
+    write_model(tmp_path, "simple")
+    manager = ModelManager(loader, 8)
+    server = Server(manager, [tmp_path], name="modserve")
+    await server.load()
+    simple = loader.loaded[ModelId("simple", 1)]
+    drained = asyncio.Event()
+
+    async def drain() -> None:
+        drained.set()
+
+    vars(simple).update(drain=drain)
+    exchange = Exchange(server, InferStreams(server))
+    exchange.send(typed("a"))
+    exchange.half_close()
+    await turns()
+    await manager.unload("simple", dependents=False)
+    await turns()
+    assert not drained.is_set()
+    held.go.set()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert [answer.error_message for answer in exchange.answers] == [""]
+    await turns()
+    assert drained.is_set()

@@ -11,11 +11,9 @@ from grpc_health.v1 import health_pb2
 
 from modserve.core.errors import Code, ModserveError, internal, invalid, unavailable, unsupported
 from modserve.core.inflight import Inflight
-from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Handle, Servable
 from modserve.core.shared_memory import CudaRegion, SystemRegion
-from modserve.core.tensor import count_ahead, long_texts
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.pb import inference as pb
@@ -38,6 +36,7 @@ from modserve.server import Server
 
 from . import health, tracing
 from .options import GrpcOptions
+from .reading import read_request
 from .stream import InferStreams
 
 _log = logging.getLogger(__name__)
@@ -160,15 +159,7 @@ class InferenceService:
         lease = self._server.shared_memory.lease()
         borrowed: Handle | None = None
         try:
-            request: InferenceRequest
-            if grpc_messages.has_many_typed(message):
-                borrowed = self._server.borrow(message.model_name, servable.id.version)
-                request = await on_thread(grpc_messages.decode_request, message, limit_ns, lease)
-            else:
-                request = grpc_messages.decode_request(message, limit_ns, lease)
-            if texts := long_texts(request.inputs.values()):
-                borrowed = borrowed or self._server.borrow(message.model_name, servable.id.version)
-                await on_thread(count_ahead, texts)
+            request, borrowed = await read_request(self._server, servable, message, limit_ns, lease)
             if self._header_pattern is not None:
                 forwarded = header_forwarding.from_metadata(self._header_pattern, context.invocation_metadata())
                 request = header_forwarding.with_headers(request, forwarded)

@@ -28,6 +28,7 @@ from modserve.protocol.header_forwarding import Forwarded
 from modserve.server import Server
 
 from . import tracing
+from .reading import read_request
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class _Call:
         self.ended = False
         self.trace: RequestTrace | None = None
 
-    def start(self, server: Server, data: bytes, now_ns: int) -> None:
+    async def start(self, server: Server, data: bytes, now_ns: int) -> None:
         """Raises whatever keeps the request from being accepted."""
         try:
             message = pb.ModelInferRequest.FromString(data)
@@ -125,12 +126,17 @@ class _Call:
             self.trace = tracing.begun(server, self.servable, now_ns)
         self.lease = server.shared_memory.lease()
         # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
-        request = grpc_messages.decode_request(message, self.stream.deadline_ns, self.lease)
-        request = header_forwarding.with_headers(request, self.stream.forwarded)
-        self.places = grpc_messages.output_places(message, self.lease)
-        self.class_counts = grpc_messages.class_counts(message)
-        self.empty_final = grpc_messages.wants_empty_final(message)
-        self.inflight = (self.trace or self.servable).submit(request, self, now_ns)
+        deadline_ns = self.stream.deadline_ns
+        request, borrowed = await read_request(server, self.servable, message, deadline_ns, self.lease)
+        try:
+            request = header_forwarding.with_headers(request, self.stream.forwarded)
+            self.places = grpc_messages.output_places(message, self.lease)
+            self.class_counts = grpc_messages.class_counts(message)
+            self.empty_final = grpc_messages.wants_empty_final(message)
+            self.inflight = (self.trace or self.servable).submit(request, self, now_ns)
+        finally:
+            if borrowed is not None:
+                borrowed.release()
         self.ordered = not self.servable.config.decoupled
         if not self.ordered:
             self.inflight.pace()
@@ -233,22 +239,25 @@ class _Stream:
 
     async def _read(self, messages: AsyncIterator[bytes]) -> None:
         async for data in messages:
-            self._take(data)
+            await self._take(data)
             while len(self._open) >= MAX_OUTSTANDING or self._bytes >= MAX_OUTSTANDING_BYTES:
                 self._room.clear()
                 await self._room.wait()
         self._half_closed = True
         self._changed.set()
 
-    def _take(self, data: bytes) -> None:
+    async def _take(self, data: bytes) -> None:
         call = _Call(self, len(data))
         self._open.add(call)
         self._order.append(call)
         self._bytes += call.size
         try:
-            call.start(self._server, data, time.monotonic_ns())
+            await call.start(self._server, data, time.monotonic_ns())
         except Exception as error:
             call.fail(_foreseen(error), True)
+        except asyncio.CancelledError:
+            call.fail(unavailable(_STOPPING), True)  # it was still being read
+            raise
         if not call.ordered:
             self._order.pop()
 
