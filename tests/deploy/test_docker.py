@@ -218,7 +218,7 @@ def test_the_last_ignore_pattern_that_matches_decides() -> None:
 
 @pytest.mark.parametrize("script", [i.text for i in INSTRUCTIONS if i.name == "RUN"] + [ENTRYPOINT.read_text()])
 def test_shell_parses(script: str) -> None:
-    done = subprocess.run(["/bin/sh", "-n"], input=script, capture_output=True, text=True, timeout=10)
+    done = subprocess.run(["/bin/sh", "-n"], input=script, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -259,7 +259,7 @@ def run_entrypoint(programs: Path, *arguments: str) -> Ran:
         stderr=subprocess.PIPE,
         text=True,
     )
-    output, _ = process.communicate(timeout=10)
+    output, _ = process.communicate(timeout=60)
     pid, *lines = output.splitlines() or [""]
     return Ran(process.returncode, lines, pid == str(process.pid))
 
@@ -322,10 +322,12 @@ def check_health(port: int) -> int:
     command = words(final("HEALTHCHECK").text.removeprefix("CMD"))
     assert command[0] == "python"
     assert "127.0.0.1:8000/" in command[-1]
-    arguments = [word.replace(":8000/", f":{port}/") for word in command[1:]]
+    assert "timeout=4)" in command[-1]
+    # The server here is this process, which may stand still for longer than a server should.
+    arguments = [word.replace(":8000/", f":{port}/").replace("timeout=4)", "timeout=25)") for word in command[1:]]
     # A proxy where nothing listens: asking through it would fail.
     environment = {**os.environ, "HTTP_PROXY": "http://127.0.0.1:1", "http_proxy": "http://127.0.0.1:1"}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, timeout=30).returncode
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, timeout=60).returncode
 
 
 def test_health_check_asks_whether_the_server_lives(server: Server) -> None:

@@ -1,5 +1,6 @@
 """Model repositories for the end-to-end tests."""
 
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,10 @@ import onnx
 from onnx import TensorProto, helper
 
 EXAMPLES = Path(__file__).parents[2] / "model_repository"
+HELD = {
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parent / "held_plugin"), os.getenv("PYTHONPATH")]))
+}
+"""The environment of a server with models of `write_held`."""
 
 CONFIG_TYPES = {
     "BOOL": "TYPE_BOOL",
@@ -42,11 +47,12 @@ def write_identity(
     *,
     parameters: Mapping[str, object] | None = None,
     extra: str = "",
+    backend: str = "identity",
 ) -> None:
     """A model that gives back what it gets: INPUT0 of dims [-1], at most 8 of them in a batch, one instance."""
     kind = CONFIG_TYPES[datatype]
     lines = [
-        'backend: "identity"',
+        f'backend: "{backend}"',
         "max_batch_size: 8",
         f'input [ {{ name: "INPUT0" data_type: {kind} dims: [ -1 ] }} ]',
         f'output [ {{ name: "OUTPUT0" data_type: {kind} dims: [ -1 ] }} ]',
@@ -59,6 +65,51 @@ def write_identity(
     ]
     (repository / name / "1").mkdir(parents=True)
     (repository / name / "config.pbtxt").write_text("\n".join(lines))
+
+
+class Gate:
+    """Where a test says how far a model of `write_held` may go."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def let_load(self) -> None:
+        (self._directory / "loads").touch()
+
+    def open(self) -> None:
+        """What runs goes on, and so does what comes."""
+        (self._directory / "runs").touch()
+
+    def shut(self) -> None:
+        """What begins from now on runs until the gate opens."""
+        (self._directory / "runs").unlink(missing_ok=True)
+
+    @property
+    def begun(self) -> int:
+        """How many executions have begun."""
+        return (self._directory / "begun").stat().st_size
+
+
+def write_held(
+    repository: Path,
+    name: str,
+    *,
+    parameters: Mapping[str, object] | None = None,
+    extra: str = "",
+    loads: bool = True,
+) -> Gate:
+    """As `write_identity`, on a server with the environment `HELD`: what runs does so until the gate opens.
+
+    It loads at once, or when it is let.
+    """
+    write_identity(repository, name, parameters=parameters, extra=extra, backend="held")
+    directory = repository / name / "gate"
+    directory.mkdir()
+    (directory / "begun").touch()
+    gate = Gate(directory)
+    if loads:
+        gate.let_load()
+    return gate
 
 
 def write_onnx_identity(repository: Path, name: str, datatype: str) -> None:
@@ -128,7 +179,7 @@ def write_accumulator(repository: Path, name: str, strategy: str, more: str = ""
     _write_graph(repository, name, graph, f"sequence_batching {{ {strategy} {state} {more} }}")
 
 
-def write_text_keeper(repository: Path, name: str) -> None:
+def write_text_keeper(repository: Path, name: str, more: str = "") -> None:
     """OUTPUT (BYTES [-1]) is all that the sequence was given so far, one after the other: a growing state."""
     tensors = [helper.make_tensor_value_info(tensor, TensorProto.STRING, [None]) for tensor in ("INPUT", "KEPT")]
     results = [helper.make_tensor_value_info(tensor, TensorProto.STRING, [None]) for tensor in ("OUTPUT", "KEPT_OUT")]
@@ -150,7 +201,7 @@ def write_text_keeper(repository: Path, name: str) -> None:
     given = " ".join(
         f'{side} {{ name: "{side.upper()}" data_type: TYPE_STRING dims: [ -1 ] }}' for side in ("input", "output")
     )
-    config = f"{given} sequence_batching {{ direct {{ }} {state} }}"
+    config = f"{given} sequence_batching {{ direct {{ }} {state} {more} }}"
     _write_graph(repository, name, graph, config, max_batch_size=0)
     (repository / name / "initial_state").mkdir()
     (repository / name / "initial_state" / "first").write_bytes(b"\x05\0\0\0first")

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 LOADED = r"^model +version +state +load time$"
@@ -19,13 +20,20 @@ _TROUBLE = re.compile(r" (ERROR|CRITICAL) |^E\d{4} .*\.py:\d+\] |Traceback|Warni
 _START_SECONDS = 30.0
 _STOP_SECONDS = 20.0
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
 T = TypeVar("T")
 
 
 class ServerProcess:
-    """Standard output and standard error are one log, in which `wait_for` waits for lines."""
+    """Standard output and standard error are one log, in which `wait_for` waits for lines.
 
-    def __init__(self, repositories: Sequence[Path], options: Sequence[str] = ()) -> None:
+    `environment` is added to that of the tests, of which what sets options of the server is left out.
+    """
+
+    def __init__(
+        self, repositories: Sequence[Path], options: Sequence[str] = (), environment: Mapping[str, str] = _NOTHING
+    ) -> None:
         command = [sys.executable, "-m", "modserve", "serve"]
         for repository in repositories:
             command += ["--model-repository", str(repository)]
@@ -38,9 +46,13 @@ class ServerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")},
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith("MODSERVE_")},
+                **environment,
+            },
         )
         self._lines: list[str] = []
+        self._ended = False
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -52,11 +64,16 @@ class ServerProcess:
                 self._lines.append(line)
                 self._changed.notify_all()
         with self._changed:
+            self._ended = True
             self._changed.notify_all()
 
     @property
     def log(self) -> str:
         return "".join(self._lines)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def running(self) -> bool:
@@ -69,7 +86,7 @@ class ServerProcess:
             return re.search(pattern, self.log, re.MULTILINE)
 
         with self._changed:
-            self._changed.wait_for(lambda: found() or not self._reader.is_alive(), seconds)
+            self._changed.wait_for(lambda: found() or self._ended, seconds)
         match = found()
         assert match is not None, f"{pattern!r} is not in the log:\n{self.log}"
         return match
@@ -122,9 +139,11 @@ class ServerProcess:
 
 
 @contextmanager
-def started(*repositories: Path, options: Sequence[str] = ()) -> Iterator[ServerProcess]:
+def started(
+    *repositories: Path, options: Sequence[str] = (), environment: Mapping[str, str] = _NOTHING
+) -> Iterator[ServerProcess]:
     """A server from its first moment on; the test ends it, and what it leaves is killed."""
-    server = ServerProcess(repositories, options)
+    server = ServerProcess(repositories, options, environment)
     try:
         yield server
     finally:
@@ -132,9 +151,14 @@ def started(*repositories: Path, options: Sequence[str] = ()) -> Iterator[Server
 
 
 @contextmanager
-def serving(*repositories: Path, options: Sequence[str] = (), errors: Sequence[str] = ()) -> Iterator[ServerProcess]:
+def serving(
+    *repositories: Path,
+    options: Sequence[str] = (),
+    errors: Sequence[str] = (),
+    environment: Mapping[str, str] = _NOTHING,
+) -> Iterator[ServerProcess]:
     """A server that has loaded its models, stopped in order afterwards; `errors` as for `ServerProcess.wait`."""
-    with started(*repositories, options=options) as server:
+    with started(*repositories, options=options, environment=environment) as server:
         server.wait_for(LOADED)
         yield server
         server.stop(errors=errors)

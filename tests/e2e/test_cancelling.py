@@ -1,13 +1,16 @@
 """A client that leaves takes exactly its own request with it, whether it waits or runs."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from repositories import write_identity
+from repositories import HELD, Gate, write_held
 from server_process import ServerProcess, eventually, serving
+from tritonclient.grpc import service_pb2
 from wire import (
     SECONDS,
     Answer,
@@ -31,16 +34,22 @@ FULL = 4
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Its model waits until four requests are there, and then takes a second for them."""
-    repository = tmp_path_factory.mktemp("cancelling")
-    write_identity(
-        repository,
-        MODEL,
-        parameters={"execute_delay_ms": 1000},
-        extra=f"dynamic_batching {{ preferred_batch_size: [ {FULL} ] max_queue_delay_microseconds: 60000000 }}",
-    )
-    with serving(repository) as running:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cancelling")
+
+
+@pytest.fixture(scope="module")
+def gate(repository: Path) -> Gate:
+    """Of a model that waits until four requests are there. It is open."""
+    batching = f"dynamic_batching {{ preferred_batch_size: [ {FULL} ] max_queue_delay_microseconds: 600000000 }}"
+    found = write_held(repository, MODEL, extra=batching)
+    found.open()
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, gate: Gate) -> Iterator[ServerProcess]:
+    with serving(repository, environment=HELD) as running:
         yield running
 
 
@@ -49,17 +58,27 @@ class Call(Protocol):
 
     def cancel(self) -> None: ...
 
+    def wait_until_noticed(self) -> None:
+        """The server has heard of the cancellation."""
+        ...
+
     def result(self) -> bytes: ...
 
 
 class HttpCall:
-    def __init__(self, connection: HTTPConnection, ask: Ask) -> None:
+    def __init__(self, server: ServerProcess, connection: HTTPConnection, ask: Ask) -> None:
+        self._server = server
         self._connection = connection
+        self._other_end = ""
         body, headers = binary_request(ask)
         connection.request("POST", infer_path(ask.model), body, headers)
 
     def cancel(self) -> None:
+        self._other_end = other_end(self._server, self._connection)
         self._connection.close()
+
+    def wait_until_noticed(self) -> None:
+        eventually(lambda: self._other_end not in open_files(self._server))
 
     def result(self) -> bytes:
         response = self._connection.getresponse()
@@ -70,13 +89,39 @@ class HttpCall:
 
 class GrpcCall:
     def __init__(self, opened: Any, ask: Ask) -> None:
-        self._future = stub(opened).ModelInfer.future(message(ask), timeout=SECONDS)
+        self._stub = stub(opened)
+        self._future = self._stub.ModelInfer.future(message(ask), timeout=SECONDS)
 
     def cancel(self) -> None:
         assert self._future.cancel()
 
+    def wait_until_noticed(self) -> None:
+        """What comes after it on the same connection has been answered."""
+        for _ in range(2):
+            self._stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=SECONDS)
+
     def result(self) -> bytes:
         return raw_outputs(self._future.result())["OUTPUT0"]
+
+
+def other_end(server: ServerProcess, connection: HTTPConnection) -> str:
+    """The server's socket of a connection, as the link in /proc names it."""
+    ports = server.http_port, connection.sock.getsockname()[1]
+    for line in Path(f"/proc/{server.pid}/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if tuple(int(address.partition(":")[2], 16) for address in fields[1:3]) == ports:
+            return f"socket:[{fields[9]}]"
+    raise AssertionError(f"no connection between ports {ports}")
+
+
+def open_files(server: ServerProcess) -> set[str]:
+    found = set()
+    for link in Path(f"/proc/{server.pid}/fd").iterdir():
+        try:
+            found.add(os.readlink(link))
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return found
 
 
 class Clients:
@@ -95,7 +140,7 @@ class Clients:
         if protocol == "http":
             connection = connect(self._server.http_port)
             self._stack.callback(connection.close)
-            return HttpCall(connection, ask), data
+            return HttpCall(self._server, connection, ask), data
         return GrpcCall(self._stack.enter_context(channel(self._server.grpc_port)), ask), data
 
 
@@ -151,14 +196,17 @@ def test_one_that_waits(server: ServerProcess, clients: Clients, protocol: str) 
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_one_that_runs(server: ServerProcess, clients: Clients, protocol: str) -> None:
-    before, gone = counts(server), cancelled(server)
+def test_one_that_runs(server: ServerProcess, gate: Gate, clients: Clients, protocol: str) -> None:
+    before, gone, begun = counts(server), cancelled(server), gate.begun
+    gate.shut()
     stays = [clients.send("http"), clients.send("grpc")]
     leaves, _ = clients.send(protocol)
     eventually(lambda: waiting(server) == 3)
     stays.append(clients.send("grpc"))
-    eventually(lambda: waiting(server) == 0)
+    eventually(lambda: gate.begun == begun + 1)
     leaves.cancel()
+    leaves.wait_until_noticed()
+    gate.open()
     assert [call.result() for call, _ in stays] == [data for _, data in stays]
     assert growth(before, counts(server)) == {
         "executions": 1,

@@ -30,15 +30,15 @@ def simple_inputs(binary: bool) -> list[Any]:
 def test_every_combination_of_codings(
     server: ServerProcess, request_: str | None, answer: str | None, binary: bool
 ) -> None:
-    client = tritonclient.http.InferenceServerClient(f"{HOST}:{server.http_port}")
     outputs = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in ("OUTPUT0", "OUTPUT1")]
-    result = client.infer(
-        "simple",
-        simple_inputs(binary),
-        outputs=outputs,
-        request_compression_algorithm=request_,
-        response_compression_algorithm=answer,
-    )
+    with tritonclient.http.InferenceServerClient(f"{HOST}:{server.http_port}") as client:
+        result = client.infer(
+            "simple",
+            simple_inputs(binary),
+            outputs=outputs,
+            request_compression_algorithm=request_,
+            response_compression_algorithm=answer,
+        )
     assert np.array_equal(result.as_numpy("OUTPUT0"), A + A)
     assert np.array_equal(result.as_numpy("OUTPUT1"), A - A)
 

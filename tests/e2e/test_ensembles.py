@@ -18,7 +18,7 @@ from repositories import copy_example, write_identity
 from server_process import ServerProcess, eventually, serving
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
-from wire import channel, http, metric, stub
+from wire import Answer, channel, http, metric, stub
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 PROTOCOLS = ("http", "grpc")
@@ -65,6 +65,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_identity(root, "sleepy", parameters={"execute_delay_ms": 200})
     write_identity(root, "glacial", parameters={"execute_delay_ms": 500})
     write_identity(root, "plain")
+    full = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 600000000 }"
+    write_identity(root, "gathering", extra=full)
     write_picky(root)
     numbers = tensors("input", "TYPE_INT32", "[ -1 ]", "in")
     one = numbers + tensors("output", "TYPE_INT32", "[ -1 ]", "out")
@@ -76,6 +78,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         batch + two,
         ("slow", {"INPUT0": "in"}, {"OUTPUT0": "left"}),
         ("sleepy", {"INPUT0": "in"}, {"OUTPUT0": "right"}),
+    )
+    ensemble(
+        root,
+        "abreast",
+        batch + two,
+        ("gathering", {"INPUT0": "in"}, {"OUTPUT0": "left"}),
+        ("gathering", {"INPUT0": "in"}, {"OUTPUT0": "right"}),
     )
     ensemble(
         root,
@@ -91,6 +100,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         batch + one,
         ("plain", {"INPUT0": "in"}, {"OUTPUT0": "mid"}),
         ("glacial", {"INPUT0": "mid"}, {"OUTPUT0": "out"}),
+    )
+    ensemble(
+        root,
+        "held",
+        batch + one,
+        ("plain", {"INPUT0": "in"}, {"OUTPUT0": "mid"}),
+        ("gathering", {"INPUT0": "mid"}, {"OUTPUT0": "out"}),
     )
     ensemble(
         root,
@@ -125,7 +141,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root,
         "narrow",
         batch + one,
-        ("slow", {"INPUT0": "in"}, {"OUTPUT0": "mid"}),
+        ("gathering", {"INPUT0": "in"}, {"OUTPUT0": "mid"}),
         ("plain", {"INPUT0": "mid"}, {"OUTPUT0": "out"}),
     )
     config = root / "narrow" / "config.pbtxt"
@@ -208,11 +224,10 @@ def test_labels_come_from_the_step(served: ServerProcess) -> None:
 
 
 def test_branches_run_at_the_same_time(client: Client) -> None:
-    begun = time.monotonic()
-    found = client.infer("branches", {"in": numbers(1, 2, rows=2)})
-    assert time.monotonic() - begun < 0.38
+    """The model waits for eight rows: two branches of four, neither of which would be answered before the other."""
+    found = client.infer("abreast", {"in": numbers(1, 2, rows=4)})
     for name in ("left", "right"):
-        np.testing.assert_array_equal(found[name], numbers(1, 2, rows=2))
+        np.testing.assert_array_equal(found[name], numbers(1, 2, rows=4))
 
 
 def test_only_what_is_needed_runs(client: Client) -> None:
@@ -263,19 +278,29 @@ def test_what_an_ensemble_inside_skips_is_skipped(client: Client) -> None:
         assert {name: array.reshape(-1).tolist() for name, array in found.items()} == expected
 
 
-def test_the_timeout_is_for_waiting(served: ServerProcess) -> None:
-    def ask() -> tuple[int, str, float]:
-        begun = time.monotonic()
-        answer = http(served.http_port, "POST", "/v2/models/narrow/infer", json.dumps(body).encode())
-        return answer.status, answer.body.decode(), time.monotonic() - begun
+def pending(served: ServerProcess, model: str) -> float:
+    return metric(served, "nv_inference_pending_request_count", model=model, version="1")
 
-    given = {"name": "in", "shape": [1, 1], "datatype": "INT32", "data": [1]}
-    body = {"inputs": [given], "parameters": {"timeout": 50_000}}
-    with ThreadPoolExecutor(2) as pool:
-        (_, refusal, waited), (status, _, took) = sorted(pool.map(lambda _: ask(), range(2)), key=lambda each: -each[0])
-    assert "in ensemble 'narrow', Request timeout expired" in refusal
-    assert 0.05 <= waited < took
-    assert status == 200
+
+def test_the_timeout_is_for_waiting(served: ServerProcess) -> None:
+    """One request has the only place, until there are seven more rows for its step; another waits for the place."""
+
+    def ask(model: str, name: str, rows: int, **parameters: int) -> Answer:
+        given = {"name": name, "shape": [rows, 1], "datatype": "INT32", "data": [1] * rows}
+        body = {"inputs": [given], "parameters": parameters}
+        return http(served.http_port, "POST", f"/v2/models/{model}/infer", json.dumps(body).encode())
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(ask, "narrow", "in", 1)
+        eventually(lambda: pending(served, "gathering") == 1)
+        begun = time.monotonic()
+        refused = ask("narrow", "in", 1, timeout=50_000)
+        assert time.monotonic() - begun >= 0.05
+        assert refused.status == 503
+        assert "in ensemble 'narrow', Request timeout expired" in refused.json["error"]
+        assert not first.done()
+        assert ask("gathering", "INPUT0", 7).status == 200
+        assert first.result().status == 200
 
 
 def test_a_step_with_many_responses(served: ServerProcess) -> None:
@@ -304,15 +329,17 @@ def test_a_client_that_leaves_takes_the_steps_with_it(served: ServerProcess) -> 
 
     asked = Client("http", served)
     plain = counts(asked, "plain")["plain"]
-    before = {model: cancelled(model) for model in ("patient", "glacial")}
+    before = {model: cancelled(model) for model in ("held", "gathering")}
     with channel(served.grpc_port) as opened:
-        request = service_pb2.ModelInferRequest(model_name="patient")
+        request = service_pb2.ModelInferRequest(model_name="held")
         request.inputs.add(name="in", shape=[1, 1], datatype="INT32").contents.int_contents.append(1)
         call = stub(opened).ModelInfer.future(request)
-        eventually(lambda: counts(asked, "plain")["plain"] == plain + 1)
+        eventually(lambda: pending(served, "gathering") == 1)
+        assert counts(asked, "plain")["plain"] == plain + 1
         call.cancel()
         for model, count in before.items():
             eventually(functools.partial(is_more, model, count))
+    assert pending(served, "gathering") == 0
     asked.client.close()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from repositories import EXAMPLES, write_identity
+from repositories import EXAMPLES, copy_example, write_identity
 from server_process import LOADED, ServerProcess, eventually, serving, started
 from tritonclient.utils.shared_memory import (
     create_shared_memory_region,
@@ -35,9 +35,10 @@ NOT_ONE = (
 
 @pytest.fixture(scope="module")
 def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The examples, and `words`, an identity of BYTES."""
+    """The examples, `words`, an identity of BYTES, and `counted`, a `repeat` for those who count its failures."""
     repository = tmp_path_factory.mktemp("streaming")
     write_identity(repository, "words", "BYTES")
+    copy_example(repository, "repeat", "counted")
     with serving(EXAMPLES, repository, options=["--server-timing=true", "--allow-client-shm=true"]) as running:
         yield running
 
@@ -156,30 +157,30 @@ def test_lines(streaming: ServerProcess) -> None:
 
 
 def canceled(server: ServerProcess) -> float:
-    return metric(server, "nv_inference_request_failure", model="repeat", reason="CANCELED")
+    return metric(server, "nv_inference_request_failure", model="counted", reason="CANCELED")
 
 
 @pytest.mark.parametrize("call", ["generate_stream", "infer_stream"])
 def test_responses_come_one_by_one_and_a_client_that_leaves_cancels(streaming: ServerProcess, call: str) -> None:
-    before, failed = canceled(streaming), statistics(streaming, "repeat")["inference_stats"]["fail"]["count"]
-    build = repeat_v2 if call == "infer_stream" else repeat
-    with httpx.stream("POST", url(streaming, call), json=build(4, 5, delays=[0, LONG]), timeout=SECONDS) as answer:
+    before, failed = canceled(streaming), statistics(streaming, "counted")["inference_stats"]["fail"]["count"]
+    document = (repeat_v2 if call == "infer_stream" else repeat)(4, 5, delays=[0, LONG])
+    with httpx.stream("POST", url(streaming, call, "counted"), json=document, timeout=SECONDS) as answer:
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         first = next(events(answer.iter_lines()))
         assert first.get("OUT") == 4 or first["outputs"][0]["data"] == [4]
     eventually(lambda: canceled(streaming) == before + 1)
-    assert statistics(streaming, "repeat")["inference_stats"]["fail"]["count"] == failed + 1
+    assert statistics(streaming, "counted")["inference_stats"]["fail"]["count"] == failed + 1
 
 
 @pytest.mark.parametrize("call", ["generate", "generate_stream", "infer_stream"])
 def test_a_client_that_leaves_before_the_first_response(streaming: ServerProcess, call: str) -> None:
     before = canceled(streaming)
-    pending = statistics(streaming, "repeat")["execution_count"]
+    executed = statistics(streaming, "counted")["execution_count"]
     body = json.dumps((repeat_v2 if call == "infer_stream" else repeat)(4, delays=[LONG])).encode()
-    head = f"POST /v2/models/repeat/{call} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v2/models/counted/{call} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     with closing(socket.create_connection((HOST, streaming.http_port), SECONDS)) as connection:
         connection.sendall(head.encode() + body)
-        eventually(lambda: statistics(streaming, "repeat")["execution_count"] == pending + 1)
+        eventually(lambda: statistics(streaming, "counted")["execution_count"] == executed + 1)
     eventually(lambda: canceled(streaming) == before + 1)
 
 

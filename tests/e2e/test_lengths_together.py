@@ -20,7 +20,8 @@ from wire import HOST
 from encoder import EncoderSize, write_model
 
 SIZE = EncoderSize(layers=2, width=32, heads=4, feed_forward=64, sequence=64, vocabulary=100)
-WAITS = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 200000 }"
+WAITS = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 600000000 }"
+"""For all the requests of a test, however long they take to come."""
 ENCODER = f"""
 max_batch_size: 8
 input [
@@ -111,10 +112,13 @@ def write_ragged(path: Path) -> None:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("lengths")
-    for name, config in (("encoder", ENCODER), ("tagger", TAGGER), ("ragged", RAGGED)):
+    at_once = ENCODER.replace(WAITS, "dynamic_batching { }")
+    configs = {"encoder": ENCODER, "encoder_at_once": at_once, "tagger": TAGGER, "ragged": RAGGED}
+    for name, config in configs.items():
         (found / name / "1").mkdir(parents=True)
         (found / name / "config.pbtxt").write_text(config)
-    write_model(found / "encoder" / "1" / "model.onnx", SIZE, seed=3)
+    for name in ("encoder", "encoder_at_once"):
+        write_model(found / name / "1" / "model.onnx", SIZE, seed=3)
     write_tagger(found / "tagger" / "1" / "model.onnx")
     write_ragged(found / "ragged" / "1" / "model.onnx")
     return found
@@ -175,12 +179,12 @@ def test_a_mask_of_the_client(lengths_server: ServerProcess, repository: Path) -
         inputs.append(httpclient.InferInput(name, array.shape, "INT64"))
         inputs[-1].set_data_from_numpy(array)
     with httpclient.InferenceServerClient(address(lengths_server.http_port)) as client:
-        found = client.infer("encoder", inputs).as_numpy("embedding")
-        shown = client.get_model_config("encoder")["input"]
+        found = client.infer("encoder_at_once", inputs).as_numpy("embedding")
+        shown = client.get_model_config("encoder_at_once")["input"]
     [expected] = alone.run(["embedding"], {"input_ids": ids, "attention_mask": mask})
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert [each["optional"] for each in shown] == [False, True]
-    batch = recent(lengths_server, "encoder")
+    batch = recent(lengths_server, "encoder_at_once")
     assert (batch["batch_size"], batch["elements"], batch["padding"]) == (2, 10, 4 * 8 - 10)
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from repositories import EXAMPLES, write_identity
 from server_process import ServerProcess, serving
-from wire import assert_serving, http
+from wire import SECONDS, assert_serving, http
 
 schemathesis: Any = importlib.import_module("schemathesis")
 
@@ -42,7 +42,7 @@ def test_every_call(server: ServerProcess) -> None:
         for parameter, value in (("model", names.choice(MODELS)), ("version", names.choice((1, 1, 9)))):
             if parameter in (case.path_parameters or {}) and names.random() < 0.9:
                 case.path_parameters[parameter] = value
-        response = case.call(timeout=10)
+        response = case.call(timeout=SECONDS)
         status = response.status_code
         seen.setdefault(case.operation.label, set()).add(status)
         if problem := _problem(response):

@@ -15,9 +15,12 @@ from wire import HOST, statistics
 
 DELAY_MS = 200
 REQUESTS = 200
+COUNT = f"--request-count={REQUESTS}"
+"""Enough that the program looks at the server's counters before the last of them is answered."""
 WORDS = ["--shape=INPUT0:4", "--string-length=16"]
-WINDOWS = ["--measurement-interval=200", "--stability-percentage=999", "--max-trials=3"]
-"""Short windows; the numbers need not be stable."""
+WINDOWS = ["--measurement-mode=count_windows", "--measurement-request-count=50"]
+WINDOWS += ["--stability-percentage=1000000", "--max-trials=3"]
+"""The numbers need not be stable. A window of time in which nothing is answered would end the program."""
 
 WAYS = {
     "http-sync": ["-i", "http"],
@@ -35,8 +38,12 @@ MODELS: dict[str, list[str]] = {"simple": [], "digits": ["-b", "3"], "words": WO
 
 
 class Report(NamedTuple):
-    """One measurement: the client's view, then the server's. Times are averages in microseconds."""
+    """One measurement at a concurrency or rate: the client's view, then the server's.
 
+    Times are averages in microseconds.
+    """
+
+    load: float
     requests: int
     throughput: float
     inferences: int
@@ -67,8 +74,8 @@ def profile(server: ServerProcess, model: str, options: Sequence[str]) -> list[R
     """The measurements of a run that must succeed; each is sane by itself."""
     code, text = run(server, model, options)
     assert code == 0, text
-    _, *sections = re.split(r"^Request (?:concurrency: \d+$|Rate: \d+ inference)", text, flags=re.MULTILINE)
-    reports = [read(section) for section in sections]
+    _, *found = re.split(r"^Request (?:concurrency|Rate): ([\d.]+)(?= inference|$)", text, flags=re.MULTILINE)
+    reports = [read(float(load), section) for load, section in zip(found[::2], found[1::2], strict=True)]
     for report in reports:
         assert report.throughput > 0, text
         assert min(report.requests, report.inferences, report.executions, report.successes) > 0, text
@@ -77,7 +84,7 @@ def profile(server: ServerProcess, model: str, options: Sequence[str]) -> list[R
     return reports
 
 
-def read(section: str) -> Report:
+def read(load: float, section: str) -> Report:
     """The numbers of one section, "Client:" and "Server:"."""
 
     def number(name: str) -> float:
@@ -88,6 +95,7 @@ def read(section: str) -> Report:
     latency = re.search(r"^ *Avg request latency: (\d+) usec \((.*)\)$", section, re.MULTILINE)
     assert latency is not None, section
     return Report(
+        load=load,
         requests=int(number("Request count")),
         throughput=number("Throughput"),
         inferences=int(number("Inference count")),
@@ -104,6 +112,13 @@ def counts(server: ServerProcess, model: str) -> tuple[int, int]:
     return found["inference_stats"]["success"]["count"], found["inference_count"]
 
 
+def times(server: ServerProcess, model: str) -> dict[str, float]:
+    """Microseconds that its requests have taken so far: in all, and the parts that the server measures."""
+    found = statistics(server, model)["inference_stats"]
+    names = ("success", "queue", "compute_input", "compute_infer", "compute_output")
+    return {name.replace("_", " "): found[name]["ns"] / 1000 for name in names}
+
+
 @pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
 def test_each_way(measured: ServerProcess, options: list[str]) -> None:
     """With all models at a time, as a run takes a second of waiting; but the names in shared memory are the same."""
@@ -111,7 +126,7 @@ def test_each_way(measured: ServerProcess, options: list[str]) -> None:
     def check(model: str) -> None:
         more = MODELS[model]
         before = counts(measured, model)
-        (report,) = profile(measured, model, [*options, *more, f"--request-count={REQUESTS}"])
+        (report,) = profile(measured, model, [*options, *more, COUNT])
         after = counts(measured, model)
         batch = 3 if "-b" in more else 1
         assert (after[0] - before[0], after[1] - before[1]) == (REQUESTS, REQUESTS * batch)
@@ -128,34 +143,38 @@ def test_each_way(measured: ServerProcess, options: list[str]) -> None:
 def test_what_it_reports_of_the_server(measured: ServerProcess, way: str) -> None:
     """Exactly, as nothing is counted before the first request is answered, long after the run's start."""
     options = [option for option in WAYS[way] if "concurrency" not in option]
+    before = times(measured, "slow")
     (report,) = profile(measured, "slow", [*options, "--shape=INPUT0:4", "--request-count=5"])
+    after = times(measured, "slow")
     assert (report.requests, report.inferences, report.executions, report.successes) == (5, 5, 5, 5)
-    assert DELAY_MS * 1000 <= report.parts["compute infer"] <= report.latency
-    others = report.latency - report.parts["compute infer"]
-    assert 0 < others < DELAY_MS * 1000
+    assert DELAY_MS * 1000 <= report.parts["compute infer"] < report.latency
+    told = {**report.parts, "success": report.latency}
+    for name, total in after.items():
+        assert abs(told[name] - (total - before[name]) / 5) <= 1, name
 
 
 RANGES = {
-    "percentile": ("digits", ["--percentile=95", "--concurrency-range=1:4:3", "-b", "4"], 2),
-    "request-rate": ("simple", ["--request-rate-range=200:400:200"], 2),
-    "poisson": ("simple", ["--request-rate-range=300", "--request-distribution=poisson"], 1),
-    "versions": ("digits", ["-x", "1", "--concurrency-range=2"], 1),
+    "percentile": ("digits", ["--percentile=95", "--concurrency-range=1:4:3", "-b", "4"], [1, 4]),
+    "request-rate": ("simple", ["--request-rate-range=200:400:200"], [200, 400]),
+    "poisson": ("simple", ["--request-rate-range=300", "--request-distribution=poisson"], [300]),
+    "versions": ("digits", ["-x", "1", "--concurrency-range=2"], [2]),
 }
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-@pytest.mark.parametrize(("model", "options", "sections"), RANGES.values(), ids=RANGES)
-def test_ranges(measured: ServerProcess, protocol: str, model: str, options: list[str], sections: int) -> None:
-    reports = profile(measured, model, ["-i", protocol, *options, *WINDOWS])
-    assert len(reports) == sections
-    if "--request-rate-range=200:400:200" in options:
-        slower, faster = reports
-        assert slower.throughput < faster.throughput
+@pytest.mark.parametrize(("model", "options", "loads"), RANGES.values(), ids=RANGES)
+def test_ranges(measured: ServerProcess, model: str, options: list[str], loads: list[float]) -> None:
+    """Over both protocols at a time, as each measurement takes three seconds of waiting."""
+
+    def check(protocol: str) -> None:
+        reports = profile(measured, model, ["-i", protocol, *options, *WINDOWS])
+        assert [report.load for report in reports] == loads
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(check, ("http", "grpc")))
 
 
 def test_counting_windows(measured: ServerProcess) -> None:
-    windows = ["--measurement-mode=count_windows", "--measurement-request-count=50", *WINDOWS]
-    (report,) = profile(measured, "simple", ["-i", "http", *windows])
+    (report,) = profile(measured, "simple", ["-i", "http", *WINDOWS])
     assert report.requests >= 50
 
 
@@ -177,19 +196,19 @@ def data(directory: Path, *requests: object, answers: object = None) -> str:
 
 @pytest.mark.parametrize("way", ["http-sync", "http-shared-memory", "grpc-sync", "grpc-streaming"])
 def test_texts(measured: ServerProcess, tmp_path: Path, way: str) -> None:
-    (report,) = profile(measured, "words", [*WAYS[way], data(tmp_path, *TEXTS), "--request-count=20"])
-    assert report.requests == 20
+    (report,) = profile(measured, "words", [*WAYS[way], data(tmp_path, *TEXTS), COUNT])
+    assert report.requests == REQUESTS
 
 
 @pytest.mark.parametrize("way", ["http-sync", "http-json", "grpc-sync"])
 def test_answers_are_what_they_must_be(measured: ServerProcess, tmp_path: Path, way: str) -> None:
-    (report,) = profile(measured, "simple", [*WAYS[way], data(tmp_path, NUMBERS, answers=SUMS), "--request-count=20"])
-    assert report.requests == 20
+    (report,) = profile(measured, "simple", [*WAYS[way], data(tmp_path, NUMBERS, answers=SUMS), COUNT])
+    assert report.requests == REQUESTS
 
 
 def test_it_would_notice_a_wrong_answer(measured: ServerProcess, tmp_path: Path) -> None:
     wrong = {**SUMS, "OUTPUT1": list(range(16))}
-    code, text = run(measured, "simple", [data(tmp_path, NUMBERS, answers=wrong), "--request-count=20"])
+    code, text = run(measured, "simple", [data(tmp_path, NUMBERS, answers=wrong), COUNT])
     assert code != 0
     assert "Output doesn't match expected output" in text
 
@@ -197,20 +216,20 @@ def test_it_would_notice_a_wrong_answer(measured: ServerProcess, tmp_path: Path)
 def test_a_decoupled_model(measured: ServerProcess, tmp_path: Path) -> None:
     """Three responses a request, and the end alone after them."""
     export = tmp_path / "export.json"
-    options = ["-i", "grpc", "--async", "--streaming", data(tmp_path, REPEATED), "--request-count=20"]
+    options = ["-i", "grpc", "--async", "--streaming", data(tmp_path, REPEATED), COUNT]
     (report,) = profile(measured, "repeat", options)
-    assert report.requests == 20
+    assert report.requests == REQUESTS
     code, text = run(measured, "repeat", [*options, f"--profile-export-file={export}"])
     assert code == 0, text
     (experiment,) = json.loads(export.read_text())["experiments"]
-    assert len(experiment["requests"]) == 20
+    assert len(experiment["requests"]) == REQUESTS
     for request in experiment["requests"]:
         assert [ord(answer["OUT"][:1] or "\0") for answer in request["response_outputs"]] == [7, 8, 9, 0]
 
 
 def test_a_report_as_a_file(measured: ServerProcess, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    profile(measured, "simple", ["-i", "grpc", "-f", str(table), "--verbose-csv", "--request-count=20"])
+    profile(measured, "simple", ["-i", "grpc", "-f", str(table), "--verbose-csv", COUNT])
     names, values = (line.split(",") for line in table.read_text().splitlines())
     found = dict(zip(names, values, strict=True))
     for name in ("Inferences/Second", "Server Queue", "Server Compute Infer", "Avg latency"):

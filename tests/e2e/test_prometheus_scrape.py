@@ -1,6 +1,6 @@
 """A real Prometheus scrapes the metrics port and answers with the right numbers."""
 
-import json
+import functools
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +17,8 @@ NO_PROMETHEUS = (
     "prometheus is not on PATH, and this test has a real one scrape the server. On Debian: apt-get install prometheus. "
     "Elsewhere: https://prometheus.io/download/"
 )
+LATE = "context deadline exceeded"
+"""What is the matter with a scrape that took longer than it may: nothing that is on the page."""
 CONFIG = """\
 global:
   scrape_interval: 250ms
@@ -75,15 +77,23 @@ class Prometheus:
         return 0
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """The labels and values that an instant query gives; none while it starts."""
+        """The labels and values that an instant query gives.
+
+        None while it starts, and from a scrape that came too late on until the next.
+        """
         answer = http(self._port, "GET", "/api/v1/query?" + urlencode({"query": expression}))
         if answer.status == 503:
             return []
         assert answer.status == 200, answer.body
         return [(row["metric"], float(row["value"][1])) for row in answer.json["data"]["result"]]
 
+    def values(self, expression: str) -> list[float]:
+        return [value for _, value in self.query(expression)]
+
     def get(self, path: str) -> Any:
-        return json.loads(http(self._port, "GET", path).body)["data"]
+        """None while it starts."""
+        answer = http(self._port, "GET", path)
+        return None if answer.status == 503 else answer.json["data"]
 
     def close(self) -> None:
         self._process.terminate()
@@ -107,8 +117,8 @@ def test_a_query_gives_the_right_count(server: ServerProcess, prometheus: Promet
         grpc_infer(server.grpc_port, rows(count))
     assert http_infer(server.http_port, rows(9)).status == 400
     expression = f'nv_inference_count{{model="{MODEL}"}}'
-    eventually(lambda: [value for _, value in prometheus.query(expression)] == [12])
-    ((labels, _),) = prometheus.query(expression)
+    eventually(lambda: prometheus.values(expression) == [12])
+    ((labels, _),) = eventually(lambda: prometheus.query(expression))
     assert labels == {
         "__name__": "nv_inference_count",
         "model": MODEL,
@@ -123,7 +133,8 @@ def test_a_query_gives_the_right_count(server: ServerProcess, prometheus: Promet
         ("modserve_batch_size_count", 6),
         ("modserve_batch_size_sum", 12),
     ):
-        assert [found for _, found in prometheus.query(f'{name}{{model="{MODEL}"}}')] == [value], name
+        query = f'{name}{{model="{MODEL}"}}'
+        assert eventually(functools.partial(prometheus.values, query)) == [value], name
 
 
 def test_histograms_can_be_used_as_such(prometheus: Prometheus) -> None:
@@ -138,9 +149,13 @@ def test_failures_have_their_four_reasons(prometheus: Prometheus) -> None:
 
 
 def test_prometheus_finds_nothing_wrong_with_the_page(prometheus: Prometheus) -> None:
-    (target,) = eventually(
-        lambda: [t for t in prometheus.get("/api/v1/targets")["activeTargets"] if t["health"] != "unknown"]
-    )
+    """Not with the last scrape, that is, unless that came too late."""
+
+    def judged() -> list[dict[str, str]]:
+        targets = (prometheus.get("/api/v1/targets") or {}).get("activeTargets", [])
+        return [each for each in targets if each["health"] != "unknown" and LATE not in each["lastError"]]
+
+    (target,) = eventually(judged)
     assert (target["health"], target["lastError"]) == ("up", "")
     kinds = {name: entry[0]["type"] for name, entry in prometheus.get("/api/v1/metadata").items()}
     assert kinds["nv_inference_count"] == "counter"

@@ -4,6 +4,7 @@ import inspect
 import os
 import queue
 import re
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -27,7 +28,7 @@ FLAVOURS = {
 }
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.full((1, 16), 3, dtype=np.int32)
-KEY = f"/modserve_test_{os.getpid()}"
+KEY = f"/modserve_test_{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="module")

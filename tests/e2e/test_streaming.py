@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
-from repositories import write_identity
+from repositories import HELD, write_held, write_identity
 from server_process import LOADED, ServerProcess, eventually, serving, started
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
@@ -255,18 +255,20 @@ def test_a_client_that_disappears(streaming: ServerProcess) -> None:
 
 
 def test_shutdown_answers_what_was_taken_and_ends_every_stream(tmp_path: Path) -> None:
-    write_identity(tmp_path, "slow", parameters={"execute_delay_ms": 1000})
-    with started(tmp_path) as server:
+    gate = write_held(tmp_path, "held")
+    with started(tmp_path, environment=HELD) as server:
         server.wait_for(LOADED)
         with stream(server) as idle, stream(server) as busy:
-            busy.send("slow", "a", 1)
-            busy.send("slow", "b", 2)
-            # Seen once, it could be the first on its way to an instance, and not the second behind it.
-            eventually(lambda: pending(server, "slow") == 1 and pending(server, "slow") == 1)
+            busy.send("held", "a", 1)
+            busy.send("held", "b", 2)
+            eventually(lambda: gate.begun == 1)
+            eventually(lambda: pending(server, "held") == 1)
             server.signal(signal.SIGTERM)
             ended = Told(error=("StatusCode.UNAVAILABLE", STOPPING))
             assert idle.next() == ended
+            assert busy.quiet
+            gate.open()
             assert [busy.next(), busy.next(), busy.next()] == [Told("a", [1]), Told("b", [2]), ended]
-            server.wait(0, seconds=10)
+            server.wait(0)
             idle.client.stop_stream()
             busy.client.stop_stream()

@@ -16,7 +16,9 @@ from pathlib import Path
 from types import ModuleType
 
 _SLOW = 5
-"""Seconds in which an input must be done; libFuzzer counts the whole ones."""
+"""Seconds of CPU in which an input must be done."""
+_ENDLESS = 60
+"""Seconds on the clock after which libFuzzer ends an input: the machine may have stood still meanwhile."""
 _MEGABYTES = 1024
 _GROWTH = 200
 _MAX_INPUT = 20_000
@@ -48,7 +50,9 @@ def guided(atheris: ModuleType, name: str, seconds: float, seed: int) -> None:
         return mutations.mutated(name, data, mutation_seed, fallback)[:max_size]
 
     def one(data: bytes) -> None:
+        began = time.process_time()
         targets.run(name, data)
+        assert time.process_time() - began < _SLOW, "too slow"
 
     with tempfile.TemporaryDirectory() as found:  # what atheris finds interesting is not kept
         atheris.Setup(
@@ -56,7 +60,8 @@ def guided(atheris: ModuleType, name: str, seconds: float, seed: int) -> None:
                 sys.argv[0],
                 f"-max_total_time={seconds:.0f}",
                 f"-seed={seed}",
-                f"-timeout={_SLOW}",
+                f"-timeout={_ENDLESS}",
+                f"-report_slow_units={_ENDLESS}",
                 f"-rss_limit_mb={_MEGABYTES}",
                 f"-max_len={_MAX_INPUT}",
                 "-verbosity=1",

@@ -20,7 +20,7 @@ output [ { name: "OUTPUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
 
 
 def python_blocks(path: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / path).read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / path).read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 async def test_the_backend_of_the_page_on_backends(tmp_path: Path) -> None:

@@ -77,10 +77,10 @@ async def test_a_default_for_all_backends(tmp_path: Path, options: dict[str, dic
 # Many responses
 
 
-def repeated(*values: int, delay: int = 0) -> dict[str, Array]:
+def repeated(*values: int) -> dict[str, Array]:
     return {
         "IN": np.array(values, np.int32),
-        "DELAY": np.full(len(values), delay, np.uint32),
+        "DELAY": np.zeros(len(values), np.uint32),
         "WAIT": np.zeros(1, np.uint32),
     }
 
@@ -140,7 +140,8 @@ async def test_leaving_the_iteration_cancels_the_request(tmp_path: Path) -> None
     shutil.copytree(REPOSITORY / "repeat", tmp_path / "repeat")
     async with library(tmp_path) as own:
         servable = own.model("repeat")
-        responses = own.infer_stream("repeat", repeated(1, 2, 3, delay=1))
+        delays = np.array([0, 600_000, 600_000], np.uint32)  # nobody can leave later than the last response
+        responses = own.infer_stream("repeat", {**repeated(1, 2, 3), "DELAY": delays})
         assert (await anext(responses)).outputs["OUT"].array.tolist() == [1]
         await responses.aclose()
     assert servable.statistics.failures[FailureReason.CANCELED] == 1

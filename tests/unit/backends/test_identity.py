@@ -1,12 +1,13 @@
 """The identity backend, and the parameters that make it useful in tests."""
 
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from modserve.backends import identity
 from modserve.backends.api import ModelSource, Placement
 from modserve.backends.identity import IdentityBackend
 from modserve.core import dtypes
@@ -24,7 +25,7 @@ FP32, INT32 = dtypes.FP32, dtypes.INT32
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds it wanted to sleep, which it did not."""
     seconds: list[float] = []
-    monkeypatch.setattr(time, "sleep", seconds.append)
+    monkeypatch.setattr(identity, "time", SimpleNamespace(sleep=seconds.append))  # other threads sleep as ever
     return seconds
 
 

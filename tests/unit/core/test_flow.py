@@ -33,7 +33,7 @@ def in_a_thread(work: Callable[[], None]) -> threading.Thread:
 
 @pytest.mark.parametrize(("size", "most"), [(LARGE, 64), (0, 8192), (2 * MOST_HELD, 1)], ids=["large", "empty", "huge"])
 def test_an_engine_waits_for_its_client(size: int, most: int) -> None:
-    flow, responses, given, sent, ahead = Flow(never), most + 100, 0, 0, []
+    flow, responses, given, sent, ahead = Flow(never, stalled_s=60), most + 100, 0, 0, []
     full, unsent = threading.Event(), threading.Semaphore(0)
 
     def engine() -> None:
@@ -48,12 +48,12 @@ def test_an_engine_waits_for_its_client(size: int, most: int) -> None:
             flow.wait()
 
     thread = in_a_thread(engine)
-    assert full.wait(10)
+    assert full.wait(30)
     for _ in range(responses):
-        assert unsent.acquire(timeout=10)
+        assert unsent.acquire(timeout=30)
         sent += 1
         flow.sent()
-    thread.join(10)
+    thread.join(30)
     assert given == responses
     assert max(ahead) == most
 
@@ -77,23 +77,36 @@ def test_answers_that_were_not_counted_give_nothing_back() -> None:
     assert stalls == [64]
 
 
+class Waited(threading.Condition):
+    """Says that somebody waits, holding the lock until it is so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.begun.set()
+        return super().wait(timeout)
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["before", "while it waits"])
-def test_nobody_sends_any_more(before: bool) -> None:
-    flow, full = Flow(never), threading.Event()
+def test_nobody_sends_any_more(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, waited = Flow(never, stalled_s=60), Waited()
+    monkeypatch.setattr(flow, "_changed", waited)
 
     def engine() -> None:
-        for index in range(RESPONSES):
-            if index == 63:
-                full.set()
+        for _ in range(RESPONSES):
             give(flow, LARGE)
 
     if before:
         flow.release()
     thread = in_a_thread(engine)
-    assert full.wait(10)
-    flow.release()
-    thread.join(10)
+    if not before:
+        assert waited.begun.wait(30)
+        flow.release()
+    thread.join(30)
     assert not thread.is_alive()
+    assert waited.begun.is_set() is not before
 
 
 def test_a_client_that_takes_nothing_is_given_up_once() -> None:

@@ -80,14 +80,14 @@ class Bench:
         return self.backend.next_execution()
 
     async def until_settled(self, batches: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(self.settled) < batches:
                 await self._changed.wait()
                 self._changed.clear()
 
     async def until_free(self) -> None:
         """Wait for the pool's only instance."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while (slot := self.pool.reserve()) is None:
                 self._changed.clear()
                 await self._changed.wait()

@@ -226,7 +226,7 @@ REQUESTS = st.lists(
 
 
 @given(REQUESTS, st.integers(1, 5), st.sampled_from([(), (1, 2, 4, 8, 24)]), st.randoms(use_true_random=False))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_alone_and_together_are_the_same(
     requests: list[tuple[int, int, bool]], multiple_of: int, sizes: tuple[int, ...], random: Any
 ) -> None:

@@ -180,12 +180,21 @@ async def test_a_released_slot_is_the_next_to_be_reserved() -> None:
     bench.pool.close()
 
 
-async def test_closing_waits_for_what_runs() -> None:
+async def test_closing_waits_for_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(instances=1)
+    [instance] = bench.pool._instances
+    loop, waits, join = asyncio.get_running_loop(), asyncio.Event(), instance._thread.join
+
+    def tell_and_join() -> None:
+        loop.call_soon_threadsafe(waits.set)
+        join()
+
+    monkeypatch.setattr(instance._thread, "join", tell_and_join)
     entry = member(1)
     execution = bench.run(entry)
     closing = asyncio.create_task(asyncio.to_thread(bench.pool.close))
-    await asyncio.sleep(0)
+    await waits.wait()
+    assert bench.backend.open_instances == 1
     execution.finish(copied(execution))
     await closing
     await bench.until_settled(1)
@@ -232,7 +241,7 @@ async def test_a_pool_that_can_not_be_made_leaves_no_thread(monkeypatch: pytest.
         Bench(instances=2)
     monkeypatch.undo()
     [thread] = started
-    await asyncio.to_thread(thread.join, 10)
+    await asyncio.to_thread(thread.join, 30)
     assert not thread.is_alive()
 
 

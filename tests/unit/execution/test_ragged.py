@@ -163,7 +163,7 @@ def test_bad_outputs(outputs: dict[str, Array], problem: str) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), min_size=1, max_size=6))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_what_goes_in_comes_back(shapes: list[Shape]) -> None:
     served = model(batch_outputs=SCATTERED)
     members = [member(served, counted(shape)) for shape in shapes]

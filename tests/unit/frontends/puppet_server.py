@@ -209,7 +209,7 @@ class MockTransport(asyncio.Transport):
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something to be written, or for the end."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()

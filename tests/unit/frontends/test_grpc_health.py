@@ -52,7 +52,7 @@ class Context:
         raise AbortedError
 
     async def until(self, *written: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self.written != list(written):
                 assert self.written == list(written)[: len(self.written)]
                 self.wrote.clear()
@@ -110,7 +110,7 @@ async def test_a_model_is_watched_from_before_it_is_there_to_the_end(server: Ser
         await echo.until(UNKNOWN, NOT_SERVING)
         server.stop_accepting()
         await simple.until(UNKNOWN, NOT_SERVING, SERVING, NOT_SERVING)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await task
         assert echo.written == [UNKNOWN, NOT_SERVING]
 
@@ -124,7 +124,7 @@ async def test_the_server_is_watched(tmp_path: Path, name: str) -> None:
         await context.until(NOT_SERVING, SERVING)
         server.stop_accepting()
         await context.until(NOT_SERVING, SERVING, NOT_SERVING)
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 30)
 
 
 async def test_a_service_that_never_comes(server: Server) -> None:
@@ -132,7 +132,7 @@ async def test_a_service_that_never_comes(server: Server) -> None:
         await context.until(UNKNOWN)
         await server.load()
         server.stop_accepting()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 30)
         assert context.written == [UNKNOWN]
 
 
@@ -147,7 +147,7 @@ async def test_a_watch_after_the_end(server: Server) -> None:
     await server.load()
     server.stop_accepting()
     async with watching(server, "simple") as (context, task):
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 30)
         assert context.written == [NOT_SERVING]
 
 

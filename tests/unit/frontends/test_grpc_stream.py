@@ -93,7 +93,7 @@ class Exchange:
 
     async def end(self) -> tuple[grpc.StatusCode, str]:
         """How the RPC ends."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             with suppress(Aborted):
                 await self.task
         return self.status or (grpc.StatusCode.OK, "")

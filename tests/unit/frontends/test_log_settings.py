@@ -203,8 +203,12 @@ async def test_what_is_refused_over_grpc(server: Server, rpc: str, message: Any,
         ("models/simple/unload", "RepositoryModelUnload", pb.RepositoryModelUnloadRequest()),
     ],
 )
-async def test_a_stopping_server(client: httpx.AsyncClient, server: Server, path: str, rpc: str, message: Any) -> None:
+async def test_a_stopping_server(tmp_path: Path, path: str, rpc: str, message: Any) -> None:
+    server = server_over(tmp_path, PuppetLoader())
+    await server.load()
     server.stop_accepting()
-    answer = await client.post(f"/v2/repository/{path}")
+    transport = httpx.ASGITransport(create_app(server, HttpOptions(MAX_JSON)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.post(f"/v2/repository/{path}")
     assert (answer.status_code, answer.json()) == (503, {"error": "Server not ready"})
     assert await Stub(server).failure(rpc, message) == (grpc.StatusCode.UNAVAILABLE, "Server not ready")

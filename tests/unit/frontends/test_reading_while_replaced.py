@@ -62,7 +62,7 @@ class Bench:
     async def answered(self) -> int:
         """The status of the one answer. After it the model drains."""
         (answer,) = await self.client.receive()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await self.drained.wait()
         return answer.status
 
@@ -93,7 +93,7 @@ class Held:
 
     def __call__(self, *args: Any) -> Any:
         self._loop.call_soon_threadsafe(self.begun.set)
-        assert self.go.wait(10)
+        assert self.go.wait(30)
         return self._function(*args)
 
 
@@ -134,7 +134,7 @@ async def test_a_body_that_is_wrong_keeps_nothing(tmp_path: Path, call: str) -> 
         (answer,) = await on.client.receive()
         assert answer.status == 400
         await on.manager.unload("simple", dependents=False)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await on.drained.wait()
 
 
@@ -148,7 +148,7 @@ async def test_a_client_that_leaves_meanwhile_keeps_nothing(tmp_path: Path, monk
         on.client.transport.lose()
         await on.unload()
         held.go.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await on.drained.wait()
         assert not on.servable.submitted
 

@@ -29,7 +29,7 @@ async def test_who_is_cancelled_waits_for_the_thread(fails: bool) -> None:
 
     def work() -> None:
         loop.call_soon_threadsafe(begun.set)
-        assert go.wait(10)
+        assert go.wait(30)
         if fails:
             raise invalid("nobody hears of this")
 

@@ -361,7 +361,7 @@ async def test_a_model_that_can_not_be_made_of_its_instances_leaves_nothing_open
     assert error.message.startswith("failed to load model 'model' version 1: ")
     left = running_instances() - before
     for thread in left:
-        await asyncio.to_thread(thread.join, 10)
+        await asyncio.to_thread(thread.join, 30)
     assert not any(thread.is_alive() for thread in left)
     assert len(bench.backend.sources) == 1
 
@@ -373,12 +373,12 @@ async def test_a_cancelled_load_leaves_nothing_open(bench: Bench, executor: Thre
     def open_slowly(source: ModelSource) -> BackendModel:
         made = open_model(source)
         opened.set()
-        go.wait(10)
+        assert go.wait(30)
         return made
 
     bench.backend.open = open_slowly  # type: ignore[method-assign,assignment]
     loading = asyncio.create_task(bench.load(bench.write()))
-    await asyncio.to_thread(opened.wait, 10)
+    assert await asyncio.to_thread(opened.wait, 30)
     loading.cancel()
     await asyncio.wait((loading,))
     assert (loading.cancelled(), bench.backend.open_models) == (True, 1)

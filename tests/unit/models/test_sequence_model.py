@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from modserve.testing import PuppetBackend, RecordingSink, config, request, tens
 
 CONTROLS = (Control("READY", ControlKind.READY, dtypes.INT32), Control("START", ControlKind.START, dtypes.INT32))
 STATES = (State("SUM", "SUM_OUT", dtypes.INT32, (4,)),)
-DIRECT = SequenceBatching(controls=CONTROLS, states=STATES)
-OLDEST = SequenceBatching(OldestStrategy(preferred_batch_sizes=(8,)), CONTROLS, STATES)
+HOUR = 3_600 * 10**9
+"""No sequence is idle for as long, however slow the test is."""
+DIRECT = SequenceBatching(controls=CONTROLS, states=STATES, max_idle_ns=HOUR)
+OLDEST = SequenceBatching(OldestStrategy(preferred_batch_sizes=(8,)), CONTROLS, STATES, max_idle_ns=HOUR)
 
 
 class Bench:
@@ -136,10 +139,10 @@ async def test_a_model_that_drains_waits_for_its_sequences(bench: Bench) -> None
 
 
 async def test_a_silent_sequence_does_not_keep_a_model_from_draining() -> None:
-    bench = Bench(SequenceBatching(controls=CONTROLS, states=STATES, max_idle_ns=1_000_000))
+    bench = Bench(replace(DIRECT, max_idle_ns=1_000_000))
     bench.submit(1, 1, sequence_start=True)
     await bench.execute()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await bench.model.drain()
     await bench.model.close()
 
@@ -149,7 +152,7 @@ async def test_the_timeout_of_a_request_bounds_the_wait_for_a_place() -> None:
     bench.submit(1, 1, sequence_start=True)
     told = Told()
     late = bench.submit(2, 1, sink=told, sequence_start=True, timeout=1000)
-    await asyncio.wait_for(told.failed.wait(), 10)
+    await asyncio.wait_for(told.failed.wait(), 30)
     assert outcome(late) == "timeout of the corresponding sequence has been expired"
     assert bench.model.open_sequences == 1
     await bench.execute()
@@ -157,7 +160,7 @@ async def test_the_timeout_of_a_request_bounds_the_wait_for_a_place() -> None:
 
 
 async def test_a_request_that_runs_again_meets_what_came_meanwhile() -> None:
-    bench = Bench(SequenceBatching(controls=CONTROLS, states=STATES, iterative=True), by_request=True)
+    bench = Bench(replace(DIRECT, iterative=True), by_request=True)
     first = bench.submit(0, 1)
     for step in range(2):
         execution = await asyncio.to_thread(bench.backend.next_execution)

@@ -114,7 +114,7 @@ def test_indexed_files(tmp_path: Path) -> None:
 def test_a_slow_disk_costs_traces_not_memory(caplog: pytest.LogCaptureFixture) -> None:
     writer = Writer()
     go, done = threading.Event(), []
-    writer.put(lambda: done.append(go.wait(10)), trace_file.MOST_PENDING + 1)
+    writer.put(lambda: done.append(go.wait(30)), trace_file.MOST_PENDING + 1)
     for _ in range(2):
         writer.put(lambda: done.append(False), 1)
     assert [record.message for record in caplog.records] == [

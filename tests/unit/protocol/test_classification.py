@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -128,6 +128,7 @@ def test_labels_that_are_not_utf_8_keep_their_bytes() -> None:
     assert found.array.tolist() == [[b"7:0:\xff\xe9"]]
 
 
+@settings(deadline=None)
 @given(arrays.arrays(np.int16, st.integers(0, 40), elements=st.integers(-3, 3)), st.integers(1, 50))
 def test_any_count_is_the_head_of_the_whole_order(values: Any, count: int) -> None:
     order = sorted(range(len(values)), key=lambda index: (-values[index], index))

@@ -72,7 +72,7 @@ class FakeLoader:
 
     async def begun(self, name: str, version: int) -> None:
         """Return when a load of the version has begun."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await self._begun[ModelId(name, version)].wait()
 
     def forget(self, name: str) -> None:

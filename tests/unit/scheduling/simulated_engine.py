@@ -10,9 +10,15 @@ from modserve.scheduling import batching
 from modserve.scheduling.prediction import RunTimes
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.tuner import Tuner
-from modserve.testing import FakeClock, inflight
+from modserve.testing import FakeClock, RecordingSink, request
 
 MS = 1_000_000
+ASKED = request()
+"""What all requests ask for, which no engine looks at."""
+
+
+def one_item() -> Inflight:
+    return Inflight(ASKED, RecordingSink(), ASKED.inputs, ("OUTPUT0",), 1, None, 0)
 
 
 class SimulatedPool:
@@ -95,7 +101,7 @@ class Simulation:
         end_ns = self.clock.now_ns() + int(seconds * 1e9)
         while self.clock.now_ns() < end_ns:
             self.clock.advance(int(self._random.expovariate(per_second) * 1e9))
-            self._scheduler.enqueue(inflight())
+            self._scheduler.enqueue(one_item())
             self.clock.run()
 
     def p99_ms(self, seconds: float) -> float:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from simulated_engine import MS, SimulatedPool
+from simulated_engine import MS, SimulatedPool, one_item
 
 from modserve.core.errors import OverloadedError
 from modserve.core.inflight import Inflight
@@ -14,7 +14,7 @@ from modserve.scheduling import batching
 from modserve.scheduling.admission import Gate
 from modserve.scheduling.prediction import RunTimes
 from modserve.scheduling.queued import QueuedScheduler
-from modserve.testing import FakeClock, inflight
+from modserve.testing import FakeClock
 
 GOAL_MS = 190
 RETRY_NS = 20 * MS
@@ -42,7 +42,7 @@ class Clients:
             lambda entry, error: None,
             gate=Gate(Admission(bool(goal_ms), goal_ms * MS), self._run_times.at_best, self._remaining_ns, 4),
         )
-        self._scheduler.enqueue(inflight())  # so that a batch of one is known, and no other
+        self._scheduler.enqueue(one_item())  # so that a batch of one is known, and no other
         self.clock.advance(1_000 * MS)
         self.pool.on_answer = lambda entry: self.clock.call_soon(self._ask)
         for number in range(count):
@@ -66,7 +66,7 @@ class Clients:
 
     def _ask(self) -> None:
         try:
-            self._scheduler.enqueue(inflight())
+            self._scheduler.enqueue(one_item())
         except OverloadedError as error:
             self.clock.call_at(self.clock.now_ns() + max(RETRY_NS, error.retry_after_ns), self._ask)
 

@@ -35,7 +35,7 @@ def test_best_bounds(counts: dict[int, float], most: int, expected: tuple[int, .
 
 
 @given(st.dictionaries(st.integers(1, 60), st.integers(1, 50), min_size=1, max_size=7), st.integers(1, 4))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_no_other_ranges_are_better(counts: dict[int, float], most: int) -> None:
     """But for what is not worth another range."""
     found = best_bounds(counts, most)

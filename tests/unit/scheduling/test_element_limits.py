@@ -103,7 +103,7 @@ def test_the_queue_finds_it_behind_others() -> None:
     st.integers(1, 8),
     st.sampled_from([(), (1, 2, 4, 8)]),
 )
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_no_batch_is_over_its_limits(
     entries: list[tuple[int, int]], most: int, multiple_of: int, sizes: tuple[int, ...]
 ) -> None:

@@ -356,13 +356,15 @@ def test_a_sequence_without_a_place_waits_for_one(strategy: Strategy) -> None:
 
 
 def test_places_that_nobody_takes_cost_nothing() -> None:
-    tracemalloc.start()
-    try:
-        bench = Bench(strategy=OldestStrategy(max_candidate_sequences=1_000_000), slots=2)
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert most < 1_000_000
+    peaks: list[int] = []
+    for _ in range(3):
+        tracemalloc.start()
+        try:
+            bench = Bench(strategy=OldestStrategy(max_candidate_sequences=1_000_000), slots=2)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert min(peaks) < 1_000_000, "what other threads take meanwhile is not in all of them"
     for id in range(1, 4):
         bench.submit(id, "s")
     assert len(bench.runner.running) == 2
