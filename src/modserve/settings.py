@@ -174,7 +174,7 @@ class Settings(BaseModel):
     metrics_port: Port = 8002
 
     server_timing: bool = False
-    """Answers to inference requests tell what they have cost, in a Server-Timing header or trailing metadata."""
+    """Answers to inference requests tell what they have cost: in a header, trailing metadata or a parameter."""
 
     log_verbose: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     log_info: bool = True

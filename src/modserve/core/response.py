@@ -9,6 +9,7 @@ from typing import Protocol
 from .errors import ModserveError, internal, unsupported
 from .request import ParameterValue
 from .tensor import Tensor
+from .version import ModelId
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +36,11 @@ class InferenceResponse:
     def size(self) -> int:
         """Bytes that its tensors hold, about."""
         return sum(tensor.size for tensor in self.outputs.values())
+
+
+def bare_end(model: ModelId, request_id: str) -> InferenceResponse:
+    """What tells of the end of a request's responses where that comes without one: it has no outputs."""
+    return InferenceResponse(model.name, model.version, {}, request_id)
 
 
 class ResponseSink(Protocol):

@@ -13,7 +13,7 @@ from modserve.core.request import InferenceRequest, ParameterValue, label, timeo
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Lease, Place
 from modserve.core.tensor import Buffer, Tensor, encode_elements
-from modserve.core.version import ModelId, parse_requested
+from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
 
 from . import parameters, shared_memory
@@ -120,12 +120,6 @@ def encode_stream_response(response: InferenceResponse, final: bool) -> pb.Model
     message = pb.ModelStreamInferResponse(infer_response=encode_response(response))
     message.infer_response.parameters[_FINAL].bool_param = final
     return message
-
-
-def encode_stream_end(model: ModelId, request_id: str) -> pb.ModelStreamInferResponse:
-    """The end of a request whose last response has been sent: no outputs, only the mark."""
-    end = InferenceResponse(model.name, model.version, {}, request_id)
-    return encode_stream_response(end, final=True)
 
 
 def encode_stream_error(

@@ -10,7 +10,6 @@ import orjson
 
 from modserve.core.errors import ModserveError
 from modserve.core.response import InferenceResponse
-from modserve.core.version import ModelId
 
 from . import http_infer
 from .generate import text_only
@@ -27,11 +26,6 @@ def encode_response(response: InferenceResponse, reply: Reply, final: bool) -> b
     except ModserveError as error:
         raise text_only(error) from None
     return b"".join(body.parts)
-
-
-def encode_end(model: ModelId, request_id: str) -> bytes:
-    """The end of a request which came without a response."""
-    return encode_response(InferenceResponse(model.name, model.version, {}, request_id), Reply(), True)
 
 
 def encode_error(error: ModserveError, request_id: str, final: bool) -> bytes:

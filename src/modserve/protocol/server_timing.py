@@ -1,8 +1,15 @@
-"""What an answer has cost, as the ``Server-Timing`` header says it (W3C Server Timing); in gRPC, metadata."""
+"""What an answer has cost, as the ``Server-Timing`` header says it (W3C Server Timing); in gRPC, metadata.
+
+Streams have one header for all their answers, sent before the first: there it is a parameter of the last message.
+"""
+
+from dataclasses import replace
 
 from modserve.core.inflight import Inflight
+from modserve.core.response import InferenceResponse
 
 HEADER = "server-timing"
+PARAMETER = "server_timing"
 
 
 def value(inflight: Inflight) -> str:
@@ -21,3 +28,9 @@ def value(inflight: Inflight) -> str:
     )
     durations = [f"{name};dur={(end - start) / 1e6:.3f}" for name, start, end in spans]
     return ", ".join([*durations, f'batch;desc="{timing.batch_size}"'])
+
+
+def with_cost(response: InferenceResponse, inflight: Inflight) -> InferenceResponse:
+    """The last response of a request, with what that has cost, if it has run."""
+    cost = value(inflight)
+    return replace(response, parameters={**response.parameters, PARAMETER: cost}) if cost else response

@@ -1,11 +1,15 @@
 """What an answer says of its cost."""
 
+from modserve.core.inflight import Inflight
+from modserve.core.response import InferenceResponse
 from modserve.core.timing import ExecutionTiming
 from modserve.protocol import server_timing
 from modserve.testing import inflight
 
+COST = 'queue;dur=2.500, compute_input;dur=0.012, compute_infer;dur=16.488, compute_output;dur=0.000, batch;desc="8"'
 
-def test_the_times_of_a_request() -> None:
+
+def has_run() -> Inflight:
     entry = inflight()
     entry.queue_start_ns = 1_000_000
     entry.timing = timing = ExecutionTiming(batch_size=8)
@@ -13,9 +17,17 @@ def test_the_times_of_a_request() -> None:
     timing.compute_input_end_ns = 3_512_000
     timing.compute_output_start_ns = 20_000_000
     timing.compute_end_ns = 20_000_400
-    assert server_timing.value(entry) == (
-        'queue;dur=2.500, compute_input;dur=0.012, compute_infer;dur=16.488, compute_output;dur=0.000, batch;desc="8"'
-    )
+    return entry
+
+
+def test_the_times_of_a_request() -> None:
+    assert server_timing.value(has_run()) == COST
+
+
+def test_a_response_that_tells_them() -> None:
+    response = InferenceResponse("m", 1, {}, "q", {"other": 1})
+    assert server_timing.with_cost(response, has_run()).parameters == {"other": 1, "server_timing": COST}
+    assert server_timing.with_cost(response, inflight()) is response
 
 
 def test_a_request_that_has_not_run() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from modserve.core.errors import ModserveError, internal
-from modserve.core.response import InferenceResponse
+from modserve.core.response import InferenceResponse, bare_end
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.protocol import infer_stream
@@ -63,7 +63,7 @@ def test_bytes_that_are_no_text() -> None:
 
 
 def test_an_end_that_comes_alone() -> None:
-    assert json.loads(infer_stream.encode_end(ModelId("m", 3), "q")) == {
+    assert json.loads(infer_stream.encode_response(bare_end(ModelId("m", 3), "q"), Reply(), True)) == {
         "id": "q",
         "model_name": "m",
         "model_version": "3",

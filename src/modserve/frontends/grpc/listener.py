@@ -21,7 +21,7 @@ class GrpcListener:
         self._address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         self._tls = options.tls
         self._grpc = grpc.aio.server(options=channel_arguments(options))
-        self._streams = InferStreams(server, options.header_pattern)
+        self._streams = InferStreams(server, options.header_pattern, server_timing=options.server_timing)
         self._grpc.add_generic_rpc_handlers(handlers(server, self._streams, options))
         add_reflection(self._grpc, (pb.SERVICE, health.SERVICE))
 

@@ -16,14 +16,14 @@ from google.protobuf.message import DecodeError
 
 from modserve.core.errors import ModserveError, internal, invalid, unavailable
 from modserve.core.inflight import Inflight
-from modserve.core.response import InferenceResponse
+from modserve.core.response import InferenceResponse, bare_end
 from modserve.core.servable import Servable
 from modserve.core.shared_memory import Lease, Place
 from modserve.core.tracing import RequestTrace
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.pb import inference as pb
-from modserve.protocol import classification, grpc_messages, header_forwarding, shared_memory
+from modserve.protocol import classification, grpc_messages, header_forwarding, server_timing, shared_memory
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.server import Server
 
@@ -51,9 +51,12 @@ Outcome: TypeAlias = InferenceResponse | ModserveError | None
 class InferStreams:
     """The streams that are open."""
 
-    def __init__(self, server: Server, header_pattern: re.Pattern[str] | None = None) -> None:
+    def __init__(
+        self, server: Server, header_pattern: re.Pattern[str] | None = None, *, server_timing: bool = False
+    ) -> None:
         self._server = server
         self._header_pattern = header_pattern
+        self._server_timing = server_timing
         self._open: set[_Stream] = set()
         self._stopped = False
 
@@ -62,7 +65,7 @@ class InferStreams:
         if self._stopped:
             raise unavailable(_STOPPING)
         forwarded = header_forwarding.from_metadata(self._header_pattern, context.invocation_metadata())
-        stream = _Stream(self._server, context, forwarded)
+        stream = _Stream(self._server, context, forwarded, self._server_timing)
         self._open.add(stream)
         try:
             await stream.run(messages)
@@ -178,21 +181,28 @@ class _Call:
             raise outcome
         assert self.servable is not None, "set before the request was submitted: this is a bug"
         if outcome is None:
-            return grpc_messages.encode_stream_end(self.servable.id, self.id) if self.empty_final else None
-        if self.places and self.lease is not None:
-            outcome = shared_memory.moved(outcome, self.places, self.lease)
-        response = classification.classified(outcome, self.class_counts, self.servable)
+            if not self.empty_final:
+                return None
+            response = bare_end(self.servable.id, self.id)
+        else:
+            if self.places and self.lease is not None:
+                outcome = shared_memory.moved(outcome, self.places, self.lease)
+            response = classification.classified(outcome, self.class_counts, self.servable)
+        if final and self.stream.timed and self.inflight is not None:
+            response = server_timing.with_cost(response, self.inflight)
         return grpc_messages.encode_stream_response(response, final)
 
 
 class _Stream:
     """One task reads and submits, this one writes; between them stand the calls."""
 
-    def __init__(self, server: Server, context: Context, forwarded: Forwarded) -> None:
+    def __init__(self, server: Server, context: Context, forwarded: Forwarded, timed: bool) -> None:
         self._server = server
         self._context = context
         self.forwarded = forwarded
         """Metadata that go along with each request as its parameters."""
+        self.timed = timed
+        """The last message of each request tells what it has cost."""
         remaining: float | None = context.time_remaining()
         self.deadline_ns = 0 if remaining is None else time.monotonic_ns() + int(remaining * 1e9)
         self._hard_errors = _HARD_ERRORS in map(tuple, context.invocation_metadata() or ())

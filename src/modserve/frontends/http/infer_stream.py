@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError
 from modserve.core.request import InferenceRequest
+from modserve.core.response import bare_end
 from modserve.protocol import classification, deadlines, http_infer, shared_memory
 from modserve.protocol import infer_stream as codec
 from modserve.protocol import streams as framings
@@ -46,7 +47,7 @@ def router(options: HttpOptions, streams: Streams, body: dict[str, Any]) -> APIR
                 call.close()
                 raise
         try:
-            encode = _encoder(call, reply)
+            encode = _encoder(call, reply, options.server_timing)
             first = await unless_gone(request, next_message(call, encode))
             if first.error is not None and first.final:
                 raise first.error
@@ -82,15 +83,19 @@ async def _read(
     return await asyncio.to_thread(read_request, *asked) if is_long(head, body) else read_request(*asked)
 
 
-def _encoder(call: StreamCall, reply: Reply) -> Encode:
+def _encoder(call: StreamCall, reply: Reply, timed: bool) -> Encode:
     def encode(outcome: Outcome, final: bool) -> bytes:
         if isinstance(outcome, ModserveError):
             return codec.encode_error(outcome, call.id, final)
         if outcome is None:
-            return codec.encode_end(call.servable.id, call.id)
-        if reply.places:
-            assert call.lease is not None, "there are places of outputs only with a lease: this is a bug"
-            outcome = shared_memory.moved(outcome, reply.places, call.lease)
-        return codec.encode_response(classification.classified(outcome, reply.classes, call.servable), reply, final)
+            response = bare_end(call.servable.id, call.id)
+        else:
+            if reply.places:
+                assert call.lease is not None, "there are places of outputs only with a lease: this is a bug"
+                outcome = shared_memory.moved(outcome, reply.places, call.lease)
+            response = classification.classified(outcome, reply.classes, call.servable)
+        if final and timed:
+            response = call.with_cost(response)
+        return codec.encode_response(response, reply, final)
 
     return encode

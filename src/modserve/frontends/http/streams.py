@@ -88,6 +88,10 @@ class StreamCall:
         """What the request has cost, as a header says it; empty if it has not run."""
         return "" if self._inflight is None else server_timing.value(self._inflight)
 
+    def with_cost(self, response: InferenceResponse) -> InferenceResponse:
+        """The last response, which tells the same."""
+        return response if self._inflight is None else server_timing.with_cost(response, self._inflight)
+
     def respond(self, response: InferenceResponse, final: bool) -> None:
         self._put(response, final)
 
