@@ -39,6 +39,10 @@ def _paths(value: object) -> object:
     return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else value
 
 
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
 def _several(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -87,7 +91,7 @@ class Settings(BaseModel):
     """How long a stopping server waits for what is in flight."""
     strict_readiness: bool = True
     """Be ready only when every model is; otherwise as soon as the first load is over."""
-    model_control_mode: Literal["none", "explicit", "poll"] = "none"
+    model_control_mode: Annotated[Literal["none", "explicit", "poll"], BeforeValidator(_lower)] = "none"
     """Which models are loaded when; none: all at the start, no changes later; explicit: `load_model` at the start, then
     by calls; poll: all at the start, then changes in the repositories are followed."""
     load_model: tuple[str, ...] = ()
@@ -149,7 +153,9 @@ class Settings(BaseModel):
     """A PEM file with the certificate's private key, not encrypted."""
     grpc_root_cert: str = ""
     """A PEM file with the certificates that sign those of clients."""
-    grpc_infer_response_compression_level: Literal["none", "low", "medium", "high"] = "none"
+    grpc_infer_response_compression_level: Annotated[
+        Literal["none", "low", "medium", "high"], BeforeValidator(_lower)
+    ] = "none"
     """How answers are compressed for clients that take it."""
     grpc_keepalive_time: Milliseconds = 7_200_000
     """When a silent client is sent a ping; times of gRPC connections are in milliseconds."""
@@ -267,14 +273,19 @@ def _backend_option(text: str) -> tuple[str, str, str]:
     return name, key, value
 
 
-def _cache_option(text: str) -> int:
+def _cache_option(text: str) -> tuple[bool, int]:
+    """Not by the deprecated option, and the size."""
     name, comma, rest = text.partition(",")
     key, equals, value = rest.partition("=")
     if not name or not comma or not equals or not key or not value:
         raise ValueError(f"expected '<cache name>,<key>=<value>', got: {text}")
     if name != "local" or key != "size":
         raise ValueError(f"the only cache is 'local', and its only setting 'size', got: {text}")
-    return _int(value)
+    return False, _int(value)
+
+
+def _old_cache_option(text: str) -> tuple[bool, int]:
+    return True, _int(text)
 
 
 _TRACE_LEVELS = {
@@ -391,8 +402,15 @@ OPTIONS = {
             "<backend>,<key>=<value>, an option of a backend; <key>=<value> for all of them",
             repeatable=True,
         ),
-        _option("cache-config", _cache_option, "local,size=<bytes>, room for responses of models with response_cache"),
-        _option("response-cache-byte-size", _int, "the same, deprecated", field="cache_config"),
+        _option(
+            "cache-config",
+            _cache_option,
+            "local,size=<bytes>, room for responses of models with response_cache",
+            repeatable=True,
+        ),
+        _option(
+            "response-cache-byte-size", _old_cache_option, "the same, deprecated", field="cache_config", repeatable=True
+        ),
         _option("allow-client-shm", _bool, "let clients register shared memory, and put tensors there"),
         _option("allow-http", _bool, "serve HTTP"),
         _option("http-address", str, "the address HTTP listens on"),
@@ -519,6 +537,8 @@ _SWITCHES = frozenset(
         "model-namespacing",
     }
 )
+_OFF: Mapping[str, str] = {"rate-limit": "off"}
+"""Those that are no switches, and their value for off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -586,6 +606,8 @@ def _resolve(spelled: str) -> str:
 
 def _check_off(name: str, text: str) -> None:
     """Raises for an option that is not supported, unless it says that it is not wanted."""
+    if text.lower() == _OFF.get(name):
+        return
     if name in _SWITCHES:
         try:
             wanted = _bool(text)
@@ -620,6 +642,14 @@ def _assembled(values: dict[str, Any]) -> dict[str, Any]:
         for name, key, value in triples:
             backends.setdefault(name, {})[key] = value
         values["backend_config"] = backends
+    if "cache_config" in values:
+        old, sizes = zip(*values["cache_config"], strict=True)
+        if len(set(old)) > 1:
+            raise OptionError(
+                "Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one or "
+                "the other."
+            )
+        values["cache_config"] = sizes[-1]
     if "disable_auto_complete_config" in values:
         # Two options, of which tritonserver lets win the one that switches it off.
         values["disable_auto_complete_config"] = any(values["disable_auto_complete_config"])

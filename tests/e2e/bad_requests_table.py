@@ -488,8 +488,7 @@ HTTP: dict[str, Row] = {
     "too few elements": Row(
         infer(spoilt(data=[1])),
         INVALID,
-        "Unable to parse 'data': Failed to parse 'data' field: shape does not match true shape: input 'INPUT0' has 1 "
-        "elements, its shape 16",
+        "Failed to parse 'data' field: shape does not match true shape: input 'INPUT0' has 1 elements, its shape 16",
     ),
     "too many elements": Row(
         infer(spoilt(data=[1] * 17)),
@@ -676,7 +675,7 @@ HTTP: dict[str, Row] = {
     "data is empty": Row(
         infer(spoilt(data=[])),
         INVALID,
-        "Unable to parse 'data': Failed to parse 'data' field: shape does not match true shape: input 'INPUT0' has 0 elements, its shape 16",
+        "Failed to parse 'data' field: shape does not match true shape: input 'INPUT0' has 0 elements, its shape 16",
         WAS_500,
     ),
     "data is nested unevenly": Row(infer(spoilt(data=[[0, [1, 2, 3]], [[4, 5], 6, 7], *range(8, 16)])), FINE, ""),
@@ -1562,6 +1561,11 @@ CONTROL: dict[str, Row] = {
         post("/v2/systemsharedmemory/region/r/register", {"key": "/../../etc/passwd", "byte_size": 64}),
         INVALID,
         "Unable to open shared memory region: '/../../etc/passwd'",
+    ),
+    "region: a key of slashes only": Row(
+        post("/v2/systemsharedmemory/region/r/register", {"key": "//", "byte_size": 64}),
+        INVALID,
+        "cannot register shared memory region 'r' - invalid shm key '//'",
     ),
     "region: a key with a null byte": Row(
         post("/v2/systemsharedmemory/region/r/register", {"key": "/a\0b", "byte_size": 64}),

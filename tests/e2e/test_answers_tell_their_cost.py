@@ -45,6 +45,9 @@ def test_over_every_protocol(server: ServerProcess) -> None:
         body = json.dumps({"instances": [{"INPUT0": [1] * 16, "INPUT1": [2] * 16}] * rows})
         answer = http(server.http_port, "POST", "/v1/models/simple:predict", body.encode())
         assert batch_size(answer.headers["server-timing"]) in sizes
+    body = json.dumps({tensor["name"]: tensor["data"] for tensor in SIMPLE})
+    answer = http(server.http_port, "POST", "/v2/models/simple/generate", body.encode())
+    assert batch_size(answer.headers["server-timing"]) == 1
     with channel(server.grpc_port) as opened:
         _, call = stub(opened).ModelInfer.with_call(message(Ask()), timeout=SECONDS)
     (cost,) = [value for key, value in call.trailing_metadata() if key == "server-timing"]

@@ -39,7 +39,7 @@ def streaming(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
     repository = tmp_path_factory.mktemp("streaming")
     write_identity(repository, "words", "BYTES")
     copy_example(repository, "repeat", "counted")
-    with serving(EXAMPLES, repository, options=["--server-timing=true", "--allow-client-shm=true"]) as running:
+    with serving(EXAMPLES, repository, options=["--allow-client-shm=true"]) as running:
         yield running
 
 
@@ -106,7 +106,6 @@ def test_generate_on_models_that_are_not_decoupled(streaming: ServerProcess) -> 
     expected = {"OUTPUT0": list(range(1, 17)), "OUTPUT1": list(range(-1, 15))}
     single = post(streaming, "generate", document, "simple")
     assert single.json() == {**expected, "model_name": "simple", "model_version": "1"}
-    assert re.match(r"queue;dur=\d", single.headers["server-timing"])
     (only,) = events(iter(post(streaming, "generate_stream", document, "simple").text.splitlines()))
     assert only == {**expected, "model_name": "simple", "model_version": "1"}
 
@@ -221,7 +220,7 @@ def test_a_client_that_sends_no_more_in_the_middle_of_a_stream(streaming: Server
 def test_failures_later_are_in_the_stream(streaming: ServerProcess) -> None:
     """`repeat` finds out only when it runs that the lengths differ."""
     document = {**repeat(1), "DELAY": [0, 0]}
-    message = "IN and DELAY must have as many elements, got 1 and 2"
+    message = "expected IN and DELAY shape to match, got [1] and [2]"
     first = post(streaming, "generate_stream", document)
     assert (first.status_code, first.text) == (400, f'data: {{"error":"{message}"}}\n\n')
     wrong = repeat_v2(1)

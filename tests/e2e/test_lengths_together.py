@@ -215,5 +215,5 @@ def test_ragged_batches(lengths_server: ServerProcess) -> None:
 def test_counted_in_the_metrics(lengths_server: ServerProcess) -> None:
     with urllib.request.urlopen(f"http://{address(lengths_server.metrics_port)}/metrics") as answer:
         page = answer.read().decode()
-    assert 'modserve_batch_elements{model="encoder",version="1",kind="padding"}' in page
+    assert 'modserve_batch_elements{kind="padding",model="encoder",version="1"}' in page
     assert 'modserve_batch_elements{model="ragged"' not in page

@@ -116,6 +116,9 @@ async def test_a_configuration_and_back(client: Client) -> None:
     assert await max_batch_size(client, "other") == 3 != before
     assert await add(client, "other") == SUM
     await client.call("load_model", "other")
+    assert await max_batch_size(client, "other") == 3, "no file has changed"
+    await client.call("unload_model", "other")
+    await client.call("load_model", "other")
     assert await max_batch_size(client, "other") == before
 
 

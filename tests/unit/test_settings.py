@@ -91,7 +91,9 @@ def test_an_option_that_would_change_what_happens_is_refused() -> None:
 
 
 def test_switching_off_what_is_not_there_is_fine() -> None:
-    line = read("--allow-sagemaker=false", "--allow-vertex-ai", "0", "--model-namespacing=off", "--id=x")
+    line = read(
+        "--allow-sagemaker=false", "--allow-vertex-ai", "0", "--model-namespacing=off", "--rate-limit=OFF", "--id=x"
+    )
     assert (line.without_effect, line.settings.id) == ((), "x")
     assert error("--allow-sagemaker=maybe") == "option '--allow-sagemaker': invalid value for bool option: maybe"
 
@@ -129,11 +131,13 @@ def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
         (["--model-load-thread-count=2"], "model_load_thread_count", 2),
         (["--model-control-mode=none"], "model_control_mode", "none"),
         (["--model-control-mode=poll"], "model_control_mode", "poll"),
+        (["--model-control-mode=EXPLICIT"], "model_control_mode", "explicit"),
         (["--model-control-mode=explicit", "--load-model=a", "--load-model", "b"], "load_model", ("a", "b")),
         (["--model-control-mode=explicit", "--load-model=*"], "load_model", ("*",)),
         (["--repository-poll-secs=0"], "repository_poll_secs", 0),
         (["--model-load-retry-count=3"], "model_load_retry_count", 3),
         (["--cache-config=local,size=1048576"], "cache_config", 1048576),
+        (["--cache-config=local,size=1", "--cache-config=local,size=2"], "cache_config", 2),
         (["--response-cache-byte-size=7"], "cache_config", 7),
         (["--disable-auto-complete-config"], "disable_auto_complete_config", True),
         (["--disable-auto-complete-config=false"], "disable_auto_complete_config", False),
@@ -145,6 +149,7 @@ def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
         (["--grpc-server-cert=a.pem"], "grpc_server_cert", "a.pem"),
         (["--http-root-cert=a.pem"], "http_root_cert", "a.pem"),
         (["--grpc-infer-response-compression-level=high"], "grpc_infer_response_compression_level", "high"),
+        (["--grpc-infer-response-compression-level=Low"], "grpc_infer_response_compression_level", "low"),
         (["--grpc-keepalive-time=1000"], "grpc_keepalive_time", 1000),
         (["--grpc-http2-max-ping-strikes=0"], "grpc_http2_max_ping_strikes", 0),
         (["--grpc-max-connection-age=5"], "grpc_max_connection_age", 5),
@@ -312,6 +317,11 @@ def test_other_variables_are_nobody_s_business() -> None:
             ["--cache-config=redis,host=a"],
             "option '--cache-config': the only cache is 'local', and its only setting 'size', got: redis,host=a",
         ),
+        (
+            ["--cache-config=local,size=1", "--response-cache-byte-size=1"],
+            "Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one or the "
+            "other.",
+        ),
         (["--cache-config=local,size=x"], "option '--cache-config': invalid value for integer option: x"),
         *(
             (
@@ -454,7 +464,7 @@ def test_an_ambiguous_prefix(prefix: str, listed: str) -> None:
 
 def test_a_whole_name_is_no_prefix() -> None:
     assert any(name != "rate-limit" and name.startswith("rate-limit") for name in NOT_SUPPORTED)
-    assert "'--rate-limit' of tritonserver is not supported" in error("--rate-limit=off")
+    assert "'--rate-limit' of tritonserver is not supported" in error("--rate-limit=execution_count")
 
 
 def test_a_mistake_in_the_environment() -> None:

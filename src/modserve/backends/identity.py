@@ -1,5 +1,7 @@
 """The ``identity`` backend: output i is input i. For tests, and for measuring what the server itself costs.
 
+Of an optional input that is not given the output is zeros (or empty strings), each variable dimension being 1.
+
 Parameters of the model, as in Triton's identity backend: ``execute_delay_ms`` sleeps that long in each execution,
 ``instance_wise_delay_multiplier`` multiplies it by the instance's number (from 0), ``creation_delay_sec`` makes loading
 take that long.
@@ -9,6 +11,9 @@ import itertools
 import time
 from collections.abc import Mapping
 
+import numpy as np
+
+from modserve.core.dtypes import BYTES
 from modserve.core.errors import invalid
 from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.tensor import Array
@@ -54,22 +59,38 @@ class IdentityModel:
         if "instance_wise_delay_multiplier" in config.parameters:
             delay *= number * _number(config, "instance_wise_delay_multiplier")
         pairs = {taken.name: given.name for given, taken in zip(config.inputs, config.outputs, strict=True)}
-        return IdentityInstance(pairs, delay)
+        zeros = {
+            taken.name: np.full(
+                [max(1, dim) for dim in taken.dims], b"" if taken.datatype is BYTES else 0, taken.datatype.numpy
+            )
+            for given, taken in zip(config.inputs, config.outputs, strict=True)
+            if given.optional
+        }
+        return IdentityInstance(pairs, delay, zeros, batched=config.max_batch_size > 0)
 
     def close(self) -> None:
         pass
 
 
 class IdentityInstance:
-    def __init__(self, pairs: dict[str, str], delay: float) -> None:
+    def __init__(self, pairs: dict[str, str], delay: float, zeros: dict[str, Array], *, batched: bool) -> None:
         self._pairs = pairs
         self._delay = delay
+        self._zeros = zeros
+        self._batched = batched
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         if self._delay:
             time.sleep(self._delay)
         pairs = self._pairs
-        return {name: inputs[pairs[name]] for name in outputs if pairs[name] in inputs}
+        return {name: inputs[pairs[name]] if pairs[name] in inputs else self._absent(name, inputs) for name in outputs}
+
+    def _absent(self, output: str, inputs: Mapping[str, Array]) -> Array:
+        zeros = self._zeros[output]
+        if not self._batched:
+            return zeros
+        rows = next((len(given) for given in inputs.values()), 1)
+        return np.repeat(zeros[np.newaxis], rows, axis=0)
 
     def close(self) -> None:
         pass

@@ -67,7 +67,7 @@ class RepeatInstance:
         try:
             values, delays = request.inputs["IN"].ravel(), request.inputs["DELAY"].ravel()
             if len(values) != len(delays):
-                raise invalid(f"IN and DELAY must have as many elements, got {len(values)} and {len(delays)}")
+                raise invalid(f"expected IN and DELAY shape to match, got [{len(values)}] and [{len(delays)}]")
             for index, delay in enumerate(delays):
                 _sleep(int(delay) / 1e3, request)
                 if request.cancelled:

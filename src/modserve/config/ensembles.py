@@ -57,8 +57,6 @@ def validate(message: pb.ModelConfig, problems: Problems) -> None:
             ("ensemble_scheduling",),
             f"ensemble scheduling cannot be set for model '{name}' whose platform is not {platforms.ENSEMBLE}",
         )
-    elif message.backend:
-        problems.add(("backend",), f"Ensemble model '{name}' must have platform type 'ensemble' and empty backend type")
     if message.instance_group:
         problems.add(("instance_group",), f"instance group should not be specified for ensemble '{name}'")
     if message.HasField("optimization"):

@@ -97,8 +97,13 @@ def to_padding(message: pb.ModelConfig) -> Padding | None:
 def make_mask_optional(message: pb.ModelConfig) -> None:
     """Clients need not give the mask, and are shown so."""
     for tensor in message.input:
-        if MASK in message.parameters and tensor.name == message.parameters[MASK].string_value:
+        if tensor.name == mask(message):
             tensor.optional = True
+
+
+def mask(message: pb.ModelConfig) -> str | None:
+    """The name of the mask, if there is one."""
+    return message.parameters[MASK].string_value if MASK in message.parameters else None
 
 
 def _split(key: str) -> tuple[str, str]:

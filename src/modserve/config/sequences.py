@@ -115,6 +115,18 @@ def inputs(message: pb.ModelConfig) -> Mapping[str, FieldPath]:
     return found
 
 
+def controls(message: pb.ModelConfig) -> set[str]:
+    """The names of the control inputs."""
+    return {tensor.name for tensor in message.sequence_batching.control_input}
+
+
+def count_inputs(message: pb.ModelConfig) -> int:
+    """How many of the model's inputs are controls or states, as Triton counts them."""
+    batching = message.sequence_batching
+    kinds = {control.kind for tensor in batching.control_input for control in tensor.control if tensor.name}
+    return len(kinds & _KINDS.keys()) + len(batching.state)
+
+
 def state_outputs(message: pb.ModelConfig) -> set[str]:
     """The model's outputs that are states."""
     return {state.output_name for state in message.sequence_batching.state}

@@ -1,15 +1,23 @@
 """The rules for inputs and outputs: by themselves, and against what the model has. The texts are Triton's."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from modserve.core.model_config import DescribedTensor, ModelDescription
 from modserve.pb import inference as pb
 
-from . import ragged, sequences
+from . import padding, ragged, sequences
 from .problems import FieldPath, Problems
 
 _VARIABLE = -1
 _IMAGE_FORMATS = (pb.ModelInput.FORMAT_NHWC, pb.ModelInput.FORMAT_NCHW)
+
+
+class _Fault(NamedTuple):
+    path: FieldPath
+    text: str
+    detail: str = ""
+    """What Triton does not say, for the end."""
 
 
 def validate(
@@ -26,28 +34,26 @@ def validate(
         here: FieldPath = (side, index)
         faults = [*_missing(tensor, partial), *_shape_faults(tensor, message.max_batch_size, partial)]
         if tensor.name and tensor.name in names:
-            faults.append((("name",), "is specified more than once"))
+            faults.append(_Fault(("name",), "is specified more than once"))
         names.add(tensor.name)
         who = f"model {side} '{tensor.name}'" if tensor.name else f"model {side}"
-        for path, text in faults:
-            problems.add((*here, *path), f"{who} {text} for {message.name}")
+        for path, text, detail in faults:
+            problems.add((*here, *path), f"{who} {text} for {message.name}{detail}")
         known = bool(tensor.dims) or not partial
         if isinstance(tensor, pb.ModelInput) and tensor.format in _IMAGE_FORMATS and known and len(tensor.dims) != 3:
             problems.add((*here, "format"), f"model input NHWC/NCHW require 3 dims for {message.name}")
 
 
-def _missing(tensor: pb.ModelInput | pb.ModelOutput, partial: bool) -> list[tuple[FieldPath, str]]:
+def _missing(tensor: pb.ModelInput | pb.ModelOutput, partial: bool) -> list[_Fault]:
     absent = {
         "name": not tensor.name,
         "data_type": tensor.data_type == pb.TYPE_INVALID and not partial,
         "dims": not tensor.dims and (not partial or tensor.HasField("reshape")),
     }
-    return [((name,), f"must specify '{name}'") for name, is_absent in absent.items() if is_absent]
+    return [_Fault((name,), f"must specify '{name}'") for name, is_absent in absent.items() if is_absent]
 
 
-def _shape_faults(
-    tensor: pb.ModelInput | pb.ModelOutput, max_batch_size: int, partial: bool
-) -> list[tuple[FieldPath, str]]:
+def _shape_faults(tensor: pb.ModelInput | pb.ModelOutput, max_batch_size: int, partial: bool) -> list[_Fault]:
     dims, shape = list(tensor.dims), list(tensor.reshape.shape)
     faults = _size_faults("dims", dims, "dimension must be")
     if not tensor.HasField("reshape"):
@@ -55,7 +61,7 @@ def _shape_faults(
     faults += _size_faults("reshape", shape, "reshape dimensions must be")
     if not shape and max_batch_size == 0 and not partial:
         faults.append(
-            (
+            _Fault(
                 ("reshape",),
                 "cannot have empty reshape for non-batching model as scalar tensors are not supported",
             )
@@ -63,14 +69,14 @@ def _shape_faults(
     if dims and not faults:
         fault = _reshape_fault(dims, shape)
         if fault:
-            faults.append((("reshape",), f"{fault}: {dims} and {shape}"))
+            faults.append(_Fault(("reshape",), fault, f": {dims} and {shape}"))
     return faults
 
 
-def _size_faults(field: str, sizes: Sequence[int], what: str) -> list[tuple[FieldPath, str]]:
+def _size_faults(field: str, sizes: Sequence[int], what: str) -> list[_Fault]:
     text = f"{what} integer >= 1, or {_VARIABLE} to indicate a variable-size dimension"
     path: FieldPath = (field,) if field == "dims" else (field, "shape")
-    return [((*path, index), text) for index, size in enumerate(sizes) if size < 1 and size != _VARIABLE]
+    return [_Fault((*path, index), text) for index, size in enumerate(sizes) if size < 1 and size != _VARIABLE]
 
 
 def _reshape_fault(dims: Sequence[int], shape: Sequence[int]) -> str:
@@ -95,18 +101,38 @@ def _element_counts(sizes: Sequence[int]) -> list[int]:
 
 def compare(message: pb.ModelConfig, description: ModelDescription, problems: Problems, *, shapes: bool) -> None:
     """Adds where the configuration and the model differ, as the ONNX Runtime backend's instances do in Triton."""
-    given = {tensor.name for tensor in message.input} | sequences.inputs(message).keys() | ragged.targets(message)
-    missing = [known.name for known in description.inputs if not known.optional and known.name not in given]
-    if missing:
-        problems.add(
-            ("input",),
-            f"unable to load model '{message.name}', configuration expects {len(message.input)} inputs, model provides "
-            f"{len(description.inputs)}; missing in the configuration: {', '.join(missing)}",
-        )
+    _compare_count(message, description, problems)
     _compare("input", message.input, description.inputs, message, problems, shapes)
     _compare("output", message.output, description.outputs, message, problems, shapes)
     sequences.compare(message, description, problems, shapes=shapes)
     ragged.compare(message, description, problems)
+
+
+def _compare_count(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> None:
+    """Triton counts no optional inputs, one for each batch input, kind of control and state, and controls come first.
+
+    It knows neither inputs that the model itself calls optional, which may be left out, nor masks that the server
+    fills in.
+    """
+    if not sequences.controls(message) <= {known.name for known in description.inputs}:
+        return
+    given = {tensor.name for tensor in message.input} | sequences.inputs(message).keys() | ragged.targets(message)
+    optional = {known.name for known in description.inputs if known.optional}
+    required = [known.name for known in description.inputs if not known.optional]
+    uncounted = {tensor.name for tensor in message.input if tensor.optional} - optional - {padding.mask(message)}
+    expected = len(message.input) - len(uncounted) + len(message.batch_input) + sequences.count_inputs(message)
+    if expected + len(optional - given) == len(description.inputs):
+        return
+    text = (
+        f"unable to load model '{message.name}', configuration expects {expected} inputs, model provides "
+        f"{len(description.inputs)}"
+    )
+    faults = {
+        "missing in the configuration": [name for name in required if name not in given],
+        "optional in the configuration only": [name for name in required if name in uncounted],
+    }
+    details = (f"; {what}: {', '.join(names)}" for what, names in faults.items() if names)
+    problems.add(("input",), text + "".join(details))
 
 
 def _compare(

@@ -48,11 +48,21 @@ def _identity(message: pb.ModelConfig, directory: str, problems: Problems) -> No
             ("name",),
             f"unexpected directory name '{directory}' for model '{name}', directory name must equal model name",
         )
-    if not backend and platform and platform != platforms.ENSEMBLE:
+    if platform == platforms.ENSEMBLE:
+        if backend:
+            problems.add(
+                ("backend",), f"Ensemble model '{name}' must have platform type '{platform}' and empty backend type"
+            )
+    elif not (backend or platform or message.default_model_filename or "." in directory):
+        # As in Triton, whether automatic completion is on or off.
+        problems.add(
+            (),
+            f"Invalid model name: Could not determine backend for model '{directory}' with no backend in model "
+            "configuration. Expected model name of the form 'model.<backend_name>'.",
+        )
+    elif not backend:
         known = ", ".join(platforms.PLATFORMS)
         problems.add(("platform",), f"unexpected platform type '{platform}' for {name}; known platforms are: {known}")
-    elif not backend and not platform and not message.HasField("ensemble_scheduling"):
-        problems.add((), f"must specify 'platform' or 'backend' for '{name}'")
     elif platform and backend in platforms.PLATFORMS.values() and platforms.PLATFORMS.get(platform) != backend:
         problems.add(("platform",), f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}")
 

@@ -112,6 +112,10 @@ class ModelDirectory:
         """Equal for two directories from which a version would be loaded alike."""
         return self.path, self.config, self.marks.get(None), self.marks.get(version)
 
+    def same_files(self, other: "ModelDirectory") -> bool:
+        """Whether the files of both are the same, whatever configuration is used in place of theirs."""
+        return self.path == other.path and self.marks == other.marks
+
 
 class UnreadableModelError(ModserveError):
     """A model's configuration can not be read: there is nothing to be tried."""

@@ -134,6 +134,8 @@ class ModelStatistics:
     """The counters of one model version, from its load on."""
 
     def __init__(self) -> None:
+        self.load_ns = 0
+        """How long it took to load the version."""
         self.last_inference_ms = 0
         """Unix time of the last execution's end; 0 before the first."""
         self.inference_count = 0
@@ -207,6 +209,8 @@ class ModelStatistics:
         if kind in ("success", "fail"):
             _add(response.compute_infer, output_start_ns - start_ns)
             _add(response.compute_output, end_ns - output_start_ns)
+        elif kind == "empty_response":
+            _add(response.compute_infer, end_ns - start_ns)
         _add(getattr(response, kind), end_ns - start_ns)
 
     def record_cache_hit(self, inflight: Inflight, looked_ns: int, now_ns: int) -> None:

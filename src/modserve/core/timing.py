@@ -7,7 +7,8 @@ All stamps are nanoseconds of the monotonic clock.
 class ExecutionTiming:
     """The four stamps of one execution, shared by all requests of its batch (Triton's COMPUTE_* trace points).
 
-    `batch_size` is the sum of the requests' batch sizes, each counting 1 for models without a batch dimension.
+    `batch_size` is what ran: the sum of the requests' batch sizes, each counting 1 for models without a batch
+    dimension, and of the rows that were filled to keep those of sequences in their places.
     `elements` counts the requests' rows times their lengths, and `padding` what was added to them, in models whose
     batches are filled up.
     `close_reason` tells why the batch did not grow any more: a value of `scheduling.batching.Reason`.

@@ -32,7 +32,7 @@ class Job:
     def __init__(self, members: list[Inflight], close_reason: str = "", rows: list[Inflight] | None = None) -> None:
         self.members = members
         self.rows = members if rows is None else rows
-        self.timing = ExecutionTiming(sum([inflight.batch_size or 1 for inflight in members]), close_reason)
+        self.timing = ExecutionTiming(sum([inflight.batch_size or 1 for inflight in self.rows]), close_reason)
         self.running: list[Running] = []
         self.responses: list[InferenceResponse] = []
         self.late: list[Inflight] = []

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from modserve.backends.api import BackendModel, Executor
-from modserve.core.errors import ModserveError, unavailable
+from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching, ModelConfig
 from modserve.core.normalize import Signature
@@ -103,10 +103,11 @@ class Model:
             inflight.ordered = True
         try:
             self._scheduler.enqueue(inflight)
-        except ModserveError:
+        except ModserveError as error:
             if self._order is not None:
                 self._order.withdraw(held)
-            self.statistics.record_failure(inflight, FailureReason.REJECTED, time.monotonic_ns())
+            if error.code is not Code.INVALID_ARG:  # a client's mistake says nothing of the model
+                self.statistics.record_failure(inflight, FailureReason.REJECTED, time.monotonic_ns())
             raise
         self.statistics.pending += 1
         self._outstanding += 1

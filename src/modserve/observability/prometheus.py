@@ -39,6 +39,11 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ),
 )
 
+_GAUGES: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("nv_inference_pending_request_count", "Requests that wait to run", lambda s: s.pending),
+    ("nv_model_load_duration_secs", "Seconds that loading the version took", lambda s: s.load_ns / _NS),
+)
+
 _CACHE_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_cache_num_hits_per_model", "Requests answered from the cache", lambda s: s.cache_hit.count),
     ("nv_cache_num_misses_per_model", "Requests run since the cache had no answer", lambda s: s.cache_miss.count),
@@ -111,10 +116,11 @@ class StatisticsCollector(Collector):
                 elements.add_sample(elements.name, {**labels, "kind": "useful"}, servable.statistics.elements)
                 elements.add_sample(elements.name, {**labels, "kind": "padding"}, servable.statistics.padding)
         yield elements
-        pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait to run")
-        for labels, servable in models:
-            pending.add_sample(pending.name, labels, servable.statistics.pending)
-        yield pending
+        for name, text, read in _GAUGES:
+            gauge = GaugeMetricFamily(name, text)
+            for labels, servable in models:
+                gauge.add_sample(name, labels, read(servable.statistics))
+            yield gauge
         for name, text, value in _TUNER:
             gauge = GaugeMetricFamily(name, text)
             for labels, servable in models:
@@ -134,19 +140,23 @@ def registry(servables: Callable[[], Iterable[Servable]]) -> CollectorRegistry:
 
 
 def render(found: CollectorRegistry) -> bytes:
-    """The page, in Prometheus' text format 0.0.4.
+    """The page, in Prometheus' text format 0.0.4. As on Triton's, what has no samples is not mentioned.
 
     prometheus_client's own writer would announce every counter as ``<name>_total``, which Triton's names lack.
     """
     lines: list[str] = []
     for family in found.collect():
+        if not family.samples:
+            continue
         name = family.name
         if family.type == "counter" and all(sample.name == f"{name}_total" for sample in family.samples):
-            name = f"{name}_total" if family.samples else name
+            name = f"{name}_total"
         lines.append(f"# HELP {name} {_escape(family.documentation)}")
         lines.append(f"# TYPE {name} {family.type if family.type != 'unknown' else 'untyped'}")
         for sample in family.samples:
-            labels = ",".join(f'{key}="{_escape_value(value)}"' for key, value in sample.labels.items())
+            labels = ",".join(
+                f'{key}="{_escape_value(value)}"' for key, value in sorted(sample.labels.items(), key=_place)
+            )
             lines.append(
                 f"{sample.name}{{{labels}}} {_number(sample.value)}"
                 if labels
@@ -154,6 +164,11 @@ def render(found: CollectorRegistry) -> bytes:
             )
     lines.append("")
     return "\n".join(lines).encode()
+
+
+def _place(label: tuple[str, str]) -> tuple[bool, str]:
+    """As on Triton's page: by name, a bucket's limit last."""
+    return label[0] == "le", label[0]
 
 
 def _labels(servable: Servable) -> dict[str, str]:

@@ -80,11 +80,12 @@ def _from_array(name: str, datatype: Datatype, shape: Shape, data: Array, max_by
 
 
 def _check_count(name: str, count: int, expected: int) -> None:
-    if count != expected:
-        text = "Shape does not match true shape of 'data' field"
-        if count < expected:
-            text = "Failed to parse 'data' field: shape does not match true shape"
-        raise unable("data", ValueError(f"{text}: input '{name}' has {count} elements, its shape {expected}"))
+    """Raises INVALID_ARG with Triton's texts, of which it wraps only the second."""
+    counts = f"input '{name}' has {count} elements, its shape {expected}"
+    if count < expected:
+        raise invalid(f"Failed to parse 'data' field: shape does not match true shape: {counts}")
+    if count > expected:
+        raise unable("data", ValueError(f"Shape does not match true shape of 'data' field: {counts}"))
 
 
 def _shaped(datatype: Datatype, shape: Shape, numbers: Array) -> Tensor:

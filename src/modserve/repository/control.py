@@ -97,8 +97,8 @@ class ModelControl:
 
         What is READY already, and has not changed since, is left alone. If a version fails, none is taken, and what was
         served is served on. The models that it is made of are loaded before it. `config` (JSON) takes the place of the
-        model's configuration; `files`, by path in the model's directory, that of all its files. Both are for this load
-        only. A caller that goes away changes nothing.
+        model's configuration, until the model's files change or it is unloaded; `files`, by path in the model's
+        directory, that of all its files, for this load only. A caller that goes away changes nothing.
 
         Raises INVALID_ARG or INTERNAL, as Triton does, and UNAVAILABLE when the mode is not explicit.
         """
@@ -121,6 +121,8 @@ class ModelControl:
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         directory = await asyncio.to_thread(self._directory, name, config, files)
         before = self._wanted.get(name)
+        if config is None and before is not None and before.lease is None and directory.same_files(before):
+            directory = before
         self._wanted[name] = directory
         done = False
         try:

@@ -544,6 +544,7 @@ class ModelManager:
         entry = model.versions[version]
         previous = replace(entry)
         entry.servable, entry.directory = servable, directory
+        servable.statistics.load_ns = load_ns
         self._step(entry, State.READY, load_ns=load_ns)
         if directory.lease is not None:
             directory.lease.hold()
@@ -656,8 +657,7 @@ def _is_current(model: _Model, directory: ModelDirectory, version: int) -> bool:
 
 
 def _circular(name: str, through: str) -> ModserveError:
-    way = name if through == name else f"{name} -> ... -> {through}"
-    return invalid(f"circular dependency between ensembles: {way} -> {name}")
+    return invalid(f"circular dependency between ensembles: {name} -> ... -> {through} -> {name}")
 
 
 def _selection_failure(directory: ModelDirectory, error: ModserveError) -> ModserveError:

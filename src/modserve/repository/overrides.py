@@ -35,9 +35,10 @@ class TemporaryRepository:
 
 def check_model_name(name: str) -> None:
     """Raises INVALID_ARG, with Triton's texts, for a name which is not that of a directory in a repository."""
-    if not name:
+    trimmed = name.strip()
+    if not trimmed:
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
-    if name in (".", "..") or any(separator in name for separator in ("/", "\\", "\0")):
+    if trimmed in (".", "..") or any(separator in name for separator in ("/", "\\", "\0")):
         raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
 
 
@@ -74,6 +75,7 @@ def write(name: str, config: str, files: Mapping[str, bytes]) -> ModelDirectory:
             target.write_bytes(content)
     except OSError as error:
         raise internal(
-            f"failed to write the files given for model '{name}': {os.strerror(error.errno or 0)}"
+            f"failed to load '{name}', failed to poll from model repository: can not write the files given: "
+            f"{os.strerror(error.errno or 0)}"
         ) from error
     return dataclasses.replace(source.read_model(root), config=config, lease=repository)

@@ -22,6 +22,8 @@ RESERVED_PREFIX = "triton_python_backend_shm_region_"
 
 _MOST_REGIONS = 16384
 
+_SIZE_MAX = 2**64 - 1
+
 _DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
 
 _KINDS: dict[type, str] = {SystemRegion: "system", CudaRegion: "CUDA"}
@@ -85,6 +87,8 @@ class SharedMemory:
         """Raises UNSUPPORTED, ALREADY_EXISTS, INVALID_ARG for what can not be mapped, UNAVAILABLE at the limit."""
         key = region.key
         self.check_may_register(SystemRegion, region.name)
+        if not key.strip("/"):
+            raise invalid(f"cannot register shared memory region '{region.name}' - invalid shm key '{key}'")
         if key.lstrip("/").startswith(RESERVED_PREFIX):
             raise invalid(
                 f"cannot register shared memory region '{region.name}' with key '{key}' as the key contains the "
@@ -205,7 +209,15 @@ class RegionLease:
         size = registered.region.byte_size
         if not 0 <= place.offset < size:
             raise invalid(f"Invalid offset for shared memory region: '{place.region}'")
-        if not 0 <= place.byte_size <= size - place.offset:
+        byte_size = place.byte_size
+        if byte_size < 0:  # which gRPC lets through; Triton takes it for an unsigned number
+            byte_size += 2**64
+        if byte_size > _SIZE_MAX - place.offset:
+            raise invalid(
+                f"Integer overflow detected: byte_size ({byte_size}) + offset ({place.offset}) exceeds maximum value "
+                f"({_SIZE_MAX}) for region '{place.region}'"
+            )
+        if not 0 <= byte_size <= size - place.offset:
             raise invalid(f"Invalid offset + byte size for shared memory region: '{place.region}'")
         return registered
 

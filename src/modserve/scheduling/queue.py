@@ -261,6 +261,10 @@ class RequestQueue:
                         break  # who is behind it in this lane came later, or was put there: it waits for its turn
                     yield inflight
 
+    def closed(self, like: Inflight) -> bool:
+        """Whether nobody who arrives from now on can join the next batch of those like this one, which waits."""
+        return self._arrivals >= self._last_arrival(self._groups[like.shape_key]) and len(self._groups) > 1
+
     def _last_arrival(self, group: _Group) -> int:
         """Who arrived after this does not join the next batch of the group."""
         if len(self._groups) == 1:

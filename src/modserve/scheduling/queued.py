@@ -151,6 +151,8 @@ class QueuedScheduler(Generic[SlotT]):
                     continue
                 asked.add(candidate.shape_key)
                 decision = self._rule(queue.together(candidate), now_ns if not self._stopped else _FAR)
+                if not isinstance(decision, Dispatch) and queue.closed(candidate):
+                    decision = Dispatch(sum(1 for _ in queue.together(candidate)), Reason.SHAPE)
                 if isinstance(decision, Dispatch):
                     batch = queue.take(candidate, decision.count)
                     for inflight in batch:

@@ -67,7 +67,22 @@ def test_only_what_is_wanted_and_given() -> None:
     given = config(inputs=specs("IN", INT32, INT32, optional=True), outputs=specs("OUT", INT32, INT32))
     array = np.zeros((1, 2), np.int32)
     assert list(execute(given, {"IN0": array, "IN1": array}, "OUT1")) == ["OUT1"]
-    assert list(execute(given, {"IN0": array}, "OUT0", "OUT1")) == ["OUT0"]
+
+
+@pytest.mark.parametrize("datatype", dtypes.ALL, ids=repr)
+@pytest.mark.parametrize(("max_batch_size", "shape"), [(8, (3, 2, 1)), (0, (2, 1))], ids=["batching", "not batching"])
+def test_zeros_for_an_optional_input_that_is_not_given(
+    datatype: Datatype, max_batch_size: int, shape: tuple[int, ...]
+) -> None:
+    optional = TensorSpec("IN1", datatype, (2, -1), optional=True)
+    given = config(
+        inputs=(*specs("IN", INT32), optional),
+        outputs=(*specs("OUT", INT32), TensorSpec("OUT1", datatype, (2, -1))),
+        max_batch_size=max_batch_size,
+    )
+    found = execute(given, {"IN0": np.ones((3, 2), np.int32)}, "OUT0", "OUT1")
+    assert (found["OUT1"].dtype, found["OUT1"].shape) == (datatype.numpy, shape)
+    assert not found["OUT1"].any()
 
 
 def test_it_needs_no_file_and_no_gpu_and_knows_nothing_of_the_model() -> None:

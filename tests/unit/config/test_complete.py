@@ -179,6 +179,15 @@ def test_optional_inputs_stay_optional() -> None:
     assert finish("", description).config.inputs == (TensorSpec("IN", dtypes.FP32, (3,), optional=True),)
 
 
+def test_optional_inputs_of_the_model_may_be_left_out() -> None:
+    maybe = DescribedTensor("MAYBE", dtypes.FP32, (4,), optional=True)
+    description = ModelDescription((*described(tensor("IN", 4)).inputs, maybe), (tensor("OUT", 4),), 0)
+    given = ONE_EACH + 'input { name: "MAYBE" data_type: TYPE_FP32 dims: 4 optional: true }'
+
+    assert len(finish(ONE_EACH, description).config.inputs) == 1
+    assert len(finish(given, description).config.inputs) == 2
+
+
 def test_scalars_of_a_batching_model_are_reshaped() -> None:
     found = finish("", described(tensor("IN", -1), tensor("OUT", -1)))
 
@@ -207,9 +216,15 @@ HEAD = "max_batch_size: 8\n"
 DIFFERENCES = {
     # configuration, shape of IN, shape of OUT → problems
     ("input { name: 'INPUT' data_type: TYPE_FP32 dims: 4 }", (4,), (4,)): [
-        "1:1: unable to load model 'foo', configuration expects 1 inputs, model provides 1; missing in the "
-        "configuration: IN",
-        "1:9: unexpected inference input 'INPUT', allowed inputs are: IN",
+        "1:9: unexpected inference input 'INPUT', allowed inputs are: IN"
+    ],
+    ("input [ { name: 'IN' data_type: TYPE_FP32 dims: 4 }, { name: 'b' data_type: TYPE_FP32 dims: 4 } ]", (4,), (4,)): [
+        "1:1: unable to load model 'foo', configuration expects 2 inputs, model provides 1",
+        "1:56: unexpected inference input 'b', allowed inputs are: IN",
+    ],
+    ("input { name: 'IN' data_type: TYPE_FP32 dims: 4 optional: true }", (4,), (4,)): [
+        "1:1: unable to load model 'foo', configuration expects 0 inputs, model provides 1; optional in the "
+        "configuration only: IN"
     ],
     ("output { name: 'b' data_type: TYPE_FP32 dims: 4 }", (4,), (4,)): [
         "1:10: unexpected inference output 'b', allowed outputs are: OUT"

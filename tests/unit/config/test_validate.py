@@ -1,5 +1,7 @@
 """Rules that a configuration must keep by itself."""
 
+import re
+
 import pytest
 from config_build import ONE_EACH, PATH, finish, problems
 
@@ -134,17 +136,17 @@ TENSOR_RULES = {
         "for foo"
     ],
     "name: 'a' data_type: TYPE_FP32 dims: [2, 3] reshape { shape: [3, 3] }": [
-        "1:53: model input 'a' has different size for dims and reshape: [2, 3] and [3, 3] for foo"
+        "1:53: model input 'a' has different size for dims and reshape for foo: [2, 3] and [3, 3]"
     ],
     "name: 'a' data_type: TYPE_FP32 dims: [4, -1] reshape { shape: 4 }": [
-        "1:54: model input 'a' has different size for dims and reshape: [4, -1] and [4] for foo"
+        "1:54: model input 'a' has different size for dims and reshape for foo: [4, -1] and [4]"
     ],
     "name: 'a' data_type: TYPE_FP32 dims: [-1, -1] reshape { shape: -1 }": [
-        "1:55: model input 'a' has different number of variable-size dimensions for dims and reshape: [-1, -1] and "
-        "[-1] for foo"
+        "1:55: model input 'a' has different number of variable-size dimensions for dims and reshape for foo: [-1, "
+        "-1] and [-1]"
     ],
     "name: 'a' data_type: TYPE_FP32 dims: [2, -1, 6] reshape { shape: [-1, 12] }": [
-        "1:57: model input 'a' has different size for dims and reshape: [2, -1, 6] and [-1, 12] for foo"
+        "1:57: model input 'a' has different size for dims and reshape for foo: [2, -1, 6] and [-1, 12]"
     ],
     "name: 'a' data_type: TYPE_FP32 dims: [3, 4] format: FORMAT_NHWC": [
         "1:53: model input NHWC/NCHW require 3 dims for foo"
@@ -179,8 +181,32 @@ def test_good_tensors(text: str) -> None:
     finish(f"max_batch_size: 1 input {{ {text} }}")
 
 
-def test_backend_must_be_told() -> None:
-    assert problems(ONE_EACH, backend="") == ["must specify 'platform' or 'backend' for 'foo'"]
+@pytest.mark.parametrize("auto_complete", [True, False])
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        (
+            "",
+            "foo",
+            "Invalid model name: Could not determine backend for model 'foo' with no backend in model configuration. "
+            "Expected model name of the form 'model.<backend_name>'.",
+        ),
+        ("default_model_filename: 'mine'", "foo", "unexpected platform type '' for foo; known platforms are: "),
+        ("", "foo.", "unexpected platform type '' for foo.; known platforms are: "),
+    ],
+)
+def test_backend_must_be_told(text: str, name: str, expected: str, auto_complete: bool) -> None:
+    with pytest.raises(ModserveError, match=rf"config\.pbtxt: {re.escape(expected)}"):
+        config.check(config.parse(text + ONE_EACH, PATH, name), auto_complete=auto_complete)
+
+
+@pytest.mark.parametrize("backend", ["identity", "onnxruntime"])
+def test_an_ensemble_has_no_backend(backend: str) -> None:
+    with pytest.raises(ModserveError) as caught:
+        config.check(config.parse(f'platform: "ensemble" backend: "{backend}"', PATH, "foo"))
+
+    assert "Ensemble model 'foo' must have platform type 'ensemble' and empty backend type" in caught.value.message
+    assert "pair" not in caught.value.message
 
 
 def test_tensors_must_be_told_if_the_engine_can_not() -> None:

@@ -111,7 +111,8 @@ async def test_an_end_without_a_response(bench: Bench) -> None:
     await bench.until_settled(1)
     assert (sink(entry).settled, sink(entry).ended) == (0, 1)
     assert bench.statistics.success.count == 1
-    assert bench.statistics.responses[0].empty_response.count == 1
+    empty = bench.statistics.responses[0]
+    assert (empty.empty_response.count, empty.compute_infer.count, empty.compute_output.count) == (1, 1, 0)
 
 
 async def test_a_failure_in_the_middle(bench: Bench) -> None:

@@ -113,7 +113,7 @@ def test_failures_by_reason_are_there_from_the_start() -> None:
     text = page(servable)
     assert "# TYPE nv_inference_request_failure counter\n" in text
     assert lines(text, "nv_inference_request_failure") == [
-        f'nv_inference_request_failure{{model="simple",version="1",reason="{reason}"}} {count}.0'
+        f'nv_inference_request_failure{{model="simple",reason="{reason}",version="1"}} {count}.0'
         for reason, count in (("REJECTED", 0), ("CANCELED", 1), ("BACKEND", 0), ("OTHER", 0))
     ]
 
@@ -122,7 +122,7 @@ def test_why_batches_did_not_grow() -> None:
     text = page(used(config("simple")), loaded(config("idle")))
     assert "# TYPE modserve_batches_closed counter\n" in text
     assert lines(text, "modserve_batches_closed") == [
-        'modserve_batches_closed{model="simple",version="1",reason="full"} 1.0'
+        'modserve_batches_closed{model="simple",reason="full",version="1"} 1.0'
     ]
 
 
@@ -146,6 +146,14 @@ def test_waiting_requests() -> None:
     assert lines(text, "nv_inference_pending_request_count") == [
         'nv_inference_pending_request_count{model="simple",version="1"} 7.0'
     ]
+
+
+def test_what_loading_took() -> None:
+    servable = loaded(config("simple"))
+    servable.statistics.load_ns = 1500 * MS
+    text = page(servable)
+    assert "# TYPE nv_model_load_duration_secs gauge\n" in text
+    assert lines(text, "nv_model_load_duration_secs") == ['nv_model_load_duration_secs{model="simple",version="1"} 1.5']
 
 
 def test_a_histogram_exactly() -> None:
@@ -198,6 +206,14 @@ def test_a_page_without_models() -> None:
     assert text.endswith("\n")
 
 
+def test_what_has_no_samples_is_not_mentioned() -> None:
+    text = page(used(config("simple")))
+    for prefix in ("nv_cache_", "modserve_tuner_", "modserve_batch_elements"):
+        assert prefix not in text
+    assert all(family.samples for family in families(text).values())
+    assert "nv_" not in page()
+
+
 @pytest.mark.parametrize("name", ['say "hi"', "back\\slash", "two\nlines", "é", "a,b={}"])
 def test_label_values_survive(name: str) -> None:
     (sample,) = families(page(used(config(name))))["nv_inference_count"].samples
@@ -212,7 +228,7 @@ def test_escapes_exactly() -> None:
 def test_a_model_s_tags_are_labels_with_an_underscore() -> None:
     text = page(used(config("simple", metric_tags={"team": "a b", "tier": "1"})))
     for name in (*COUNTERS, "nv_inference_pending_request_count"):
-        assert lines(text, name)[0].startswith(f'{name}{{model="simple",version="1",_team="a b",_tier="1"}} ')
+        assert lines(text, name)[0].startswith(f'{name}{{_team="a b",_tier="1",model="simple",version="1"}} ')
     assert all('_team="a b"' in line for line in text.splitlines() if 'model="simple"' in line)
 
 

@@ -85,8 +85,8 @@ async def test_what_is_counted(bench: Bench) -> None:
     shown = json.loads(json.dumps(batches_json(bench.model)))
     assert [(batch["elements"], batch["padding"]) for batch in shown["recent"]] == [(6, 3)]
     page = prometheus.render(prometheus.registry(lambda: [bench.model])).decode()
-    assert 'modserve_batch_elements{model="model",version="1",kind="useful"} 6.0\n' in page
-    assert 'modserve_batch_elements{model="model",version="1",kind="padding"} 3.0\n' in page
+    assert 'modserve_batch_elements{kind="useful",model="model",version="1"} 6.0\n' in page
+    assert 'modserve_batch_elements{kind="padding",model="model",version="1"} 3.0\n' in page
     assert "# TYPE modserve_batch_elements counter\n" in page
 
 

@@ -118,6 +118,13 @@ async def test_a_sequence_from_its_start_to_its_end(bench: Bench) -> None:
 
 
 @both
+async def test_a_request_that_belongs_to_no_sequence_is_refused_and_not_counted(bench: Bench) -> None:
+    with pytest.raises(ModserveError, match="must specify the START flag"):
+        bench.submit(1, 1)
+    assert (bench.model.statistics.fail.count, bench.model.statistics.pending) == (0, 0)
+
+
+@both
 async def test_a_model_that_drains_waits_for_its_sequences(bench: Bench) -> None:
     bench.submit(1, 1, sequence_start=True)
     await bench.execute()

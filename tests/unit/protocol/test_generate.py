@@ -166,8 +166,7 @@ TWICE = "[request id: <id_unknown>] input 'text_input' already exists in request
         ({"text_input": ["a", "b"]}, NO_SHAPE.format("text_input")),
         (
             {"pixels": [[[1], [2]], [[3]]]},
-            "Unable to parse 'data': Failed to parse 'data' field: shape does not match true shape: "
-            "input 'pixels' has 3 elements, its shape 4",
+            "Failed to parse 'data' field: shape does not match true shape: input 'pixels' has 3 elements, its shape 4",
         ),
         ({"x": None}, NO_PARAMETER),
         ({"x": [1]}, NO_PARAMETER),

@@ -174,8 +174,7 @@ def test_one_wrong_element_among_right_ones() -> None:
     [
         (
             [1],
-            "Unable to parse 'data': Failed to parse 'data' field: shape does not match true shape: "
-            "input 'IN' has 1 elements, its shape 2",
+            "Failed to parse 'data' field: shape does not match true shape: input 'IN' has 1 elements, its shape 2",
         ),
         (
             [1, 2, 3],

@@ -115,12 +115,18 @@ async def test_changed_files_are_loaded(tmp_path: Path) -> None:
     assert bench.loader.order == [("a", 1)] * 3
 
 
-async def test_a_configuration_is_for_one_load_only(tmp_path: Path) -> None:
+async def test_a_configuration_is_kept_while_no_file_changes(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    for config in ("{}", "{}", None, None, "{ }"):
+    for config in ("{}", "{}", None, "{ }", None):
         await bench.control.load("a", config)
-    assert bench.loader.order == [("a", 1)] * 3
-    assert [directory.config for directory in bench.loader.directories] == ["{}", None, "{ }"]
+    assert [directory.config for directory in bench.loader.directories] == ["{}", "{ }"]
+    bench.touch("a/config.pbtxt", 1)
+    await bench.control.load("a")
+    await bench.control.load("a", "{}")
+    await bench.control.unload("a")
+    await bench.control.load("a")
+    assert [directory.config for directory in bench.loader.directories[2:]] == [None, "{}", None]
+    assert bench.loader.order == [("a", 1)] * 5
     assert {directory.path for directory in bench.loader.directories} == {tmp_path / "a"}
 
 
@@ -173,6 +179,7 @@ POLL_FAILED = "failed to load '{name}', failed to poll from model repository"
             "INTERNAL: " + POLL_FAILED.format(name="twice") + ": model appears in two or more repositories",
         ),
         ("", None, {}, "INVALID_ARG: Model name cannot be empty. Please enter a valid name to deploy."),
+        (" \t", None, {}, "INVALID_ARG: Model name cannot be empty. Please enter a valid name to deploy."),
         (
             "../a",
             None,

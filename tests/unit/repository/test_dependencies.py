@@ -208,7 +208,7 @@ MISSING = "ensemble e contains models that are not available or ambiguous: z"
         ({"z": frozenset({None})}, MISSING),
         ({"a": frozenset({9})}, "ensemble 'e' depends on 'a' whose required version 9 is not loaded."),
         ({"f": frozenset({None})}, "circular dependency between ensembles: e -> ... -> f -> e"),
-        ({"e": frozenset({None})}, "circular dependency between ensembles: e -> e"),
+        ({"e": frozenset({None})}, "circular dependency between ensembles: e -> ... -> e -> e"),
         ({"c": frozenset({None}), "z": frozenset({None})}, MISSING),
     ],
     ids=["missing", "version", "circle", "itself", "missing, another is new"],

@@ -74,8 +74,9 @@ INVALID_ARGS = "failed to register shared memory region 'r': invalid args"
     ("asked", "text"),
     [
         (region(key="/nosuch"), "Unable to open shared memory region: '/nosuch'"),
-        (region(key=""), "Unable to open shared memory region: ''"),
-        (region(key="/"), "Unable to open shared memory region: '/'"),
+        (region(key=""), "cannot register shared memory region 'r' - invalid shm key ''"),
+        (region(key="/"), "cannot register shared memory region 'r' - invalid shm key '/'"),
+        (region(key="///"), "cannot register shared memory region 'r' - invalid shm key '///'"),
         (region(key=".."), "Unable to open shared memory region: '..'"),
         (region(key="/../a"), "Unable to open shared memory region: '/../a'"),
         (region(key="sub/a"), "Unable to open shared memory region: 'sub/a'"),
@@ -260,6 +261,10 @@ def test_only_what_was_reserved_is_written(memory: SharedMemory) -> None:
 
 OFFSET = "Invalid offset for shared memory region: 'r'"
 SIZE = "Invalid offset + byte size for shared memory region: 'r'"
+OVERFLOW = (
+    "Integer overflow detected: byte_size ({}) + offset ({}) exceeds maximum value (18446744073709551615) for "
+    "region 'r'"
+)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +276,11 @@ SIZE = "Invalid offset + byte size for shared memory region: 'r'"
         (0, 17, SIZE),
         (15, 2, SIZE),
         (0, -1, SIZE),
-        (1, 2**64 - 1, SIZE),
+        (0, 2**64 - 1, SIZE),
+        (1, 2**64 - 2, SIZE),
+        (1, 2**64 - 1, OVERFLOW.format(18446744073709551615, 1)),
+        (8, -8, OVERFLOW.format(18446744073709551608, 8)),
+        (16, 2**64 - 1, OFFSET),
     ],
 )
 def test_places_outside_the_region(memory: SharedMemory, offset: int, size: int, text: str) -> None:

@@ -186,6 +186,25 @@ def test_a_complete_batch_does_not_wait_behind_one_that_waits_for_its_delay() ->
     assert bench.runner.batches == [full, [odd]]
 
 
+@pytest.mark.parametrize(
+    ("look_ahead", "waiting"),
+    [(0, 0), (1, 0), (2, 1), (1024, 1)],
+    ids=["nobody may overtake", "used up by the other", "one more may", "many more may"],
+)
+def test_a_batch_that_nobody_can_join_any_more_does_not_wait_for_its_delay(look_ahead: int, waiting: int) -> None:
+    """As Triton, which sends what waits when a request of another shape comes. That one waits for others like it."""
+    bench = batcher(DELAY, look_ahead=look_ahead)
+    first = bench.submit(inflight(shape_key="x"))
+    assert bench.runner.batches == []
+    other = bench.submit(inflight(shape_key="y"))
+    assert bench.runner.batches == [first][waiting:]
+    assert bench.runner.reasons == ["shape"][waiting:]
+    bench.clock.advance(DELAY)
+    for _ in range(2):
+        bench.finish()
+    assert bench.runner.batches == [first, other]
+
+
 # The queue delay
 
 
