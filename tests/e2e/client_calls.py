@@ -98,6 +98,9 @@ async def model_control(client: Client, server: ServerProcess) -> None:
     assert [await client.call("is_model_ready", "digits", version) for version in ("1", "")] == [True, True]
     assert (await client.ask("get_model_metadata", "digits"))["versions"] == ["1"]
     await client.call("load_model", "digits")
+    assert (await client.ask("get_model_metadata", "digits"))["versions"] == ["1"], "no file has changed"
+    await client.call("unload_model", "digits")
+    await client.call("load_model", "digits")
     assert await states() == before
 
 
