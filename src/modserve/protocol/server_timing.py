@@ -3,6 +3,7 @@
 Streams have one header for all their answers, sent before the first: there it is a parameter of the last message.
 """
 
+import time
 from dataclasses import replace
 
 from modserve.core.inflight import Inflight
@@ -15,16 +16,21 @@ PARAMETER = "server_timing"
 def value(inflight: Inflight) -> str:
     """Queue, compute input, infer and output times in milliseconds, and the size of the batch it ran in.
 
-    The compute times are those of the whole batch. Empty for a request that has not run.
+    The compute times are those of the whole batch, until now if an engine that answers each request by itself has not
+    done with the others. Empty for a request that has not run.
     """
     timing = inflight.timing
-    if timing is None or not timing.compute_end_ns:
+    if timing is None or not timing.compute_start_ns:
         return ""
+    # In this order: the engine's thread may be writing them, the last one last.
+    end_ns = timing.compute_end_ns or time.monotonic_ns()
+    output_start_ns = min(timing.compute_output_start_ns or end_ns, end_ns)
+    input_end_ns = min(timing.compute_input_end_ns or output_start_ns, output_start_ns)
     spans = (
         ("queue", inflight.queue_start_ns, timing.compute_start_ns),
-        ("compute_input", timing.compute_start_ns, timing.compute_input_end_ns),
-        ("compute_infer", timing.compute_input_end_ns, timing.compute_output_start_ns),
-        ("compute_output", timing.compute_output_start_ns, timing.compute_end_ns),
+        ("compute_input", timing.compute_start_ns, input_end_ns),
+        ("compute_infer", input_end_ns, output_start_ns),
+        ("compute_output", output_start_ns, end_ns),
     )
     durations = [f"{name};dur={(end - start) / 1e6:.3f}" for name, start, end in spans]
     return ", ".join([*durations, f'batch;desc="{timing.batch_size}"'])

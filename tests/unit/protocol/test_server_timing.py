@@ -1,5 +1,9 @@
 """What an answer says of its cost."""
 
+import re
+
+import pytest
+
 from modserve.core.inflight import Inflight
 from modserve.core.response import InferenceResponse
 from modserve.core.timing import ExecutionTiming
@@ -22,6 +26,22 @@ def has_run() -> Inflight:
 
 def test_the_times_of_a_request() -> None:
     assert server_timing.value(has_run()) == COST
+
+
+@pytest.mark.parametrize("stamps", [0, 1, 2], ids=["just begun", "inputs made", "outputs begun"])
+def test_a_request_whose_engine_has_not_done_with_the_others(stamps: int) -> None:
+    entry = has_run()
+    timing = entry.timing
+    assert timing is not None
+    for name in ("compute_end_ns", "compute_output_start_ns", "compute_input_end_ns")[: 3 - stamps]:
+        setattr(timing, name, 0)
+    parts = re.fullmatch(
+        r"queue;dur=2\.500, \w+;dur=(.+), \w+;dur=(.+), \w+;dur=(.+), batch.*", server_timing.value(entry)
+    )
+    assert parts is not None
+    durations = [float(part) for part in parts.groups()]
+    assert min(durations) >= 0
+    assert [duration > 1e3 for duration in durations] == [(stamps == 0), (stamps == 1), (stamps == 2)]
 
 
 def test_a_response_that_tells_them() -> None:
