@@ -45,5 +45,6 @@ class HeldInstance(IdentityInstance):
 
 
 def _wait(sign: Path) -> None:
+    """The file is made by another process, the test's; nothing tells of it, so it is looked for."""
     while not sign.exists():
         time.sleep(0.002)
