@@ -17,6 +17,7 @@ from .backends.api import Backend
 from .backends.registry import BackendRegistry
 from .core.errors import ModserveError
 from .core.log_settings import LogFormat, LogSettings
+from .core.memory import MemoryBudget
 from .core.servable import Servable
 from .core.trace_settings import TraceLevel, TraceSettings
 from .execution.placement import available_cores
@@ -33,6 +34,7 @@ from .observability.trace import Tracer
 from .protocol.restricted import grpc_restrictions, http_restrictions
 from .repository.control import ControlMode, ControlOptions
 from .repository.manager import ModelManager
+from .resources.machine_memory import allowed_memory
 from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
 from .server import Server
@@ -89,6 +91,7 @@ class InferenceServer(Server):
             control=control_options(settings),
             shared_memory=SharedMemory(settings.allow_client_shm),
             tracer=Tracer(trace_settings(settings)),
+            memory=MemoryBudget(request_memory_limit(settings)),
         )
 
     async def __aenter__(self) -> Self:
@@ -130,6 +133,11 @@ def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mappi
     """What each of the backends `names` is told: the options for all backends, over which its own go."""
     given = settings.backend_config
     return {name: {**given.get("", {}), **given.get(name, {})} for name in names}
+
+
+def request_memory_limit(settings: Settings) -> int:
+    """Bytes that all requests together may hold: half of the process's memory if the settings do not say."""
+    return allowed_memory() // 2 if settings.request_memory_limit is None else settings.request_memory_limit
 
 
 def log_settings(settings: Settings) -> LogSettings:

@@ -14,6 +14,7 @@ from .core.changes import Changes
 from .core.errors import Code, ModserveError, invalid, unavailable
 from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
+from .core.memory import MemoryBudget
 from .core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from .core.response import InferenceResponse, OneAnswer
 from .core.servable import Handle, Servable, Submitter
@@ -67,6 +68,7 @@ class Server:
         control: ControlOptions | None = None,
         tracer: Tracer | None = None,
         shared_memory: SharedMemory | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self.name = name
         self.version = __version__
@@ -81,6 +83,8 @@ class Server:
         self.tracer = Tracer() if tracer is None else tracer
         self.shared_memory = SharedMemory() if shared_memory is None else shared_memory
         """The regions that clients have registered."""
+        self.memory = MemoryBudget() if memory is None else memory
+        """What requests hold, against the server's limit."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.phase.value}, {self._manager!r})"

@@ -109,6 +109,8 @@ class Settings(BaseModel):
     cache_config: Annotated[int, Field(ge=0)] = 0
     """Bytes for responses of models with `response_cache`; 0: none are kept."""
 
+    request_memory_limit: Annotated[int, Field(ge=0)] | None = None
+    """Bytes that all requests together may hold; 0: any number; None: half of what the container or machine has."""
     allow_client_shm: bool = False
     """Let clients register shared memory, and put tensors there."""
 
@@ -410,6 +412,12 @@ OPTIONS = {
         ),
         _option(
             "response-cache-byte-size", _old_cache_option, "the same, deprecated", field="cache_config", repeatable=True
+        ),
+        _option(
+            "request-memory-limit",
+            _int,
+            "the bytes that all requests together may hold; 0: any number. By default half of what the container, or "
+            "the machine, has",
         ),
         _option("allow-client-shm", _bool, "let clients register shared memory, and put tensors there"),
         _option("allow-http", _bool, "serve HTTP"),

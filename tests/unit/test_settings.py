@@ -50,6 +50,7 @@ OWN_OPTIONS = [
     "http-server-key",
     "http-use-ssl",
     "http-use-ssl-mutual",
+    "request-memory-limit",
     "server-timing",
 ]
 """Those that tritonserver does not have."""

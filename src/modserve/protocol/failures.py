@@ -4,17 +4,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from modserve.core.errors import ModserveError, OverloadedError
+from modserve.core.memory import MemoryExhaustedError
 
 from .compression import ACCEPTED, UnsupportedEncodingError
 from .status import STATUS, Spelling
 
 TOO_MANY = Spelling(429, 8)
 """Too Many Requests, RESOURCE_EXHAUSTED."""
+NO_MEMORY = Spelling(503, 8)
+"""Service Unavailable, RESOURCE_EXHAUSTED."""
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def spelling(error: ModserveError) -> Spelling:
     """Its status over HTTP and its code over gRPC."""
+    if isinstance(error, MemoryExhaustedError):
+        return NO_MEMORY
     return TOO_MANY if isinstance(error, OverloadedError) and error.too_many else STATUS[error.code]
 
 
