@@ -31,9 +31,11 @@ from .models.loader import Loader, LoaderOptions
 from .observability import prometheus
 from .observability.logging import Logs
 from .observability.trace import Tracer
+from .observability.watchdog import Watchdog
 from .protocol.restricted import grpc_restrictions, http_restrictions
 from .repository.control import ControlMode, ControlOptions
 from .repository.manager import ModelManager
+from .resources.garbage import Freezer, freeze
 from .resources.machine_memory import allowed_memory
 from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
@@ -251,26 +253,28 @@ async def serve(
     stopping = asyncio.Event()
     _handle_signals(stopping)
     server = InferenceServer(settings, logs=logs)
-    async with asyncio.TaskGroup() as tasks:
-        front = FrontEnds(server, settings, tasks)
-        try:
-            on_open(await front.start())
-        except (OSError, CertificateError) as error:
-            _log.error("%s" if isinstance(error, CertificateError) else "can not open a port: %s", error)
-            await front.stop()
-            return 1
-        loading = tasks.create_task(_load(server, settings, on_loaded))
-        waiting = tasks.create_task(stopping.wait())
-        await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)
-        failed = loading.done() and not loading.result()
-        if not failed:
-            await waiting
-            _log.info("stopping: no new requests, those in flight have %d s", settings.exit_timeout_secs)
-        waiting.cancel()
-        loading.cancel()
-        await asyncio.wait((loading,))
-        in_time = await front.drain()
-        return 0 if in_time and not failed else 1
+    freezer = Freezer(asyncio.get_running_loop())
+    with Watchdog(settings.event_loop_warning_ms) as watchdog, server.changes.told(freezer.changed):
+        async with asyncio.TaskGroup() as tasks:
+            front = FrontEnds(server, settings, tasks, watchdog)
+            try:
+                on_open(await front.start())
+            except (OSError, CertificateError) as error:
+                _log.error("%s" if isinstance(error, CertificateError) else "can not open a port: %s", error)
+                await front.stop()
+                return 1
+            loading = tasks.create_task(_load(server, settings, on_loaded))
+            waiting = tasks.create_task(stopping.wait())
+            await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)
+            failed = loading.done() and not loading.result()
+            if not failed:
+                await waiting
+                _log.info("stopping: no new requests, those in flight have %d s", settings.exit_timeout_secs)
+            waiting.cancel()
+            loading.cancel()
+            await asyncio.wait((loading,))
+            in_time = await front.drain()
+            return 0 if in_time and not failed else 1
 
 
 async def _load(server: InferenceServer, settings: Settings, on_loaded: Callable[[InferenceServer], None]) -> bool:
@@ -280,6 +284,7 @@ async def _load(server: InferenceServer, settings: Settings, on_loaded: Callable
     except ModserveError as error:
         _log.error("%s", error.message)
         return False
+    freeze()
     on_loaded(server)
     if settings.exit_on_error and (failed := server.unready_reasons()):
         _log.error("a model failed to load and --exit-on-error is set: %s", ", ".join(entry.name for entry in failed))
@@ -304,7 +309,9 @@ def _handle_signals(stopping: asyncio.Event) -> None:
 class FrontEnds:
     """The open ports of a server, closed from the outside in."""
 
-    def __init__(self, server: InferenceServer, settings: Settings, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, server: InferenceServer, settings: Settings, tasks: asyncio.TaskGroup, watchdog: Watchdog
+    ) -> None:
         self._server = server
         self._settings = settings
         self._http: HttpListener | None = None
@@ -316,6 +323,7 @@ class FrontEnds:
             self._grpc = GrpcListener(server, settings.grpc_address, settings.grpc_port, grpc_options(settings))
         if settings.allow_metrics:
             registry = prometheus.registry(server.ready_models)
+            registry.register(watchdog)
             self._metrics = MetricsListener(
                 lambda: prometheus.render(registry),
                 prometheus.CONTENT_TYPE,

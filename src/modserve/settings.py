@@ -181,6 +181,9 @@ class Settings(BaseModel):
     """The HTTP address if empty."""
     metrics_port: Port = 8002
 
+    event_loop_warning_ms: Annotated[int, Field(ge=0, le=60_000)] = 250
+    """When the event loop is held for so many milliseconds, the log says by what; 0: never."""
+
     server_timing: bool = False
     """Answers to inference requests tell what they have cost: in a header, trailing metadata or a parameter."""
 
@@ -470,6 +473,11 @@ OPTIONS = {
         _option("allow-metrics", _bool, "serve Prometheus metrics"),
         _option("metrics-address", str, "the address metrics are served on; that of HTTP if not given"),
         _option("metrics-port", _int, "the port metrics are served on; 0 takes a free one"),
+        _option(
+            "event-loop-warning-ms",
+            _int,
+            "when the event loop is held for so many milliseconds, log by what; 0: never",
+        ),
         _option("server-timing", _bool, "tell with each answer what it has cost (Server-Timing)"),
         _option("log-verbose", _verbosity, "log debugging messages if above 0"),
         _option("log-info", _bool, "log informational messages"),

@@ -17,6 +17,10 @@ LOADED = r"^model +version +state +load time$"
 """The head of the table that is printed when the first load is over."""
 
 _TROUBLE = re.compile(r" (ERROR|CRITICAL) |^E\d{4} .*\.py:\d+\] |Traceback|Warning:")
+_STALL = re.compile(r"the event loop was held for ([\d.]+) s, in which its thread computed for ([\d.]+) s")
+_LONGEST_STALL_MS = 100
+_BETWEEN_BEATS_S = 0.05
+"""What the loop may compute between two beats of its watchdog without being late."""
 _START_SECONDS = 30.0
 _STOP_SECONDS = 20.0
 
@@ -40,6 +44,8 @@ class ServerProcess:
         for port in ("--http-port", "--grpc-port", "--metrics-port"):
             if not any(option.startswith(port) for option in options):
                 command += [port, "0"]
+        if not any(option.startswith("--event-loop-warning-ms") for option in options):
+            command += ["--event-loop-warning-ms", str(_LONGEST_STALL_MS)]
         self._process = subprocess.Popen(
             [*command, *options],
             stdin=subprocess.DEVNULL,
@@ -112,12 +118,13 @@ class ServerProcess:
     def wait(self, code: int, *, errors: Sequence[str] = (), seconds: float = _STOP_SECONDS) -> None:
         """The process ends by itself within `seconds`, with `code`, and has logged no errors but `errors`.
 
-        `errors` are patterns; each must be in the log.
+        `errors` are patterns; each must be in the log. A callback that computes for more than 100 ms on the event
+        loop's thread is an error too. Time that the machine gave to others does not count.
         """
         ended = self._process.wait(seconds)
         self._reader.join()
         assert ended == code, f"exit code {ended}, expected {code}:\n{self.log}"
-        trouble = [line for line in self._lines if _TROUBLE.search(line)]
+        trouble = [line for line in self._lines if _TROUBLE.search(line) or _is_stall(line)]
         unexpected = [line for line in trouble if not any(re.search(pattern, line) for pattern in errors)]
         assert not unexpected, f"unexpected in the log: {unexpected}\n{self.log}"
         missing = [pattern for pattern in errors if not any(re.search(pattern, line) for line in trouble)]
@@ -136,6 +143,11 @@ class ServerProcess:
         self._reader.join()
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+def _is_stall(line: str) -> bool:
+    match = _STALL.search(line)
+    return match is not None and float(match[2]) > _LONGEST_STALL_MS / 1e3 + _BETWEEN_BEATS_S
 
 
 @contextmanager

@@ -44,6 +44,7 @@ TRITONSERVER_OPTIONS = re.findall(
 )
 """Its long options, but for --help, which is the command's."""
 OWN_OPTIONS = [
+    "event-loop-warning-ms",
     "http-cors-allow-origin",
     "http-root-cert",
     "http-server-cert",

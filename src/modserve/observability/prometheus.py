@@ -128,7 +128,7 @@ class StatisticsCollector(Collector):
                     gauge.add_sample(name, labels, value(servable.statistics.tuner))
             yield gauge
         for name, text, unit, histogram in _HISTOGRAMS:
-            yield _histogram_family(name, text, unit, [(labels, histogram(s.statistics)) for labels, s in models])
+            yield histogram_family(name, text, unit, [(labels, histogram(s.statistics)) for labels, s in models])
 
 
 def registry(servables: Callable[[], Iterable[Servable]]) -> CollectorRegistry:
@@ -176,9 +176,10 @@ def _labels(servable: Servable) -> dict[str, str]:
     return {"model": servable.id.name, "version": str(servable.id.version), **tags}
 
 
-def _histogram_family(
+def histogram_family(
     name: str, text: str, unit: float, rows: list[tuple[dict[str, str], Histogram]]
 ) -> HistogramMetricFamily:
+    """One family of histograms, by labels; bounds and sums are divided by `unit`."""
     family = HistogramMetricFamily(name, text)
     for labels, histogram in rows:
         running = 0

@@ -1,0 +1,143 @@
+"""How long the event loop is held, and by what.
+
+Everything that clients see happens on one thread. A callback that does not return holds up every connection, liveness
+probes included. The loop is asked to beat every `PERIOD_S`; how late a beat comes is the loop's lag.
+
+A thread looks on: when a beat is overdue by the limit, it logs what the loop's thread is doing at that moment. When the
+beat comes, it logs how late it was, and how much of that time the loop's own thread was computing. A stall without
+computing is the doing of the machine (a stopped process, a throttled container), or of a thread that keeps the
+interpreter lock.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Self
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from modserve.core.statistics import Histogram
+
+from .prometheus import histogram_family
+
+_log = logging.getLogger(__name__)
+
+PERIOD_S = 0.05
+"""Seconds between two beats: short enough to see every stall that matters, long enough to cost nothing measurable."""
+
+_MS = 1_000_000
+_BOUNDS_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000)
+_FRAMES = 15
+"""How many of the innermost frames are logged."""
+_PAUSE_NS = 1_000 * _MS
+"""Between two stacks in the log, so that a loop that is always held does not fill the disk as well."""
+_ITS_OWN_DOING = 0.2
+"""The part of a stall that must have been computing for the process to be blamed."""
+
+
+class Watchdog(Collector):
+    """Watches the running event loop from `start` until `stop`, and shows its lag to Prometheus.
+
+    `limit_ms`: lag that is logged, in milliseconds; 0 logs nothing.
+    """
+
+    def __init__(self, limit_ms: int) -> None:
+        self.lag = Histogram([bound * _MS for bound in _BOUNDS_MS])
+        """Nanoseconds by which beats were late."""
+        self._limit_ns = limit_ms * _MS
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._thread: threading.Thread | None = None
+        self._loop_thread = 0
+        self._ended = threading.Event()
+        self._beat_ns = 0
+        self._thread_cpu_ns = 0
+        self._process_cpu_ns = 0
+        self._logged_beat_ns = 0
+        self._logged_ns = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Begin to watch. On the event loop's thread."""
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._stamp()
+        self._timer = self._loop.call_later(PERIOD_S, self._beat)
+        if self._limit_ns:
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def collect(self) -> Iterator[Metric]:
+        text = "How late the event loop got round to what was due"
+        yield histogram_family("modserve_event_loop_lag_seconds", text, 1e9, [({}, self.lag)])
+
+    def _stamp(self) -> None:
+        self._thread_cpu_ns = time.thread_time_ns()
+        self._process_cpu_ns = time.process_time_ns()
+        self._beat_ns = time.monotonic_ns()
+
+    def _beat(self) -> None:
+        assert self._loop is not None, "set before the first beat: this is a bug"
+        lag_ns = max(0, time.monotonic_ns() - self._beat_ns - int(PERIOD_S * 1e9))
+        self.lag.observe(lag_ns)
+        if self._limit_ns and lag_ns > self._limit_ns:
+            self._report(lag_ns)
+        self._stamp()
+        self._timer = self._loop.call_later(PERIOD_S, self._beat)
+
+    def _report(self, lag_ns: int) -> None:
+        own_ns = time.thread_time_ns() - self._thread_cpu_ns
+        process_ns = time.process_time_ns() - self._process_cpu_ns
+        if max(own_ns, process_ns) < _ITS_OWN_DOING * lag_ns:
+            _log.warning(
+                "the process stood still for %.3f s: it was stopped, or the machine or the container gave it no CPU",
+                lag_ns / 1e9,
+            )
+        else:
+            _log.warning(
+                "the event loop was held for %.3f s, in which its thread computed for %.3f s and the process for "
+                "%.3f s",
+                lag_ns / 1e9,
+                own_ns / 1e9,
+                process_ns / 1e9,
+            )
+
+    def _watch(self) -> None:
+        limit_ns = self._limit_ns
+        interval_s = max(0.01, limit_ns / 1e9 / 4)
+        overdue_ns = limit_ns + int(PERIOD_S * 1e9)
+        while True:
+            before_ns = time.monotonic_ns()
+            if self._ended.wait(interval_s):
+                return
+            now_ns, beat_ns = time.monotonic_ns(), self._beat_ns
+            slept_ns = now_ns - before_ns
+            # Whoever stops the process stops this thread as well, and nobody is to blame.
+            if now_ns - beat_ns < overdue_ns or beat_ns == self._logged_beat_ns or slept_ns > overdue_ns:
+                continue
+            if now_ns - self._logged_ns < _PAUSE_NS:
+                continue
+            self._logged_beat_ns, self._logged_ns = beat_ns, now_ns
+            frame = sys._current_frames().get(self._loop_thread)
+            stack = "".join(traceback.format_stack(frame)[-_FRAMES:])
+            del frame
+            held_s = (now_ns - beat_ns) / 1e9 - PERIOD_S
+            _log.warning("the event loop has been held for %.3f s, by:\n%s", held_s, stack)
