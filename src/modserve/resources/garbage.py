@@ -3,7 +3,8 @@
 Requests leave no reference cycles: what they held is freed at once, without the collector. What is left for it is
 everything that lives as long as the server: modules, models, engines, some hundreds of thousands of objects. Each full
 collection goes through all of them in vain, with every thread stopped: 27 ms with one small model, seen as a p99 of
-14 ms at 16 connections. So what is there when the models have loaded is frozen: set aside, out of the collector's sight.
+14 ms at 16 connections. So what is there when the models have loaded is frozen: set aside, where the collector does
+not look.
 
 A model that is unloaded may leave cycles among what was frozen. So after changes of models everything is looked through
 once more, when no change has come for `QUIET_S`, and frozen again.
