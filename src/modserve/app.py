@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -254,7 +255,8 @@ async def serve(
     _handle_signals(stopping)
     server = InferenceServer(settings, logs=logs)
     freezer = Freezer(asyncio.get_running_loop())
-    with Watchdog(settings.event_loop_warning_ms) as watchdog, server.changes.told(freezer.changed):
+    with ExitStack() as stack:
+        watchdog = Watchdog(settings.event_loop_warning_ms)
         async with asyncio.TaskGroup() as tasks:
             front = FrontEnds(server, settings, tasks, watchdog)
             try:
@@ -263,6 +265,8 @@ async def serve(
                 _log.error("%s" if isinstance(error, CertificateError) else "can not open a port: %s", error)
                 await front.stop()
                 return 1
+            stack.enter_context(watchdog)
+            stack.enter_context(server.changes.told(freezer.changed))
             loading = tasks.create_task(_load(server, settings, on_loaded))
             waiting = tasks.create_task(stopping.wait())
             await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)

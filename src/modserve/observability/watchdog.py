@@ -133,7 +133,8 @@ class Watchdog(Collector):
             # Whoever stops the process stops this thread as well, and nobody is to blame.
             if now_ns - beat_ns < overdue_ns or beat_ns == self._logged_beat_ns or slept_ns > overdue_ns:
                 continue
-            if now_ns - self._logged_ns < _PAUSE_NS:
+            computed_ns = time.process_time_ns() - self._process_cpu_ns
+            if now_ns - self._logged_ns < _PAUSE_NS or computed_ns < _ITS_OWN_DOING * limit_ns:
                 continue
             self._logged_beat_ns, self._logged_ns = beat_ns, now_ns
             frame = sys._current_frames().get(self._loop_thread)
