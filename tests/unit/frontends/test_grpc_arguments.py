@@ -14,6 +14,7 @@ DEFAULTS = {
     "grpc.server.max_pending_requests": 1_000_000,
     "grpc.server.max_pending_requests_hard_limit": 1_000_000,
     "grpc.max_concurrent_streams": 1_000,
+    "grpc.http.overload_protection": 0,
     "grpc.so_reuseport": 0,
     "grpc.keepalive_time_ms": 7_200_000,
     "grpc.keepalive_timeout_ms": 20_000,
