@@ -143,6 +143,13 @@ def request_memory_limit(settings: Settings) -> int:
     return allowed_memory() // 2 if settings.request_memory_limit is None else settings.request_memory_limit
 
 
+def grpc_message_limit(settings: Settings) -> int:
+    """Bytes of a message from a gRPC client, 0 for any number: the library copies one several times as it arrives."""
+    if settings.grpc_max_message_size is not None:
+        return settings.grpc_max_message_size
+    return min(2**31 - 1, allowed_memory() // 8)
+
+
 def log_settings(settings: Settings) -> LogSettings:
     """What is logged from the start on."""
     return LogSettings(
@@ -185,6 +192,8 @@ def grpc_options(settings: Settings) -> GrpcOptions:
         tls=_grpc_tls(settings),
         reuse_port=settings.reuse_grpc_port,
         compression=settings.grpc_infer_response_compression_level,
+        max_message=grpc_message_limit(settings),
+        max_streams=settings.grpc_max_concurrent_streams,
         connections=Connections(
             keepalive_time=settings.grpc_keepalive_time,
             keepalive_timeout=settings.grpc_keepalive_timeout,
@@ -345,8 +354,10 @@ class FrontEnds:
         )
 
     async def drain(self) -> bool:
-        """Stop in order: not ready, accept nothing, finish what is in flight, unload, metrics last."""
+        """Stop in order: take what has arrived, not ready, accept nothing, finish, unload, metrics last."""
         grace = self._settings.exit_timeout_secs
+        if self._grpc:
+            await self._grpc.take_backlog()
         keepers = self._server.sequence_keepers()
         self._server.stop_accepting()
         if self._http:

@@ -19,6 +19,7 @@ from .core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from .core.response import InferenceResponse, OneAnswer
 from .core.servable import Handle, Servable, Submitter
 from .core.tensor import Array, Tensor
+from .observability.failure_log import FailureLog
 from .observability.logging import Logs
 from .observability.trace import Tracer
 from .repository.control import ControlOptions, ModelControl
@@ -85,6 +86,8 @@ class Server:
         """The regions that clients have registered."""
         self.memory = MemoryBudget() if memory is None else memory
         """What requests hold, against the server's limit."""
+        self.failure_log = FailureLog()
+        """Told by the front ends of each request that failed."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.phase.value}, {self._manager!r})"

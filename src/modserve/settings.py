@@ -159,6 +159,11 @@ class Settings(BaseModel):
         Literal["none", "low", "medium", "high"], BeforeValidator(_lower)
     ] = "none"
     """How answers are compressed for clients that take it."""
+    grpc_max_message_size: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """The longest message accepted from a client, in bytes; 0: any length; None: an eighth of what the container or
+    machine has, and 2 GiB at most, which is the most that protobuf takes."""
+    grpc_max_concurrent_streams: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1_000
+    """Calls that a client may have open on one connection, the others wait in the client; 0: any number."""
     grpc_keepalive_time: Milliseconds = 7_200_000
     """When a silent client is sent a ping; times of gRPC connections are in milliseconds."""
     grpc_keepalive_timeout: Milliseconds = 20_000
@@ -458,6 +463,17 @@ OPTIONS = {
         _option("grpc-server-key", str, "PEM file with the certificate's key"),
         _option("grpc-root-cert", str, "PEM file with clients' root certificates"),
         _option("grpc-infer-response-compression-level", str, "none, low, medium or high"),
+        _option(
+            "grpc-max-message-size",
+            _int,
+            "the longest message accepted from a client, in bytes; 0: any length. By default an eighth of what the "
+            "container, or the machine, has, and 2 GiB at most",
+        ),
+        _option(
+            "grpc-max-concurrent-streams",
+            _int,
+            "calls that a client may have open on one connection; 0 for any number",
+        ),
         _option("grpc-keepalive-time", _int, "milliseconds after which a silent client is sent a ping"),
         _option("grpc-keepalive-timeout", _int, "milliseconds a client may take to answer it"),
         _option("grpc-keepalive-permit-without-calls", _bool, "send pings without calls in flight, too"),

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from server_process import ServerProcess
-from wire import HOST, SECONDS, channel, http
+from wire import HOST, SECONDS, SERVING, channel, fields, health, http, text
 
 import modserve
 
@@ -64,44 +63,64 @@ def test_documentation_pages(server: ServerProcess) -> None:
     assert "simple" in http(server.http_port, "GET", "/v2/models").json["models"]
 
 
-@pytest.mark.parametrize(
-    ("service", "status"),
-    [
-        ("", health_pb2.HealthCheckResponse.SERVING),
-        ("inference.GRPCInferenceService", health_pb2.HealthCheckResponse.SERVING),
-        ("simple", health_pb2.HealthCheckResponse.SERVING),
-    ],
-)
-def test_grpc_health(server: ServerProcess, service: str, status: int) -> None:
+@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService", "simple"])
+def test_grpc_health(server: ServerProcess, service: str) -> None:
     with channel(server.grpc_port) as opened:
-        request = health_pb2.HealthCheckRequest(service=service)
-        answer = health_pb2_grpc.HealthStub(opened).Check(request, timeout=SECONDS)
-    assert answer.status == status
+        assert health(opened, "Check")(text(1, service), timeout=SECONDS) == SERVING
 
 
 def test_grpc_health_of_an_unknown_service(server: ServerProcess) -> None:
     with channel(server.grpc_port) as opened, pytest.raises(grpc.RpcError) as raised:
-        health_pb2_grpc.HealthStub(opened).Check(health_pb2.HealthCheckRequest(service="nosuch"), timeout=SECONDS)
+        health(opened, "Check")(text(1, "nosuch"), timeout=SECONDS)
     assert raised.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-class Renamed(grpc.StreamStreamClientInterceptor):  # type: ignore[type-arg]
-    """Sends the calls of the reflection client, which knows ``v1alpha``, to another of the service's names."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def intercept_stream_stream(self, continuation: Any, client_call_details: Any, request_iterator: Any) -> Any:
-        method = f"/grpc.reflection.{self._name}.ServerReflection/ServerReflectionInfo"
-        return continuation(client_call_details._replace(method=method), request_iterator)
-
-
-@pytest.mark.parametrize("name", ["v1", "v1alpha"])
-def test_grpc_reflection(server: ServerProcess, name: str) -> None:
-    """A client that knows nothing of the messages finds and makes them."""
+def test_grpc_health_of_all_services(server: ServerProcess) -> None:
     with channel(server.grpc_port) as opened:
-        database = ProtoReflectionDescriptorDatabase(grpc.intercept_channel(opened, Renamed(name)))
-        assert set(database.get_services()) == {
+        listed = fields(health(opened, "List")(b"", timeout=SECONDS))
+    entries = [dict(fields(entry)) for number, entry in listed if number == 1]
+    statuses = {entry.get(1, b""): entry[2] for entry in entries}
+    assert {b"", b"inference.GRPCInferenceService", b"simple"} <= set(statuses)
+    assert set(statuses.values()) == {SERVING}
+
+
+class Reflected:
+    """A database of files for protobuf's pools that asks the server: a client that knows nothing of the messages."""
+
+    def __init__(self, opened: grpc.Channel, version: str) -> None:
+        method = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+        self._call: Any = opened.stream_stream(method, None, None)
+
+    def ask(self, request: bytes) -> list[tuple[int, bytes]]:
+        """The fields of what the server answers to one request."""
+        (answer,) = self._call(iter([request]), timeout=SECONDS)
+        told = fields(answer)
+        assert dict(told)[2] == request
+        return told
+
+    def services(self) -> set[str]:
+        listed = dict(self.ask(text(7, "*")))[6]
+        return {dict(fields(service))[1].decode() for _, service in fields(listed)}
+
+    def _files(self, request: bytes) -> list[FileDescriptorProto]:
+        """The file that is asked for, and behind it those that it needs."""
+        told = dict(self.ask(request))
+        if 7 in told:
+            raise KeyError(dict(fields(told[7]))[2].decode())
+        return [FileDescriptorProto.FromString(data) for _, data in fields(told[4])]
+
+    def FindFileByName(self, name: str) -> FileDescriptorProto:
+        return self._files(text(3, name))[0]
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptorProto:
+        return self._files(text(4, symbol))[0]
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+def test_grpc_reflection(server: ServerProcess, version: str) -> None:
+    with channel(server.grpc_port) as opened:
+        database = Reflected(opened, version)
+        assert database.services() == {
             "inference.GRPCInferenceService",
             "grpc.health.v1.Health",
             "grpc.reflection.v1.ServerReflection",
@@ -111,10 +130,12 @@ def test_grpc_reflection(server: ServerProcess, name: str) -> None:
         service = pool.FindServiceByName("inference.GRPCInferenceService")
         assert {"ModelInfer", "ModelStreamInfer", "ServerLive"} <= set(service.methods_by_name)
         assert pool.FindMessageTypeByName("inference.ModelConfig").fields_by_name["max_batch_size"].number == 4
-        assert "Check" in pool.FindServiceByName("grpc.health.v1.Health").methods_by_name
-        reflection = pool.FindServiceByName(f"grpc.reflection.{name}.ServerReflection")
+        assert {"Check", "Watch", "List"} == set(pool.FindServiceByName("grpc.health.v1.Health").methods_by_name)
+        reflection = pool.FindServiceByName(f"grpc.reflection.{version}.ServerReflection")
         input_type = reflection.methods_by_name["ServerReflectionInfo"].input_type
-        assert input_type.full_name == f"grpc.reflection.{name}.ServerReflectionRequest"
+        assert input_type.full_name == f"grpc.reflection.{version}.ServerReflectionRequest"
+        with pytest.raises(KeyError, match="nosuch"):
+            database.FindFileContainingSymbol("nosuch.Thing")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

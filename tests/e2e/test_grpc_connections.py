@@ -11,13 +11,26 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from repositories import EXAMPLES, HELD, Gate, write_held, write_identity
 from server_process import ServerProcess, eventually, serving, started
 from tritonclient.grpc import service_pb2, service_pb2_grpc
-from wire import HOST, SECONDS, UNLIMITED, Ask, Input, channel, grpc_infer, http, message, metric, raw_outputs, stub
+from wire import (
+    HOST,
+    SECONDS,
+    UNLIMITED,
+    Ask,
+    Input,
+    channel,
+    grpc_infer,
+    http,
+    message,
+    metric,
+    raw_outputs,
+    stub,
+    text,
+)
 
-Status = health_pb2.HealthCheckResponse
+STATUSES = {b"\x08\1": "SERVING", b"\x08\2": "NOT_SERVING", b"\x08\3": "SERVICE_UNKNOWN"}
 LIVE = service_pb2.ServerLiveRequest()
 
 
@@ -29,14 +42,13 @@ class Watching:
     """What a client that watches is told, as it comes."""
 
     def __init__(self, opened: grpc.Channel, service: str) -> None:
-        request = health_pb2.HealthCheckRequest(service=service)
-        self.call: Any = health_pb2_grpc.HealthStub(opened).Watch(request, timeout=60)
+        self.call: Any = opened.unary_stream("/grpc.health.v1.Health/Watch", None, None)(text(1, service), timeout=60)
 
     def next(self) -> str:
-        return str(Status.ServingStatus.Name(next(self.call).status))
+        return STATUSES[next(self.call)]
 
     def rest(self) -> list[str]:
-        return [str(Status.ServingStatus.Name(each.status)) for each in self.call]
+        return [STATUSES[each] for each in self.call]
 
 
 def test_health_is_watched_until_the_server_stops(tmp_path: Path) -> None:

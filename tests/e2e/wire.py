@@ -113,6 +113,49 @@ def raw_outputs(response: service_pb2.ModelInferResponse) -> dict[str, bytes]:
     return dict(zip(names, response.raw_output_contents, strict=True))
 
 
+# Messages of small protocols, spelled out: https://protobuf.dev/programming-guides/encoding/
+
+SERVING = b"\x08\1"
+"""A `grpc.health.v1.HealthCheckResponse` whose first field, `status`, is 1."""
+
+
+def text(number: int, value: str) -> bytes:
+    """A message with one field, a text of less than 128 bytes; the empty text is not sent."""
+    data = value.encode()
+    return bytes([number << 3 | 2, len(data)]) + data if data else b""
+
+
+def fields(data: bytes) -> list[tuple[int, bytes]]:
+    """The fields of a message by number; those that are numbers are left out."""
+    found: list[tuple[int, bytes]] = []
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = data[position]
+            position += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+
+    while position < len(data):
+        number, kind = divmod(varint(), 8)
+        length = varint()
+        assert kind in (0, 2), "only numbers, texts and messages"
+        if kind == 2:
+            found.append((number, data[position : position + length]))
+            position += length
+    return found
+
+
+def health(opened: grpc.Channel, rpc: str) -> Any:
+    """A call of gRPC's health service, bytes in and out."""
+    return opened.unary_unary(f"/grpc.health.v1.Health/{rpc}", None, None)
+
+
 def send(
     connection: HTTPConnection,
     method: str,

@@ -46,7 +46,7 @@ RULES = {
     "server": rule("core repository resources observability"),
     "frontends": rule(
         "core protocol server pb",
-        "fastapi google.protobuf grpc grpc_health grpc_reflection httptools orjson pydantic starlette uvicorn",
+        "fastapi google.protobuf grpc httptools orjson pydantic starlette uvicorn",
     ),
     "app": Rule(EVERYTHING - {"cli", "console", "testing", "__init__", "__main__"}),
     "console": rule("core"),

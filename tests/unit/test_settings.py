@@ -45,6 +45,8 @@ TRITONSERVER_OPTIONS = re.findall(
 """Its long options, but for --help, which is the command's."""
 OWN_OPTIONS = [
     "event-loop-warning-ms",
+    "grpc-max-concurrent-streams",
+    "grpc-max-message-size",
     "http-cors-allow-origin",
     "http-root-cert",
     "http-server-cert",

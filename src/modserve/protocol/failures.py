@@ -15,6 +15,11 @@ NO_MEMORY = Spelling(503, 8)
 """Service Unavailable, RESOURCE_EXHAUSTED."""
 _NONE: Mapping[str, str] = MappingProxyType({})
 
+_MOST_BYTES = 4096
+_MOST_ESCAPED = 2048
+"""Bytes of a message. gRPC sends all but printable ASCII as three characters a byte, and its clients refuse more than
+8 KiB of them."""
+
 
 def spelling(error: ModserveError) -> Spelling:
     """Its status over HTTP and its code over gRPC."""
@@ -38,3 +43,21 @@ def trailers(error: ModserveError) -> tuple[tuple[str, str], ...]:
     if isinstance(error, OverloadedError) and error.retry_after_ns:
         return (("grpc-retry-pushback-ms", str(-(-error.retry_after_ns // 10**6))),)
     return ()
+
+
+def public_message(error: ModserveError) -> str:
+    """The message as clients get it: at most 4 KiB of UTF-8, or 2 KiB where it is not printable ASCII alone.
+
+    Messages repeat what the client sent, which may be megabytes. Of longer ones the middle is left out.
+    """
+    message = error.message
+    if len(message) <= _MOST_ESCAPED // 4:  # no character takes more than 4 bytes
+        return message
+    most = _MOST_BYTES if message.isascii() and message.isprintable() else _MOST_ESCAPED
+    if len(message) <= most and len(message.encode(errors="surrogatepass")) <= most:
+        return message
+    note = f" [... {len(message)} characters in all ...] "
+    end = most // 4
+    first, last = message[: most - end], message[-end:]
+    start = first.encode(errors="replace")[: most - end - len(note)].decode(errors="ignore")
+    return start + note + last.encode(errors="replace")[-end:].decode(errors="ignore")

@@ -16,7 +16,7 @@ from modserve.core.tensor import Buffer, Tensor, encode_elements
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
 
-from . import parameters, shared_memory
+from . import failures, parameters, shared_memory
 from .classification import MANY_ELEMENTS
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -130,7 +130,7 @@ def encode_stream_error(
     `model_name` is given if the model had accepted the request: the answer then tells whether it is the last.
     """
     # An empty text would pass for success.
-    message = pb.ModelStreamInferResponse(error_message=error.message or error.code.value)
+    message = pb.ModelStreamInferResponse(error_message=failures.public_message(error) or error.code.value)
     message.infer_response.id = request_id
     message.infer_response.SetInParent()
     if model_name:

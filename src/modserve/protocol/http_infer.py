@@ -20,7 +20,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Lend, Place
 from modserve.core.tensor import Buffer, Shape, Tensor, encode_elements
 
-from . import json_data, large_json, parameters, shared_memory
+from . import failures, json_data, large_json, parameters, shared_memory
 from .json_data import JsonTypeError, unable
 
 HEADER_LENGTH = "inference-header-content-length"
@@ -303,7 +303,7 @@ def carried(value: ParameterValue) -> object:
 
 
 def encode_error(error: ModserveError) -> bytes:
-    return encode_message(error.message)
+    return encode_message(failures.public_message(error))
 
 
 def encode_message(message: str) -> bytes:

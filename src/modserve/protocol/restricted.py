@@ -27,7 +27,7 @@ class Calls:
 
 CATEGORIES: Mapping[str, Calls] = {
     "health": Calls(
-        ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch"),
+        ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch", "List"),
         paths=("/", "/v2/health/live", "/v2/health/ready"),
         model_paths=("/ready",),
         v1_paths=("",),

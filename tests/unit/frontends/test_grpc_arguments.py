@@ -1,14 +1,20 @@
 """gRPC's channel arguments."""
 
+from pathlib import Path
+
 import pytest
 
-from modserve import Settings
+from modserve import Settings, app
 from modserve.app import grpc_options
 from modserve.frontends.grpc.arguments import channel_arguments
 
 DEFAULTS = {
     "grpc.max_send_message_length": -1,
-    "grpc.max_receive_message_length": -1,
+    "grpc.max_receive_message_length": 1 << 20,
+    "grpc.server.max_pending_requests": 1_000_000,
+    "grpc.server.max_pending_requests_hard_limit": 1_000_000,
+    "grpc.max_concurrent_streams": 1_000,
+    "grpc.http.overload_protection": 0,
     "grpc.so_reuseport": 0,
     "grpc.keepalive_time_ms": 7_200_000,
     "grpc.keepalive_timeout_ms": 20_000,
@@ -17,6 +23,12 @@ DEFAULTS = {
     "grpc.http2.min_ping_interval_without_data_ms": 300_000,
     "grpc.http2.max_ping_strikes": 2,
 }
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the machine, eight times the longest message."""
+    monkeypatch.setattr(app, "allowed_memory", lambda: 8 << 20)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +44,9 @@ DEFAULTS = {
         ("grpc_http2_max_ping_strikes", 7, "grpc.http2.max_ping_strikes", 7),
         ("grpc_max_connection_age", 8, "grpc.max_connection_age_ms", 8),
         ("grpc_max_connection_age_grace", 9, "grpc.max_connection_age_grace_ms", 9),
+        ("grpc_max_message_size", 5, "grpc.max_receive_message_length", 5),
+        ("grpc_max_message_size", 0, "grpc.max_receive_message_length", -1),
+        ("grpc_max_concurrent_streams", 5, "grpc.max_concurrent_streams", 5),
         ("grpc_infer_response_compression_level", "low", "grpc.default_compression_level", 1),
         ("grpc_infer_response_compression_level", "medium", "grpc.default_compression_level", 2),
         ("grpc_infer_response_compression_level", "high", "grpc.default_compression_level", 3),
@@ -41,3 +56,15 @@ DEFAULTS = {
 def test_an_option_is_one_argument(field: str, value: object, argument: str, given: int) -> None:
     settings = Settings.model_validate({"model_repository": "models", field: value})
     assert dict(channel_arguments(grpc_options(settings))) == {**DEFAULTS, argument: given}
+
+
+def test_any_number_of_streams() -> None:
+    settings = Settings(model_repository=[Path("models")], grpc_max_concurrent_streams=0)
+    assert "grpc.max_concurrent_streams" not in dict(channel_arguments(grpc_options(settings)))
+
+
+@pytest.mark.parametrize(("machine", "longest"), [(0, -1), (1 << 30, 1 << 27), (1 << 40, (1 << 31) - 1)])
+def test_the_longest_message_by_default(monkeypatch: pytest.MonkeyPatch, machine: int, longest: int) -> None:
+    monkeypatch.setattr(app, "allowed_memory", lambda: machine)
+    options = grpc_options(Settings(model_repository=[Path("models")]))
+    assert dict(channel_arguments(options))["grpc.max_receive_message_length"] == longest

@@ -8,15 +8,15 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2
 from puppet_server import PuppetLoader, server_over
 
 from modserve.core.errors import unavailable
 from modserve.core.version import ModelId
-from modserve.frontends.grpc.health import SERVICE
 from modserve.frontends.grpc.options import GrpcOptions
-from modserve.frontends.grpc.service import handlers
+from modserve.frontends.grpc.service import call_table
+from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
+from modserve.pb.health import SERVICE
 from modserve.protocol.restricted import CATEGORIES, RPC_CATEGORY, grpc_restrictions
 from modserve.server import Server
 
@@ -30,8 +30,9 @@ class AbortedError(Exception):
 class Context:
     """As much of grpc.aio's as these calls use."""
 
-    def __init__(self, *metadata: tuple[str, str], remaining: float | None = None) -> None:
+    def __init__(self, *metadata: tuple[str, str], data: bytes = b"", remaining: float | None = None) -> None:
         self.metadata = metadata
+        self.data = data
         self.remaining = remaining
         self.written: list[int] = []
         self.wrote = asyncio.Event()
@@ -43,9 +44,19 @@ class Context:
     def time_remaining(self) -> float | None:
         return self.remaining
 
-    async def write(self, message: Any) -> None:
-        self.written.append(message.status)
+    async def read(self) -> bytes:
+        return self.data
+
+    async def write(self, data: bytes) -> None:
+        self.written.append(health_pb2.HealthCheckResponse.FromString(data).status)
         self.wrote.set()
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.ended = code, ""
+
+    def set_details(self, details: str) -> None:
+        assert self.ended is not None
+        self.ended = self.ended[0], details
 
     async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         self.ended = code, details
@@ -59,20 +70,9 @@ class Context:
                 await self.wrote.wait()
 
 
-class Details:
-    invocation_metadata = ()
-
-    def __init__(self, method: str) -> None:
-        self.method = method
-
-
 def handler(server: Server, method: str, **restricted: tuple[str, str]) -> Any:
     settings = {name.replace("_", "-"): pair for name, pair in restricted.items()}
-    for each in handlers(server, options=GrpcOptions(restrictions=grpc_restrictions(settings))):
-        found = each.service(Details(method))  # type: ignore[arg-type]
-        if found is not None:
-            return found
-    raise AssertionError(f"no {method}")
+    return call_table(server, options=GrpcOptions(restrictions=grpc_restrictions(settings))).methods[method]
 
 
 @pytest.fixture
@@ -88,12 +88,10 @@ def server(tmp_path: Path, loader: PuppetLoader) -> Server:
 
 @asynccontextmanager
 async def watching(server: Server, name: str) -> AsyncIterator[tuple[Context, "asyncio.Task[None]"]]:
-    context = Context()
+    context = Context(data=health_pb2.HealthCheckRequest(service=name).SerializeToString())
     call = handler(server, f"/{SERVICE}/Watch")
     assert call.response_streaming
-    assert not call.request_streaming
-    data = health_pb2.HealthCheckRequest(service=name).SerializeToString()
-    task = asyncio.create_task(call.unary_stream(data, context))
+    task = asyncio.create_task(call.stream_stream(None, context))
     try:
         yield context, task
     finally:
@@ -152,9 +150,8 @@ async def test_a_watch_after_the_end(server: Server) -> None:
 
 
 async def test_a_watch_that_is_no_message(server: Server) -> None:
-    context = Context()
-    with pytest.raises(AbortedError):
-        await handler(server, f"/{SERVICE}/Watch").unary_stream(b"\xff", context)
+    context = Context(data=b"\xff")
+    await handler(server, f"/{SERVICE}/Watch").stream_stream(None, context)
     assert context.ended is not None
     assert context.ended[0] is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -163,12 +160,12 @@ async def test_a_watch_that_is_no_message(server: Server) -> None:
 
 
 async def outcome(server: Server, rpc: str, *metadata: tuple[str, str]) -> tuple[grpc.StatusCode, str] | None:
-    name = SERVICE if rpc in ("Check", "Watch") else pb.SERVICE
+    name = SERVICE if rpc in health_pb2.METHODS else pb.SERVICE
     call = handler(server, f"/{name}/{rpc}", **{category: (f"{category}-Key", "open") for category in CATEGORIES})
     context = Context(*metadata)
-    run = call.unary_unary or call.unary_stream or call.stream_stream
+    run = call.stream_unary or call.stream_stream
     try:
-        await run(nothing() if call.request_streaming else b"", context)
+        await run(nothing(), context)
     except AbortedError:
         pass
     return context.ended
@@ -195,13 +192,6 @@ async def test_a_call_needs_its_header(server: Server, rpc: str) -> None:
 # Deadlines
 
 
-class Stalled(Server):
-    """Its requests fail, by the server's limit or the client's."""
-
-    async def run(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise unavailable("Request timeout expired")
-
-
 @pytest.mark.parametrize(
     ("remaining", "ended"),
     [
@@ -212,15 +202,17 @@ class Stalled(Server):
     ids=["passed", "not yet", "none"],
 )
 async def test_the_client_s_own_deadline(
-    server: Server, remaining: float | None, ended: tuple[grpc.StatusCode, str]
+    server: Server, loader: PuppetLoader, remaining: float | None, ended: tuple[grpc.StatusCode, str]
 ) -> None:
-    server.__class__ = Stalled
+    """A request fails, by the server's limit or the client's."""
     await server.load()
+    puppet = loader.loaded[ModelId("simple", 3)]
+    puppet.answer = lambda inflight: inflight.fail(unavailable("Request timeout expired"))  # type: ignore[method-assign]
     message: Any = pb.ModelInferRequest(model_name="simple")
     for name in ("INPUT0", "INPUT1"):
         message.inputs.add(name=name, datatype="INT32", shape=[1, 2])
         message.raw_input_contents.append(bytes(8))
-    context = Context(remaining=remaining)
+    context = Context(data=message.SerializeToString(), remaining=remaining)
     with pytest.raises(AbortedError):
-        await handler(server, f"/{pb.SERVICE}/ModelInfer").unary_unary(message.SerializeToString(), context)
+        await handler(server, f"/{pb.SERVICE}/ModelInfer").stream_unary(None, context)
     assert context.ended == ended

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import grpc
 import pytest
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2
 from puppet_server import PuppetLoader, PuppetServable, numbers, server_over
 
 from modserve.__about__ import __version__
@@ -18,7 +17,9 @@ from modserve.core.version import ModelId
 from modserve.frontends import threads
 from modserve.frontends.grpc import reading
 from modserve.frontends.grpc import service as services
-from modserve.frontends.grpc.service import grpc_status, handlers
+from modserve.frontends.grpc.border import grpc_status
+from modserve.frontends.grpc.service import call_table
+from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
 from modserve.protocol import grpc_messages
 from modserve.protocol.status import STATUS
@@ -57,10 +58,14 @@ class Aborted(Exception):
 class FakeContext:
     """As much of grpc.aio's as the service uses."""
 
-    def __init__(self, remaining: float | None = None) -> None:
+    def __init__(self, *messages: bytes, remaining: float | None = None) -> None:
+        self.messages = list(messages)
         self.remaining = remaining
         self.code: grpc.StatusCode | None = None
         self.details = ""
+
+    async def read(self) -> Any:
+        return self.messages.pop(0) if self.messages else grpc.aio.EOF  # type: ignore[attr-defined]
 
     def time_remaining(self) -> float | None:
         return self.remaining
@@ -70,40 +75,32 @@ class FakeContext:
         raise Aborted
 
 
-class Details:
-    invocation_metadata = ()
-
-    def __init__(self, method: str) -> None:
-        self.method = method
-
-
 class Stub:
     """Calls a server's handlers as grpc does."""
 
     def __init__(self, server: Server) -> None:
-        self._handlers = handlers(server)
+        self._table = call_table(server)
 
     def handler(self, name: str, service: str = pb.SERVICE) -> Any:
-        found = [handler.service(Details(f"/{service}/{name}")) for handler in self._handlers]  # type: ignore[arg-type]
-        (handler,) = [handler for handler in found if handler is not None]
-        return handler
+        return self._table.methods[f"/{service}/{name}"]
 
     async def __call__(
         self, name: str, message: Message | bytes, *, service: str = pb.SERVICE, remaining: float | None = None
     ) -> Any:
         handler = self.handler(name, service)
         data = message if isinstance(message, bytes) else message.SerializeToString()
-        answer = await handler.unary_unary(data, FakeContext(remaining))
+        answer = await handler.stream_unary(None, FakeContext(data, remaining=remaining))
         assert handler.request_deserializer is None
-        return type(answer).FromString(handler.response_serializer(answer))
+        assert handler.response_serializer is None
+        return (pb.METHODS | health_pb2.METHODS)[name].response.FromString(answer)
 
     async def failure(
         self, name: str, message: Message | bytes, service: str = pb.SERVICE
     ) -> tuple[grpc.StatusCode, str]:
         data = message if isinstance(message, bytes) else message.SerializeToString()
-        context = FakeContext()
+        context = FakeContext(data)
         with pytest.raises(Aborted):
-            await self.handler(name, service).unary_unary(data, context)
+            await self.handler(name, service).stream_unary(None, context)
         assert context.code is not None
         return context.code, context.details
 
@@ -145,7 +142,7 @@ async def test_every_rpc_is_served_or_clearly_refused(call: Stub) -> None:
     assert set(pb.METHODS) > SERVED
     for name, method in pb.METHODS.items():
         handler = call.handler(name)
-        assert handler.request_streaming == (name in STREAMS), name
+        assert handler.response_streaming == (name in STREAMS), name
         if name in SERVED or name in STREAMS:
             continue
         refusal = await call.failure(name, method.request())
@@ -243,11 +240,22 @@ NO_NUMBER = (
     "version should be an integral value > 0"
 )
 OF_A_MODEL: dict[str, Callable[[str, str], Message]] = {
-    "ModelReady": lambda name, version: pb.ModelReadyRequest(name=name, version=version),
     "ModelMetadata": lambda name, version: pb.ModelMetadataRequest(name=name, version=version),
     "ModelConfig": lambda name, version: pb.ModelConfigRequest(name=name, version=version),
     "ModelInfer": lambda name, version: pb.ModelInferRequest(model_name=name, model_version=version),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("nosuch", ""), ("", ""), ("simple", "2")], ids=["model", "no name", "version"]
+)
+async def test_a_model_that_is_not_there_is_not_ready(call: Stub, name: str, version: str) -> None:
+    """As every released Triton; clients poll with this call."""
+    assert not (await call("ModelReady", pb.ModelReadyRequest(name=name, version=version))).ready
+
+
+async def test_the_readiness_of_what_is_no_version(call: Stub) -> None:
+    assert await call.failure("ModelReady", pb.ModelReadyRequest(name="simple", version="x")) == (INVALID, NO_NUMBER)
 
 
 @pytest.mark.parametrize("rpc", OF_A_MODEL)

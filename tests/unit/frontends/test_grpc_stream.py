@@ -19,7 +19,7 @@ from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import threads
 from modserve.frontends.grpc import reading, stream
-from modserve.frontends.grpc.service import handlers
+from modserve.frontends.grpc.service import call_table
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
 from modserve.protocol import classification, grpc_messages
@@ -30,10 +30,6 @@ from modserve.testing import write_model
 HARD = (("other", "x"), ("triton_grpc_error", "true"))
 STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 NO_MODEL = "Request for unknown model: 'nosuch' is not found"
-
-
-class Aborted(Exception):
-    pass
 
 
 class Exchange:
@@ -50,13 +46,7 @@ class Exchange:
         self._metadata = metadata
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.read = 0
-        (found,) = [
-            handler
-            for each in handlers(server, streams)
-            if (handler := each.service(Details)) is not None  # type: ignore[arg-type]
-        ]
-        self._serialize: Any = found.response_serializer
-        serve: Any = found.stream_stream
+        serve: Any = call_table(server, streams).methods[f"/{pb.SERVICE}/ModelStreamInfer"].stream_stream
         self.task: asyncio.Task[None] = asyncio.ensure_future(serve(self._messages(), self))
 
     async def _messages(self) -> AsyncIterator[bytes]:
@@ -72,15 +62,18 @@ class Exchange:
     def invocation_metadata(self) -> Any:
         return self._metadata
 
-    async def write(self, message: Any) -> None:
+    async def write(self, data: bytes) -> None:
         if self.gone:
             raise grpc.aio.InternalError("no such call")
         await self.flowing.wait()
-        self.answers.append(pb.ModelStreamInferResponse.FromString(self._serialize(message)))
+        self.answers.append(pb.ModelStreamInferResponse.FromString(data))
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        self.status = code, details
-        raise Aborted
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.status = code, ""
+
+    def set_details(self, details: str) -> None:
+        assert self.status is not None
+        self.status = self.status[0], details
 
     # The client's side
 
@@ -94,18 +87,12 @@ class Exchange:
     async def end(self) -> tuple[grpc.StatusCode, str]:
         """How the RPC ends."""
         async with asyncio.timeout(30):
-            with suppress(Aborted):
-                await self.task
+            await self.task
         return self.status or (grpc.StatusCode.OK, "")
 
     @property
     def ids(self) -> list[str]:
         return [answer.infer_response.id for answer in self.answers]
-
-
-class Details:
-    method = f"/{pb.SERVICE}/ModelStreamInfer"
-    invocation_metadata = ()
 
 
 async def turns() -> None:
@@ -168,7 +155,7 @@ async def open_stream(server: Server, streams: InferStreams) -> AsyncIterator[Op
     yield begin
     for exchange in opened:
         exchange.task.cancel()
-        with suppress(asyncio.CancelledError, Aborted):
+        with suppress(asyncio.CancelledError):
             await exchange.task
 
 

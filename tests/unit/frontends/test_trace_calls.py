@@ -279,8 +279,8 @@ async def test_requests_through_the_application(tmp_path: Path, server: Server, 
 
 
 class Callbacks(FakeContext):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, message: bytes) -> None:
+        super().__init__(message)
         self.done: list[Callable[[Any], None]] = []
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
@@ -294,9 +294,9 @@ class Callbacks(FakeContext):
 async def test_a_call(tmp_path: Path, server: Server, message: pb.ModelInferRequest, expected: list[str]) -> None:
     traces = Traces(tmp_path)
     server.tracer = traces.tracer
-    context = Callbacks()
+    context = Callbacks(message.SerializeToString())
     try:
-        await Stub(server).handler("ModelInfer").unary_unary(message.SerializeToString(), context)
+        await Stub(server).handler("ModelInfer").stream_unary(None, context)
     except UnaryAborted:
         assert not message.id
     assert traces.activities == []

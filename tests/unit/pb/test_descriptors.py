@@ -21,6 +21,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import Message
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from modserve.pb import health, reflection
 from modserve.pb import inference as pb
 from modserve.pb.descriptors import load_files, service_methods, top_level_names
 
@@ -28,6 +29,12 @@ ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "src" / "modserve" / "pb"
 
 OURS: list[FileDescriptor] = [pb.POOL.FindFileByName(name) for name in ("model_config.proto", "grpc_service.proto")]
+HEALTH: list[FileDescriptor] = [pb.POOL.FindFileByName("grpc/health/v1/health.proto")]
+REFLECTION: list[FileDescriptor] = [
+    pb.POOL.FindFileByName(f"grpc/reflection/{version}/reflection.proto") for version in ("v1", "v1alpha")
+]
+MODULES = {"inference": pb, "health": health, "reflection": reflection}
+FILES = {"inference": OURS, "health": HEALTH, "reflection": REFLECTION[:1]}
 THEIRS: list[FileDescriptor] = [model_config_pb2.DESCRIPTOR, service_pb2.DESCRIPTOR]
 
 
@@ -36,28 +43,31 @@ THEIRS: list[FileDescriptor] = [model_config_pb2.DESCRIPTOR, service_pb2.DESCRIP
 
 def test_committed_files_are_current(tmp_path: Path) -> None:
     subprocess.run([ROOT / "scripts" / "protos", tmp_path], check=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["inference.binpb", "inference.pyi"]
+    made = sorted(path.name for path in tmp_path.iterdir())
+    assert made == [f"{name}.{kind}" for name in ("health", "inference", "reflection") for kind in ("binpb", "pyi")]
     for path in tmp_path.iterdir():
         assert path.read_bytes() == (PACKAGE / path.name).read_bytes(), (
             f"{path.name} is out of date: run scripts/protos"
         )
 
 
-def test_descriptors_carry_no_source_info() -> None:
-    files = FileDescriptorSet.FromString((PACKAGE / "inference.binpb").read_bytes()).file
-    assert [file.HasField("source_code_info") for file in files] == [False, False]
+@pytest.mark.parametrize("name", FILES)
+def test_descriptors_carry_no_source_info(name: str) -> None:
+    files = FileDescriptorSet.FromString((PACKAGE / f"{name}.binpb").read_bytes()).file
+    assert [file.HasField("source_code_info") for file in files] == [False for _ in files]
 
 
-def test_stubs_name_exactly_what_the_module_has() -> None:
-    declared = set(stub_names(ast.parse((PACKAGE / "inference.pyi").read_text("utf-8")).body))
+@pytest.mark.parametrize("name", FILES)
+def test_stubs_name_exactly_what_the_module_has(name: str) -> None:
+    declared = set(stub_names(ast.parse((PACKAGE / f"{name}.pyi").read_text("utf-8")).body))
     present = {"POOL", "SERVICE", "METHODS"}
-    for file in OURS:
+    for file in FILES[name]:
         for enum in file.enum_types_by_name.values():
             present |= enum_names(enum, "")
         for message in file.message_types_by_name.values():
             present |= message_names(message, "")
     assert declared == present
-    assert {name for name in declared if "." not in name} <= set(vars(pb))
+    assert {name for name in declared if "." not in name} <= set(vars(MODULES[name]))
 
 
 def stub_names(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
@@ -176,6 +186,78 @@ def rest(proto: Message) -> str:
 def camel_case(name: str) -> str:
     first, *words = name.split("_")
     return first + "".join(word.capitalize() for word in words)
+
+
+HEALTH_FACTS = """
+Health.Check: rpc (.grpc.health.v1.HealthCheckRequest) returns (.grpc.health.v1.HealthCheckResponse)
+Health.List: rpc (.grpc.health.v1.HealthListRequest) returns (.grpc.health.v1.HealthListResponse)
+Health.Watch: rpc (.grpc.health.v1.HealthCheckRequest) returns (stream .grpc.health.v1.HealthCheckResponse)
+Health: service
+HealthCheckRequest.service: optional string = 1
+HealthCheckRequest: message
+HealthCheckResponse.ServingStatus.NOT_SERVING: value 2
+HealthCheckResponse.ServingStatus.SERVICE_UNKNOWN: value 3
+HealthCheckResponse.ServingStatus.SERVING: value 1
+HealthCheckResponse.ServingStatus.UNKNOWN: value 0
+HealthCheckResponse.ServingStatus: enum
+HealthCheckResponse.status: optional .grpc.health.v1.HealthCheckResponse.ServingStatus = 1
+HealthCheckResponse: message
+HealthListRequest: message
+HealthListResponse.StatusesEntry.key: optional string = 1
+HealthListResponse.StatusesEntry.value: optional .grpc.health.v1.HealthCheckResponse = 2
+HealthListResponse.StatusesEntry: message [options { map_entry: true }]
+HealthListResponse.statuses: repeated .grpc.health.v1.HealthListResponse.StatusesEntry = 1
+HealthListResponse: message
+"""
+REFLECTION_FACTS = """
+ErrorResponse.error_code: optional int32 = 1
+ErrorResponse.error_message: optional string = 2
+ErrorResponse: message
+ExtensionNumberResponse.base_type_name: optional string = 1
+ExtensionNumberResponse.extension_number: repeated int32 = 2
+ExtensionNumberResponse: message
+ExtensionRequest.containing_type: optional string = 1
+ExtensionRequest.extension_number: optional int32 = 2
+ExtensionRequest: message
+FileDescriptorResponse.file_descriptor_proto: repeated bytes = 1
+FileDescriptorResponse: message
+ListServiceResponse.service: repeated .PACKAGE.ServiceResponse = 1
+ListServiceResponse: message
+ServerReflection.ServerReflectionInfo: rpc (stream .PACKAGE.ServerReflectionRequest) \
+returns (stream .PACKAGE.ServerReflectionResponse)
+ServerReflection: service
+ServerReflectionRequest.all_extension_numbers_of_type: optional string = 6 in message_request
+ServerReflectionRequest.file_by_filename: optional string = 3 in message_request
+ServerReflectionRequest.file_containing_extension: optional .PACKAGE.ExtensionRequest = 5 in message_request
+ServerReflectionRequest.file_containing_symbol: optional string = 4 in message_request
+ServerReflectionRequest.host: optional string = 1
+ServerReflectionRequest.list_services: optional string = 7 in message_request
+ServerReflectionRequest.message_request: oneof
+ServerReflectionRequest: message
+ServerReflectionResponse.all_extension_numbers_response: optional .PACKAGE.ExtensionNumberResponse = 5 \
+in message_response
+ServerReflectionResponse.error_response: optional .PACKAGE.ErrorResponse = 7 in message_response
+ServerReflectionResponse.file_descriptor_response: optional .PACKAGE.FileDescriptorResponse = 4 in message_response
+ServerReflectionResponse.list_services_response: optional .PACKAGE.ListServiceResponse = 6 in message_response
+ServerReflectionResponse.message_response: oneof
+ServerReflectionResponse.original_request: optional .PACKAGE.ServerReflectionRequest = 2
+ServerReflectionResponse.valid_host: optional string = 1
+ServerReflectionResponse: message
+ServiceResponse.name: optional string = 1
+ServiceResponse: message
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [(HEALTH[0], HEALTH_FACTS), (REFLECTION[0], REFLECTION_FACTS), (REFLECTION[1], REFLECTION_FACTS)],
+    ids=["health", "reflection v1", "reflection v1alpha"],
+)
+def test_the_small_protocols_are_as_they_are_published(file: FileDescriptor, expected: str) -> None:
+    told = facts(protos([file]))
+    assert told.pop(file.name) == f"proto3 package {file.package} importing []"
+    lines = expected.replace("\\\n", "").replace("PACKAGE", file.package).strip().splitlines()
+    assert sorted(f"{name.removeprefix(file.package + '.')}: {fact}" for name, fact in told.items()) == lines
 
 
 # ---- The comparison can fail --------------------------------------------------------------------------------------

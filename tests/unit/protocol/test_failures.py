@@ -2,10 +2,11 @@
 
 import pickle
 
+import orjson
 import pytest
 
 from modserve.core.errors import Code, ModserveError, OverloadedError, invalid, unavailable
-from modserve.protocol import failures
+from modserve.protocol import failures, grpc_messages, http_infer, infer_stream
 from modserve.protocol.compression import UnsupportedEncodingError
 
 
@@ -38,3 +39,42 @@ def test_an_overload_can_be_sent_to_another_process() -> None:
     found = pickle.loads(pickle.dumps(OverloadedError("x", 5, too_many=True)))
     assert (type(found), found.code, found.message) == (OverloadedError, Code.UNAVAILABLE, "x")
     assert (found.retry_after_ns, found.too_many) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("message", "most"),
+    [("a" * 4096, 4096), ("é" * 1024, 2048), ("\U0001f600" * 512, 2048), ("a" * 2047 + "\n", 2048), ("", 0)],
+    ids=["ASCII", "accents", "4 bytes a character", "not printable", "none"],
+)
+def test_short_messages_are_told_as_they_are(message: str, most: int) -> None:
+    assert failures.public_message(invalid(message)) == message
+    assert len(message.encode()) == most
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("a" * 4097, 4096),
+        ("b" * 10**7, 4096),
+        ("é" * 1025, 2048),
+        ("\U0001f600" * 10**6, 2048),
+        ("\ud800" * 5000, 2048),
+    ],
+    ids=["a character more", "megabytes", "accents", "4 bytes a character", "lone surrogates"],
+)
+def test_of_long_messages_the_middle_is_left_out(name: str, most: int) -> None:
+    """gRPC's clients refuse metadata of more than 8 KiB, and would not see the status."""
+    message = f"unexpected input '{name}', expected 'IN'"
+    shown = failures.public_message(invalid(message))
+    assert most - 8 <= len(shown.encode()) <= most
+    assert shown.startswith("unexpected input '")
+    assert shown.endswith("', expected 'IN'")
+    assert f"[... {len(message)} characters in all ...]" in shown
+
+
+def test_both_wires_cut_messages() -> None:
+    error = invalid("x" * 10**6)
+    told = failures.public_message(error)
+    assert orjson.loads(http_infer.encode_error(error)) == {"error": told}
+    assert orjson.loads(infer_stream.encode_error(error, "7", True))["error"] == told
+    assert grpc_messages.encode_stream_error(error, "7").error_message == told

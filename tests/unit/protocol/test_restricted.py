@@ -4,6 +4,7 @@ from typing import get_args
 
 import pytest
 
+from modserve.pb import health
 from modserve.pb import inference as pb
 from modserve.protocol.restricted import (
     CATEGORIES,
@@ -21,7 +22,7 @@ def test_the_categories_are_those_of_the_options() -> None:
 
 
 def test_every_rpc_has_one_category() -> None:
-    assert set(RPC_CATEGORY) == {*pb.METHODS, "Check", "Watch"}
+    assert set(RPC_CATEGORY) == {*pb.METHODS, *health.METHODS}
     assert len(RPC_CATEGORY) == sum(len(calls.rpcs) for calls in CATEGORIES.values())
 
 

@@ -1,63 +1,68 @@
 """``grpc.health.v1.Health``: the server as a whole, the inference service, and each model by its name."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2
 
-from modserve.core.errors import Code, ModserveError
-from modserve.pb import inference as pb
+from modserve.core.errors import Code, ModserveError, OverloadedError
+from modserve.pb import health as pb
+from modserve.pb import inference
 from modserve.server import Phase, Server
-
-SERVICE = "grpc.health.v1.Health"
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-_Response = health_pb2.HealthCheckResponse
+_Response = pb.HealthCheckResponse
+_MAX_LISTED = 100
+"""Services that `List` tells of. The protocol lets a server fail with RESOURCE_EXHAUSTED where it has more."""
 
 
-def check(server: Server) -> Callable[[Any, Context], Awaitable[Message]]:
-    """The call that tells a service's status once. It raises NOT_FOUND for an unknown service."""
+class HealthService:
+    """The calls that are served, each named like its RPC: message in, message out; raises `ModserveError`."""
 
-    async def Check(message: health_pb2.HealthCheckRequest, context: Context) -> Message:
-        status = _status(server, message.service)
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def Check(self, message: pb.HealthCheckRequest, context: Context) -> Message:
+        """A service's status once. Raises NOT_FOUND for an unknown service."""
+        status = self._status(message.service)
         if status == _Response.SERVICE_UNKNOWN:
             raise ModserveError(Code.NOT_FOUND, f"unknown service '{message.service}'")
-        answer: Message = _Response(status=status)
-        return answer
+        return _Response(status=status)
 
-    return Check
+    async def List(self, message: pb.HealthListRequest, context: Context) -> Message:
+        """The status of every service. Raises RESOURCE_EXHAUSTED where there are too many models to tell of."""
+        names = ("", inference.SERVICE, *self._server.model_names())
+        if len(names) > _MAX_LISTED:
+            raise OverloadedError(
+                f"the server has {len(names)} services, and lists at most {_MAX_LISTED}; ask for each by its name",
+                too_many=True,
+            )
+        return pb.HealthListResponse(statuses={name: _Response(status=self._status(name)) for name in names})
 
+    async def Watch(self, message: pb.HealthCheckRequest, context: Context) -> None:
+        """A service's status, and again whenever it is another one.
 
-def watch(server: Server) -> Callable[[Any, Context], Awaitable[None]]:
-    """The call that tells a service's status, and again whenever it is another one.
-
-    A service may be unknown at first. The call ends when the server stops, after it has said so.
-    """
-
-    async def Watch(message: health_pb2.HealthCheckRequest, context: Context) -> None:
+        A service may be unknown at first. The call ends when the server stops, after it has said so.
+        """
         changed = asyncio.Event()
         told = None
-        with server.changes.told(changed.set):
+        with self._server.changes.told(changed.set):
             while True:
                 changed.clear()
-                status, last = _status(server, message.service), server.phase is Phase.STOPPING
+                status, last = self._status(message.service), self._server.phase is Phase.STOPPING
                 if status != told:
-                    await context.write(_Response(status=status))
+                    await context.write(_Response(status=status).SerializeToString())
                     told = status
                 if last:
                     return
                 await changed.wait()
 
-    return Watch
-
-
-def _status(server: Server, service: str) -> int:
-    try:
-        serving = server.ready if service in ("", pb.SERVICE) else server.model_ready(service, None)
-    except ModserveError:
-        return int(_Response.SERVICE_UNKNOWN)
-    return int(_Response.SERVING if serving else _Response.NOT_SERVING)
+    def _status(self, service: str) -> int:
+        server = self._server
+        try:
+            serving = server.ready if service in ("", inference.SERVICE) else server.model_ready(service, None)
+        except ModserveError:
+            return _Response.SERVICE_UNKNOWN
+        return _Response.SERVING if serving else _Response.NOT_SERVING

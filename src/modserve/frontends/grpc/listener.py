@@ -1,17 +1,26 @@
 """The gRPC port, on grpc.aio."""
 
+import asyncio
+
 import grpc
 
 from modserve.frontends.certificates import Certificates, Identity, TlsFiles
-from modserve.pb import inference as pb
 from modserve.server import Server
 
-from . import health
 from .arguments import channel_arguments
+from .border import Border
 from .options import GrpcOptions
-from .reflection import add_reflection
-from .service import handlers
+from .service import call_table
 from .stream import InferStreams
+
+_QUIET = 0.02
+"""Seconds without a new call after which none waits to be taken over."""
+
+_TURNS = 10
+"""Turns of the event loop, more than it takes to take a call over: the loop itself may have been busy meanwhile."""
+
+_BACKLOG = 0.5
+"""Seconds for taking over calls that have arrived, at most."""
 
 
 class GrpcListener:
@@ -22,8 +31,9 @@ class GrpcListener:
         self._tls = options.tls
         self._grpc = grpc.aio.server(options=channel_arguments(options))
         self._streams = InferStreams(server, options.header_pattern, server_timing=options.server_timing)
-        self._grpc.add_generic_rpc_handlers(handlers(server, self._streams, options))
-        add_reflection(self._grpc, (pb.SERVICE, health.SERVICE))
+        self._border = Border(server)
+        self._table = call_table(server, self._streams, options, self._border)
+        self._grpc.add_generic_rpc_handlers((self._table,))
 
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
@@ -38,12 +48,36 @@ class GrpcListener:
         return port
 
     async def stop(self, grace: float | None) -> None:
-        """Refuse new calls at once, and let those under way finish for `grace` seconds.
+        """Refuse new calls, and let those under way finish for `grace` seconds.
 
         Streams take no more requests, and end when those they have taken are answered.
         """
         self._streams.stop()
-        await self._grpc.stop(grace)
+        if grace is None:
+            await self._grpc.stop(None)
+            return
+        began = asyncio.get_running_loop().time()
+        self._border.hold_refusals()
+        await self.take_backlog(min(_BACKLOG, grace))
+        grace -= asyncio.get_running_loop().time() - began
+        stopping = asyncio.ensure_future(self._grpc.stop(max(0.0, grace)))
+        await asyncio.sleep(0)  # it has told the clients to go elsewhere
+        self._border.release_refusals()
+        await stopping
+
+    async def take_backlog(self, limit: float = _BACKLOG) -> None:
+        """Return when every call that has arrived is under way, or after `limit` seconds.
+
+        The library's core keeps calls until they are taken over, one by one, and ends those that it still has with
+        CANCELLED when the port closes (grpc/grpc issue 41785).
+        """
+        end = asyncio.get_running_loop().time() + limit
+        taken = -1
+        while taken != self._table.taken and asyncio.get_running_loop().time() < end:
+            taken = self._table.taken
+            await asyncio.sleep(_QUIET)
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
 
 
 def _credentials(files: TlsFiles) -> grpc.ServerCredentials:

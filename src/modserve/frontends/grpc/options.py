@@ -37,6 +37,10 @@ class GrpcOptions:
     compression: str = "none"
     """A name of `arguments.COMPRESSION_LEVELS`."""
     connections: Connections = Connections()
+    max_message: int = 0
+    """Bytes of a message from a client; 0: any number."""
+    max_streams: int = 1_000
+    """Calls that a client may have open on one connection; 0: any number."""
     header_pattern: re.Pattern[str] | None = None
     """Metadata with matching names become parameters of inference requests."""
     server_timing: bool = False

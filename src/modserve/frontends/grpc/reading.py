@@ -9,6 +9,19 @@ from modserve.pb import inference as pb
 from modserve.protocol import grpc_messages
 from modserve.server import Server
 
+from .border import LONG_MESSAGE, parsed
+
+
+async def parse(data: bytes) -> pb.ModelInferRequest:
+    """Raises INVALID_ARG for bytes that are no request for inference."""
+    message = (
+        await on_thread(parsed, pb.ModelInferRequest, data)
+        if len(data) > LONG_MESSAGE
+        else parsed(pb.ModelInferRequest, data)
+    )
+    assert isinstance(message, pb.ModelInferRequest)
+    return message
+
 
 async def read_request(
     server: Server, servable: Servable, message: pb.ModelInferRequest, deadline_ns: int, lease: Lease

@@ -1,41 +1,100 @@
 """Server reflection under both of its names: ``v1``, which clients ask for first today, and ``v1alpha``.
 
-Their messages are the same on the wire, and the library has those of ``v1alpha`` only: one servicer serves both.
+Their messages are the same on the wire. Names are looked up in the private pool, which has all that is served.
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, TypeAlias
 
 import grpc
-from google.protobuf import text_format
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import DecodeError
 
-from modserve.pb import inference as pb
+from modserve.core.errors import invalid
+from modserve.pb import reflection as pb
 
-SERVICES = ("grpc.reflection.v1.ServerReflection", reflection.SERVICE_NAME)
+SERVICES = (pb.SERVICE, "grpc.reflection.v1alpha.ServerReflection")
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_NOT_FOUND = 5
+_INVALID_ARGUMENT = 3
 
 
-def add_reflection(server: grpc.aio.Server, names: Iterable[str]) -> None:
-    """Let clients of `server` look up the services `names` and their messages, and reflection itself."""
-    servicer = reflection.aio.ReflectionServicer((*names, *SERVICES), pool=_pool())  # type: ignore[attr-defined]
-    call = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+class ReflectionService:
+    """Tells of the services `names` and of their messages."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = sorted(names)
+        self._answers: dict[str, Callable[[pb.ServerReflectionRequest], pb.ServerReflectionResponse]] = {
+            "list_services": self._services,
+            "file_by_filename": lambda request: _files(pb.POOL.FindFileByName(request.file_by_filename)),
+            "file_containing_symbol": lambda request: _files(
+                pb.POOL.FindFileContainingSymbol(request.file_containing_symbol)
+            ),
+            "file_containing_extension": _file_containing_extension,
+            "all_extension_numbers_of_type": _extension_numbers,
+        }
+
+    async def ServerReflectionInfo(self, messages: AsyncIterator[bytes], context: Context) -> None:
+        """One answer for each request, in their order. Raises INVALID_ARG for bytes that are no request."""
+        async for data in messages:
+            try:
+                request = pb.ServerReflectionRequest.FromString(data)
+            except DecodeError:
+                name = pb.ServerReflectionRequest.DESCRIPTOR.full_name
+                raise invalid(f"Unable to parse request: {len(data)} bytes are no {name}") from None
+            await context.write(self.answer(request).SerializeToString())
+
+    def answer(self, request: pb.ServerReflectionRequest) -> pb.ServerReflectionResponse:
+        """What a request asks for. A name that is not there is an answer, too."""
+        answer = self._answers.get(request.WhichOneof("message_request") or "")
+        if answer is None:
+            response = _error(_INVALID_ARGUMENT, "the request asks for nothing that this server knows of")
+        else:
+            try:
+                response = answer(request)
+            except KeyError as error:
+                response = _error(_NOT_FOUND, str(error.args[0]) if error.args else "not found")
+        response.valid_host = request.host
+        response.original_request.CopyFrom(request)
+        return response
+
+    def _services(self, request: pb.ServerReflectionRequest) -> pb.ServerReflectionResponse:
+        listed = pb.ListServiceResponse(service=[pb.ServiceResponse(name=name) for name in self._names])
+        return pb.ServerReflectionResponse(list_services_response=listed)
+
+
+def _files(file: FileDescriptor) -> pb.ServerReflectionResponse:
+    """The file, and behind it all that it imports, each once."""
+    found: dict[str, bytes] = {}
+
+    def add(each: FileDescriptor) -> None:
+        if each.name not in found:
+            for dependency in each.dependencies:
+                add(dependency)
+            found[each.name] = each.serialized_pb
+
+    add(file)
+    files = pb.FileDescriptorResponse(file_descriptor_proto=reversed(found.values()))
+    return pb.ServerReflectionResponse(file_descriptor_response=files)
+
+
+def _file_containing_extension(request: pb.ServerReflectionRequest) -> pb.ServerReflectionResponse:
+    wanted = request.file_containing_extension
+    message = pb.POOL.FindMessageTypeByName(wanted.containing_type)
+    extension = pb.POOL.FindExtensionByNumber(message, wanted.extension_number)
+    return _files(pb.POOL.FindFileContainingSymbol(extension.full_name))
+
+
+def _extension_numbers(request: pb.ServerReflectionRequest) -> pb.ServerReflectionResponse:
+    message = pb.POOL.FindMessageTypeByName(request.all_extension_numbers_of_type)
+    numbers = pb.ExtensionNumberResponse(
+        base_type_name=message.full_name,
+        extension_number=sorted(extension.number for extension in pb.POOL.FindAllExtensions(message)),
     )
-    server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": call}) for name in SERVICES]
-    )
+    return pb.ServerReflectionResponse(all_extension_numbers_response=numbers)
 
 
-def _pool() -> DescriptorPool:
-    """Our messages, the health service's and reflection's own, in the one pool that reflection looks into."""
-    alpha = FileDescriptorProto()
-    reflection_pb2.DESCRIPTOR.CopyToProto(alpha)
-    renamed = text_format.MessageToString(alpha).replace("v1alpha", "v1")
-    pb.POOL.AddSerializedFile(health_pb2.DESCRIPTOR.serialized_pb)
-    pb.POOL.AddSerializedFile(reflection_pb2.DESCRIPTOR.serialized_pb)
-    pb.POOL.Add(text_format.Parse(renamed, FileDescriptorProto()))
-    return pb.POOL
+def _error(code: int, message: str) -> pb.ServerReflectionResponse:
+    return pb.ServerReflectionResponse(error_response=pb.ErrorResponse(error_code=code, error_message=message[:1000]))

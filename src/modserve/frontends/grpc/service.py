@@ -1,25 +1,24 @@
-"""The RPCs of ``inference.GRPCInferenceService`` and of the health service."""
+"""The RPCs of ``inference.GRPCInferenceService``, and the table of all that the port serves."""
 
-import logging
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError, Message
-from grpc_health.v1 import health_pb2
+from google.protobuf.message import Message
 
-from modserve.core.errors import Code, ModserveError, internal, invalid, unavailable, unsupported
-from modserve.core.inflight import Inflight
-from modserve.core.response import InferenceResponse
+from modserve.core.errors import Code, ModserveError, unsupported
+from modserve.core.response import InferenceResponse, OneAnswer
 from modserve.core.servable import Handle, Servable
-from modserve.core.shared_memory import CudaRegion, SystemRegion
+from modserve.core.shared_memory import CudaRegion, Lease, Place, SystemRegion
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import has_many_elements, on_thread
+from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
+from modserve.pb import reflection as reflection_pb
 from modserve.protocol import (
     classification,
-    failures,
     grpc_messages,
     header_forwarding,
     logging_settings,
@@ -31,34 +30,19 @@ from modserve.protocol import (
     statistics,
     trace_settings,
 )
-from modserve.protocol.restricted import RPC_CATEGORY, Restriction
+from modserve.protocol.restricted import RPC_CATEGORY
 from modserve.server import Server
 
-from . import health, tracing
+from . import tracing
+from .border import LONG_MESSAGE, Border, Call, CallTable, Context, DeadlinePassedError
+from .health import HealthService
 from .options import GrpcOptions
 from .reading import read_request
+from .reflection import SERVICES as REFLECTION
+from .reflection import ReflectionService
 from .stream import InferStreams
 
-_log = logging.getLogger(__name__)
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Call: TypeAlias = Callable[[Any, Context], Awaitable[Message]]
-StreamCall: TypeAlias = Callable[[Any, Context], Awaitable[None]]
-
-_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
-
-
-def grpc_status(error: ModserveError) -> grpc.StatusCode:
-    """The status that a call ends with which failed so."""
-    return _STATUS_CODES[failures.spelling(error).grpc]
-
-
 _DEFAULTS = GrpcOptions()
-_DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-class DeadlinePassedError(ModserveError):
-    """The client's own deadline passed while its request waited, which gRPC has a status for."""
 
 
 class InferenceService:
@@ -76,7 +60,14 @@ class InferenceService:
         return pb.ServerReadyResponse(ready=self._server.ready)
 
     async def ModelReady(self, message: pb.ModelReadyRequest, context: Context) -> Message:
-        ready = self._server.model_ready(message.name, parse_requested(message.version))
+        """As every released Triton, false also for a model or version that is not there: clients poll with it."""
+        version = parse_requested(message.version)
+        try:
+            ready = self._server.model_ready(message.name, version)
+        except ModserveError as error:
+            if error.code is not Code.NOT_FOUND:
+                raise
+            ready = False
         return pb.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(self, message: pb.ServerMetadataRequest, context: Context) -> Message:
@@ -136,7 +127,7 @@ class InferenceService:
 
     async def CudaSharedMemoryRegister(self, message: pb.CudaSharedMemoryRegisterRequest, context: Context) -> Message:
         region = CudaRegion(message.name, message.device_id, message.byte_size)
-        self._server.shared_memory.register_cuda(region, message.raw_handle)
+        await on_thread(self._server.shared_memory.register_cuda, region, message.raw_handle)
         return pb.CudaSharedMemoryRegisterResponse()
 
     async def CudaSharedMemoryUnregister(
@@ -150,7 +141,8 @@ class InferenceService:
         tracer.change(trace_settings.change_by_message(message.settings), message.model_name)
         return trace_settings.message(tracer.settings(message.model_name))
 
-    async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> Message:
+    async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> bytes | ModserveError:
+        """A failure of the execution is returned, not raised: its traceback would hold what holds it."""
         now_ns = time.monotonic_ns()
         servable = self._server.model(message.model_name, parse_requested(message.model_version))
         remaining: float | None = context.time_remaining()
@@ -165,135 +157,90 @@ class InferenceService:
                 request = header_forwarding.with_headers(request, forwarded)
             places = grpc_messages.output_places(message, lease)
             counts = grpc_messages.class_counts(message)
-            accepted: list[Inflight] = []
-            response = await self._server.run(trace or servable, request, now_ns, accepted.append)
-            if self._server_timing and (cost := server_timing.value(accepted[0])):
+            sink = _Outcome(asyncio.get_running_loop())
+            inflight = (trace or servable).submit(request, sink, now_ns)
+            try:
+                response = await sink.future
+            finally:
+                inflight.cancel()  # which does nothing to a request that is settled
+            if isinstance(response, ModserveError):
+                if limit_ns and response.code is Code.UNAVAILABLE and time.monotonic_ns() >= limit_ns:
+                    return DeadlinePassedError(Code.UNAVAILABLE, "Deadline Exceeded")
+                return response
+            if self._server_timing and (cost := server_timing.value(inflight)):
                 context.set_trailing_metadata(((server_timing.HEADER, cost),))
-            if places:
-                response = shared_memory.moved(response, places, lease)
-        except ModserveError as error:
-            if limit_ns and error.code is Code.UNAVAILABLE and time.monotonic_ns() >= limit_ns:
-                raise DeadlinePassedError(Code.UNAVAILABLE, "Deadline Exceeded") from error
-            raise
+            if (
+                response.size > LONG_MESSAGE
+                or grpc_messages.has_many_texts(response)
+                or (counts and has_many_elements(response))
+            ):
+                return await on_thread(_encoded, response, places, lease, counts, servable)
+            return _encoded(response, places, lease, counts, servable)
         finally:
             lease.release()
             if borrowed is not None:
                 borrowed.release()
             if trace is not None:
                 trace.stamp("GRPC_SEND_START")
-        if grpc_messages.has_many_texts(response) or (counts and has_many_elements(response)):
-            return await on_thread(_encoded, response, counts, servable)
-        return _encoded(response, counts, servable)
 
 
-def _encoded(response: InferenceResponse, counts: Mapping[str, int], servable: Servable) -> Message:
-    return grpc_messages.encode_response(classification.classified(response, counts, servable))
+class _Outcome(OneAnswer):
+    """Hands the one answer of a request, good or bad, to whoever awaits it."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.future: asyncio.Future[InferenceResponse | ModserveError] = loop.create_future()
+
+    def settle(self, outcome: InferenceResponse | ModserveError) -> None:
+        if not self.future.done():
+            self.future.set_result(outcome)
 
 
-def handlers(
+def _encoded(
+    response: InferenceResponse,
+    places: Mapping[str, Place],
+    lease: Lease,
+    counts: Mapping[str, int],
+    servable: Servable,
+) -> bytes:
+    if places:
+        response = shared_memory.moved(response, places, lease)
+    message = grpc_messages.encode_response(classification.classified(response, counts, servable))
+    return message.SerializeToString()
+
+
+def call_table(
     server: Server,
     streams: InferStreams | None = None,
     options: GrpcOptions = _DEFAULTS,
-) -> "tuple[grpc.GenericRpcHandler[Any, Any], ...]":
-    """Generic handlers for both services; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
-    restricted = {rpc: options.restrictions.get(category) for rpc, category in RPC_CATEGORY.items()}
-    service = InferenceService(server, options)
-    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-    for name, method in pb.METHODS.items():
-        call: Call | None = getattr(service, name, None)
-        if method.client_streaming or method.server_streaming:
-            methods[name] = grpc.stream_stream_rpc_method_handler(
-                _stream((streams or InferStreams(server)).serve, name, restricted[name]),
-                response_serializer=method.response.SerializeToString,
-            )
-        else:
-            methods[name] = grpc.unary_unary_rpc_method_handler(
-                _unary(call or _unserved(name), method.request, restricted[name]),
-                response_serializer=method.response.SerializeToString,
-            )
-    health_methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Check": grpc.unary_unary_rpc_method_handler(
-            _unary(health.check(server), health_pb2.HealthCheckRequest, restricted["Check"]),
-            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
-        ),
-        "Watch": grpc.unary_stream_rpc_method_handler(
-            _stream(_watch(server), "Watch", restricted["Watch"]),
-            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
-        ),
+    border: Border | None = None,
+) -> CallTable:
+    """All that the port serves; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
+    border = border or Border(server)
+    inference = InferenceService(server, options)
+    served = {
+        pb.SERVICE: (pb.METHODS, inference),
+        health_pb.SERVICE: (health_pb.METHODS, HealthService(server)),
     }
-    return (
-        grpc.method_handlers_generic_handler(pb.SERVICE, methods),
-        grpc.method_handlers_generic_handler(health.SERVICE, health_methods),
-    )
-
-
-def _unary(
-    call: Call, request: type[Message], restriction: Restriction | None = None
-) -> Callable[[bytes, Context], Awaitable[Message]]:
-    """`call` behind the border: bytes are parsed, and errors become statuses."""
-
-    async def handle(data: bytes, context: Context) -> Message:
-        try:
-            _check_restriction(restriction, context)
-            return await call(_parsed(request, data), context)
-        except Exception as error:
-            failure = _foreseen(error, getattr(call, "__name__", "a call"))
-        late = isinstance(failure, DeadlinePassedError)
-        code = _DEADLINE_EXCEEDED if late else grpc_status(failure)
-        await _abort(context, code, failure)
-        raise AssertionError("abort raises: this is a bug")
-
-    return handle
-
-
-def _stream(call: StreamCall, name: str, restriction: Restriction | None = None) -> StreamCall:
-    """A streaming `call` behind the border. It reads and writes messages itself."""
-
-    async def handle(messages: Any, context: Context) -> None:
-        try:
-            _check_restriction(restriction, context)
-            await call(messages, context)
-            return
-        except Exception as error:
-            failure = _foreseen(error, name)
-        await _abort(context, grpc_status(failure), failure)
-
-    return handle
-
-
-async def _abort(context: Context, code: grpc.StatusCode, error: ModserveError) -> None:
-    if trailers := failures.trailers(error):
-        context.set_trailing_metadata(trailers)
-    await context.abort(code, error.message)
-
-
-def _check_restriction(restriction: Restriction | None, context: Context) -> None:
-    """Raises UNAVAILABLE, as Triton does, for a call without the header that it needs."""
-    if restriction is not None and not restriction.granted(context.invocation_metadata() or ()):
-        raise unavailable(restriction.refusal)
-
-
-def _watch(server: Server) -> StreamCall:
-    call = health.watch(server)
-
-    async def watch(data: bytes, context: Context) -> None:
-        await call(_parsed(health_pb2.HealthCheckRequest, data), context)
-
-    return watch
-
-
-def _foreseen(error: Exception, name: str) -> ModserveError:
-    if isinstance(error, ModserveError):
-        return error
-    _log.error("%s failed unforeseen", name, exc_info=error)
-    return internal(f"unforeseen {type(error).__name__}: {error}")
-
-
-def _parsed(request: type[Message], data: bytes) -> Message:
-    try:
-        return request.FromString(data)
-    except DecodeError:
-        raise invalid(f"Unable to parse request: {len(data)} bytes are no {request.DESCRIPTOR.full_name}") from None
+    reflection = ReflectionService((*served, *REFLECTION))
+    calls: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for service, (methods, implementation) in {
+        **served,
+        **dict.fromkeys(REFLECTION, (reflection_pb.METHODS, reflection)),
+    }.items():
+        for name, method in methods.items():
+            restriction = options.restrictions.get(RPC_CATEGORY.get(name, ""))
+            call = getattr(implementation, name, None)
+            if name == "ModelStreamInfer":
+                call = (streams or InferStreams(server)).serve
+            if method.server_streaming and call is not None:
+                handler = border.stream(method, call, restriction)
+            else:
+                handler = border.unary(method, call or _unserved(name), restriction)
+            calls[f"/{service}/{name}"] = handler
+    return CallTable(calls)
 
 
 def _unserved(name: str) -> Call:

@@ -4,7 +4,6 @@ Models with one response a request answer in the order of the requests; those of
 """
 
 import asyncio
-import logging
 import re
 import time
 from collections import deque
@@ -12,9 +11,8 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeAlias
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from modserve.core.errors import ModserveError, internal, invalid, unavailable
+from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.response import InferenceResponse, bare_end
 from modserve.core.servable import Servable
@@ -22,15 +20,20 @@ from modserve.core.shared_memory import Lease, Place
 from modserve.core.tracing import RequestTrace
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import has_many_elements, on_thread
-from modserve.pb import inference as pb
-from modserve.protocol import classification, grpc_messages, header_forwarding, server_timing, shared_memory
+from modserve.protocol import (
+    classification,
+    failures,
+    grpc_messages,
+    header_forwarding,
+    server_timing,
+    shared_memory,
+)
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.server import Server
 
 from . import tracing
-from .reading import read_request
-
-_log = logging.getLogger(__name__)
+from .border import LONG_MESSAGE, foreseen, grpc_status
+from .reading import parse, read_request
 
 MAX_OUTSTANDING = 1024
 """Requests of one stream that are read and not answered yet. While there are so many, no more are read, and flow
@@ -41,6 +44,8 @@ MAX_OUTSTANDING_BYTES = 64 * 1024 * 1024
 
 _HARD_ERRORS = ("triton_grpc_error", "true")
 """The metadata with which a client asks that the first error end the stream as the RPC's status."""
+
+_NAME = "a request of a stream"
 
 _STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 
@@ -60,17 +65,19 @@ class InferStreams:
         self._open: set[_Stream] = set()
         self._stopped = False
 
-    async def serve(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        """One stream, from its first request to its end. Raises the `ModserveError` that ends it."""
+    async def serve(self, messages: AsyncIterator[bytes], context: Context) -> ModserveError | None:
+        """One stream, from its first request to its end; the error that ends it, None for a good end."""
         if self._stopped:
-            raise unavailable(_STOPPING)
+            return unavailable(_STOPPING)
         forwarded = header_forwarding.from_metadata(self._header_pattern, context.invocation_metadata())
         stream = _Stream(self._server, context, forwarded, self._server_timing)
         self._open.add(stream)
         try:
-            await stream.run(messages)
+            error = await stream.run(messages)
         finally:
             self._open.discard(stream)
+            del stream
+        return error
 
     def stop(self) -> None:
         """Read no more requests; each stream ends as soon as those it has read are answered."""
@@ -87,21 +94,26 @@ class _Call:
         "class_counts",
         "empty_final",
         "ended",
+        "held",
         "id",
         "inflight",
         "lease",
+        "model",
         "ordered",
         "places",
         "servable",
         "size",
         "stream",
         "trace",
+        "version",
     )
 
     def __init__(self, stream: "_Stream", size: int) -> None:
         self.stream = stream
         self.size = size
-        self.id = ""
+        self.held = 0
+        """What it has taken of the server's memory."""
+        self.id = self.model = self.version = ""
         self.class_counts: Mapping[str, int] = {}
         self.places: Mapping[str, Place] = {}
         self.lease: Lease | None = None
@@ -118,12 +130,10 @@ class _Call:
 
     async def start(self, server: Server, data: bytes, now_ns: int) -> None:
         """Raises whatever keeps the request from being accepted."""
-        try:
-            message = pb.ModelInferRequest.FromString(data)
-        except DecodeError:
-            name = pb.ModelInferRequest.DESCRIPTOR.full_name
-            raise invalid(f"Unable to parse request: {len(data)} bytes are no {name}") from None
-        self.id = message.id
+        server.memory.take(self.size)
+        self.held = self.size
+        message = await parse(data)
+        self.id, self.model, self.version = message.id, message.model_name, message.model_version
         self.servable = server.model(message.model_name, parse_requested(message.model_version))
         if server.tracer.on:
             self.trace = tracing.begun(server, self.servable, now_ns)
@@ -136,11 +146,16 @@ class _Call:
             self.places = grpc_messages.output_places(message, self.lease)
             self.class_counts = grpc_messages.class_counts(message)
             self.empty_final = grpc_messages.wants_empty_final(message)
-            self.inflight = (self.trace or self.servable).submit(request, self, now_ns)
+            # Said before, since a model may answer while the request is given to it.
+            self.ordered = not self.servable.config.decoupled
+            try:
+                self.inflight = (self.trace or self.servable).submit(request, self, now_ns)
+            except BaseException:
+                self.ordered = True
+                raise
         finally:
             if borrowed is not None:
                 borrowed.release()
-        self.ordered = not self.servable.config.decoupled
         if not self.ordered:
             self.inflight.pace()
 
@@ -169,16 +184,32 @@ class _Call:
         if self.lease is not None:
             self.lease.release()
 
+    def close(self, server: Server) -> None:
+        """It is over. What it holds is let go of, and it no longer holds who holds it."""
+        self.ended = True
+        if self.inflight is not None:
+            self.inflight.cancel()  # which does nothing to a request that is settled
+        self.release()
+        server.memory.give_back(self.held)
+        self.held = 0
+        if self.trace is not None:
+            self.trace.end()
+        self.inflight = self.trace = self.servable = None
+        self.answers.clear()
+
     def is_long(self, outcome: Outcome) -> bool:
         """Whether making the message takes so long that others should not wait for it."""
         if not isinstance(outcome, InferenceResponse):
             return False
-        return grpc_messages.has_many_texts(outcome) or (bool(self.class_counts) and has_many_elements(outcome))
+        return (
+            outcome.size > LONG_MESSAGE
+            or grpc_messages.has_many_texts(outcome)
+            or (bool(self.class_counts) and has_many_elements(outcome))
+        )
 
-    def message(self, outcome: Outcome, final: bool) -> pb.ModelStreamInferResponse | None:
-        """What is sent, if anything is. Raises the error of a request that failed, or whose answer can not be sent."""
-        if isinstance(outcome, ModserveError):
-            raise outcome
+    def message(self, outcome: Outcome, final: bool) -> bytes | None:
+        """What is sent of an answer that is no failure, if anything is. Raises what keeps it from being sent."""
+        assert not isinstance(outcome, ModserveError), "a failure is no response: this is a bug"
         assert self.servable is not None, "set before the request was submitted: this is a bug"
         if outcome is None:
             if not self.empty_final:
@@ -190,7 +221,7 @@ class _Call:
             response = classification.classified(outcome, self.class_counts, self.servable)
         if final and self.stream.timed and self.inflight is not None:
             response = server_timing.with_cost(response, self.inflight)
-        return grpc_messages.encode_stream_response(response, final)
+        return grpc_messages.encode_stream_response(response, final).SerializeToString()
 
 
 class _Stream:
@@ -220,21 +251,22 @@ class _Stream:
         """Set when there may be something to write, or the end has come."""
         self._room = asyncio.Event()
 
-    async def run(self, messages: AsyncIterator[bytes]) -> None:
+    async def run(self, messages: AsyncIterator[bytes]) -> ModserveError | None:
+        """Serve it to its end; the error that it ends with, None for a good end."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._reading = tasks.create_task(self._read(messages))
                 error = await self._write()
                 self._reading.cancel()
         finally:
-            for call in list(self._open):
-                if call.inflight is not None:
-                    call.inflight.cancel()
-                call.release()
-                if call.trace is not None:
-                    call.trace.end()
-        if error is not None:
-            raise error
+            for call in self._open:
+                call.close(self._server)
+            # Each of these holds what leads back to this stream: tasks keep the exceptions that ended them.
+            self._reading = None
+            self._open.clear()
+            self._order.clear()
+            self._ready.clear()
+        return error
 
     def stop(self) -> None:
         self._stopping = True
@@ -264,7 +296,8 @@ class _Stream:
         try:
             await call.start(self._server, data, time.monotonic_ns())
         except Exception as error:
-            call.fail(_foreseen(error), True)
+            # Without its traceback, which holds the frames that hold the error.
+            call.fail(foreseen(error, _NAME).with_traceback(None), True)
         except asyncio.CancelledError:
             call.fail(unavailable(_STOPPING), True)  # it was still being read
             raise
@@ -274,8 +307,7 @@ class _Stream:
     def _over(self, call: _Call) -> None:
         """A request's last answer has been sent."""
         self._open.discard(call)
-        if call.trace is not None:
-            call.trace.end()
+        call.close(self._server)
         self._bytes -= call.size
         self._room.set()
         if call.ordered:
@@ -289,13 +321,13 @@ class _Stream:
             while self._ready:
                 call = self._ready.popleft()
                 try:
-                    await self._send(call, *call.answers.popleft())
-                    if call.inflight is not None:
-                        call.inflight.sent()
-                except ModserveError as error:
-                    return error
+                    error = await self._send(call, *call.answers.popleft())
                 except grpc.aio.BaseError:
                     return None  # the client has gone, and the RPC's cancellation is on its way
+                if error is not None:
+                    return error
+                if call.inflight is not None:
+                    call.inflight.sent()
                 if call.ended and not call.answers:
                     self._over(call)
             if not self._open and self._half_closed:
@@ -305,31 +337,44 @@ class _Stream:
             self._changed.clear()
             await self._changed.wait()
 
-    async def _send(self, call: _Call, outcome: Outcome, final: bool) -> None:
-        """Raises the request's error if that must end the stream, and grpc's own when nobody takes the answer."""
-        try:
-            if call.is_long(outcome):
-                message = await on_thread(call.message, outcome, final)
-            else:
-                message = call.message(outcome, final)
-        except Exception as failure:
-            error = _foreseen(failure)
+    async def _send(self, call: _Call, outcome: Outcome, final: bool) -> ModserveError | None:
+        """The request's error if that must end the stream. Raises grpc's own error when nobody takes the answer."""
+        data: bytes | None = None
+        error: ModserveError | None = None
+        if isinstance(outcome, ModserveError):
+            error = outcome
+        else:
+            try:
+                if call.is_long(outcome):
+                    data = await on_thread(call.message, outcome, final)
+                else:
+                    data = call.message(outcome, final)
+            except Exception as failure:
+                error = foreseen(failure, _NAME).with_traceback(None)
+        if error is not None:
             if self._hard_errors:
-                raise error from None
+                return error
+            self._server.failure_log.record(
+                "gRPC", call.model, call.version, call.id, grpc_status(error).name, failures.public_message(error)
+            )
             message = grpc_messages.encode_stream_error(error, call.id, call.accepted_by, final)
+            data = message.SerializeToString()
         if final:
             call.release()
-        if message is None:
-            return
+        if data is None:
+            return None
         if call.trace is not None:
             call.trace.stamp("GRPC_SEND_START")
-        await self._context.write(message)
+        await self._write_counted(data)
         if call.trace is not None:
             call.trace.stamp("GRPC_SEND_END")
+        return None
 
-
-def _foreseen(error: Exception) -> ModserveError:
-    if isinstance(error, ModserveError):
-        return error
-    _log.error("a request of a stream failed unforeseen", exc_info=error)
-    return internal(f"unforeseen {type(error).__name__}: {error}")
+    async def _write_counted(self, data: bytes) -> None:
+        """What waits for a slow client counts as held."""
+        memory = self._server.memory
+        memory.force(len(data))
+        try:
+            await self._context.write(data)
+        finally:
+            memory.give_back(len(data))

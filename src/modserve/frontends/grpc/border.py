@@ -1,0 +1,234 @@
+"""Between gRPC's library and the calls: bytes in and out, statuses, bounds, and what is told of calls that fail.
+
+All calls are registered as streams of requests, and those with one request read it themselves: the library never ends
+a call that comes without its message.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from modserve.core.errors import ModserveError, OverloadedError, internal, invalid, unavailable
+from modserve.frontends.threads import on_thread
+from modserve.pb.descriptors import Method
+from modserve.protocol import failures
+from modserve.protocol.restricted import Restriction
+from modserve.server import Server
+
+_log = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Call: TypeAlias = Callable[[Any, Context], "Awaitable[Message | bytes | ModserveError]"]
+"""Message in, message out, or its bytes; raises the error that it fails with, or returns it."""
+StreamCall: TypeAlias = Callable[[Any, Context], "Awaitable[ModserveError | None]"]
+"""Reads and writes messages itself; raises the error that it fails with, or returns it."""
+
+MAX_CALLS = 10_000
+"""Unary calls that are under way at a time. More are refused at once: each holds about 20 KB beside its message."""
+
+LONG_MESSAGE = 1024 * 1024
+"""Bytes. Longer messages are parsed and made on a thread: that takes about half a millisecond for each of them."""
+
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_NO_MESSAGE = "the call ended without a request message; a unary call has exactly one"
+
+
+class DeadlinePassedError(ModserveError):
+    """The client's own deadline passed while its request waited, which gRPC has a status for."""
+
+
+class Refusal(NamedTuple):
+    """How a call ends that failed. It holds no exception, and so none of the frames that one came through."""
+
+    status: grpc.StatusCode
+    message: str
+    trailers: tuple[tuple[str, str], ...]
+
+
+def grpc_status(error: ModserveError) -> grpc.StatusCode:
+    """The status that a call ends with which failed so."""
+    if isinstance(error, DeadlinePassedError):
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    return _STATUS_CODES[failures.spelling(error).grpc]
+
+
+def foreseen(error: Exception, name: str) -> ModserveError:
+    """The error that a client is told for one that a call named `name` raised. What is not ours is logged."""
+    if isinstance(error, ModserveError):
+        return error
+    _log.error("%s failed unforeseen", name, exc_info=error)
+    return internal(f"unforeseen {type(error).__name__}: {error}")
+
+
+class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Every call that is served, by its path. The library asks it for each call that it takes over from its core."""
+
+    def __init__(self, methods: Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]) -> None:
+        self.methods = methods
+        self.taken = 0
+        """How many calls have been taken over."""
+
+    def service(self, handler_call_details: Any) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        self.taken += 1
+        return self.methods.get(handler_call_details.method)
+
+
+class Border:
+    """Makes handlers for the library from calls."""
+
+    def __init__(self, server: Server, max_calls: int = MAX_CALLS) -> None:
+        self._server = server
+        self._max_calls = max_calls
+        self._calls = 0
+        self._held: asyncio.Event | None = None
+        self.refused = 0
+        """Calls that were refused because too many were under way."""
+
+    def hold_refusals(self) -> None:
+        """Keep back the answers to calls that are UNAVAILABLE, until `release_refusals`.
+
+        Clients that call again as soon as they are answered then come to rest, and the port can close without a call
+        that waits to be taken.
+        """
+        self._held = asyncio.Event()
+
+    def release_refusals(self) -> None:
+        if self._held is not None:
+            self._held.set()
+            self._held = None
+
+    def unary(
+        self, method: Method, call: Call, restriction: Restriction | None = None
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """The handler of a call with one request and one response."""
+        request = method.request
+
+        async def handle(messages: object, context: Context) -> bytes:
+            message: Message | None = None
+            size = 0
+            self._calls += 1
+            try:
+                _check_restriction(restriction, context)
+                if self._calls > self._max_calls:
+                    raise self._too_many()
+                data = await context.read()
+                if data is _EOF:
+                    raise internal(_NO_MESSAGE)  # the status that gRPC's own servers end it with
+                size = self._taken(len(data))
+                message = await on_thread(parsed, request, data) if size > LONG_MESSAGE else parsed(request, data)
+                del data
+                answer = await call(message, context)
+                if isinstance(answer, Message):
+                    return answer.SerializeToString()
+                if isinstance(answer, bytes):
+                    if len(answer) > LONG_MESSAGE:
+                        self._count_until_sent(len(answer), context)
+                    return answer
+                refusal = self._refusal(answer, message)
+                del answer
+            except Exception as error:
+                refusal = self._refusal(foreseen(error, method.name), message)
+            finally:
+                self._calls -= 1
+                self._server.memory.give_back(size)
+            if self._held is not None and refusal.status is grpc.StatusCode.UNAVAILABLE:
+                await self._held.wait()
+            ending = _ending(context, refusal)
+            # The library keeps the exception by which it ends the call, and that keeps this frame.
+            del messages, context, message, refusal
+            try:
+                await ending
+            except grpc.aio.AbortError:
+                raise
+            except grpc.aio.BaseError:
+                pass  # the client has gone, and takes no status
+            return b""
+
+        return grpc.stream_unary_rpc_method_handler(handle)
+
+    def stream(
+        self, method: Method, call: StreamCall, restriction: Restriction | None = None
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """The handler of a call that writes its responses itself, as bytes.
+
+        It gets the iterator over the bytes of its requests, or its one request as a message.
+        """
+
+        async def handle(messages: Any, context: Context) -> None:
+            try:
+                _check_restriction(restriction, context)
+                if not method.client_streaming:
+                    data = await context.read()
+                    if data is _EOF:
+                        raise internal(_NO_MESSAGE)  # the status that gRPC's own servers end it with
+                    messages = parsed(method.request, data)
+                failure = await call(messages, context)
+                if failure is None:
+                    return
+                refusal = self._refusal(failure, None)
+                del failure
+            except grpc.aio.BaseError:
+                return  # the client has gone, and takes no status
+            except Exception as error:
+                refusal = self._refusal(foreseen(error, method.name), None)
+            if refusal.trailers:
+                context.set_trailing_metadata(refusal.trailers)
+            context.set_code(refusal.status)
+            context.set_details(refusal.message)
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    def _count_until_sent(self, size: int, context: Context) -> None:
+        memory = self._server.memory
+        memory.force(size)
+        context.add_done_callback(cast(Any, lambda _: memory.give_back(size)))  # the stubs ask for a class
+
+    def _taken(self, size: int) -> int:
+        self._server.memory.take(size)
+        return size
+
+    def _too_many(self) -> ModserveError:
+        self.refused += 1
+        return OverloadedError(
+            f"too many calls: {self._max_calls} are under way on the gRPC port, and it takes no more at a time. Try "
+            "again later."
+        )
+
+    def _refusal(self, error: ModserveError, request: Message | None) -> Refusal:
+        """How the call ends; the log is told."""
+        status, message = grpc_status(error), failures.public_message(error)
+        model, version, request_id = _named(request)
+        self._server.failure_log.record("gRPC", model, version, request_id, status.name, message)
+        return Refusal(status, message, failures.trailers(error))
+
+
+def parsed(request: type[Message], data: bytes) -> Message:
+    """Raises INVALID_ARG for bytes that are no such message."""
+    try:
+        return request.FromString(data)
+    except DecodeError:
+        raise invalid(f"Unable to parse request: {len(data)} bytes are no {request.DESCRIPTOR.full_name}") from None
+
+
+def _named(request: Any) -> tuple[str, str, str]:
+    """The model, version and id that a request names, as far as it has any."""
+    model = getattr(request, "model_name", "") or getattr(request, "name", "")
+    version = getattr(request, "model_version", "") or getattr(request, "version", "")
+    return model, version, getattr(request, "id", "")
+
+
+def _ending(context: Context, refusal: Refusal) -> Awaitable[object]:
+    if refusal.trailers:
+        context.set_trailing_metadata(refusal.trailers)
+    return context.abort(refusal.status, refusal.message)
+
+
+def _check_restriction(restriction: Restriction | None, context: Context) -> None:
+    """Raises UNAVAILABLE, as Triton does, for a call without the header that it needs."""
+    if restriction is not None and not restriction.granted(context.invocation_metadata() or ()):
+        raise unavailable(restriction.refusal)
