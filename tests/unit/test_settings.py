@@ -44,7 +44,10 @@ TRITONSERVER_OPTIONS = re.findall(
 )
 """Its long options, but for --help, which is the command's."""
 OWN_OPTIONS = [
+    "http-client-timeout",
     "http-cors-allow-origin",
+    "http-idle-timeout",
+    "http-max-connections",
     "http-root-cert",
     "http-server-cert",
     "http-server-key",
