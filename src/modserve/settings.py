@@ -118,7 +118,14 @@ class Settings(BaseModel):
     http_address: str = "0.0.0.0"
     http_port: Port = 8000
     http_max_input_size: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
-    """The longest JSON accepted in a request, in bytes; binary tensor data is not limited."""
+    """The longest JSON accepted in a request, in bytes; the limit of binary tensor data is `request_memory_limit`."""
+    http_max_connections: Count = 10_000
+    """HTTP connections at the same time; fewer if the process may not open enough files for so many."""
+    http_idle_timeout: Count = 620
+    """How long an HTTP connection without a request stays open; 0: for ever."""
+    http_client_timeout: Count = 60
+    """How long a client may take to finish a request's head, to send more of its body or to read more of a response;
+    0: for ever."""
 
     reuse_http_port: bool = False
     """Share the HTTP port with other servers that do as well; the system spreads connections over them."""
@@ -432,6 +439,18 @@ OPTIONS = {
         _option("http-address", str, "the address HTTP listens on"),
         _option("http-port", _int, "the port HTTP listens on; 0 takes a free one"),
         _option("http-max-input-size", _int, "the longest JSON accepted in a request, in bytes"),
+        _option(
+            "http-max-connections",
+            _int,
+            "HTTP connections at the same time; fewer if the process may not open enough files; 0: as many as it may",
+        ),
+        _option("http-idle-timeout", _int, "seconds an HTTP connection without a request stays open; 0: for ever"),
+        _option(
+            "http-client-timeout",
+            _int,
+            "seconds a client may take to finish a head, to send more of a body, or to read more of a response; 0: for "
+            "ever",
+        ),
         _option("reuse-http-port", _bool, "share the HTTP port with other servers that do as well"),
         _option("http-header-forward-pattern", str, "regular expression: headers that become request parameters"),
         _option("http-cors-allow-origin", str, "an origin whose pages may call; * for any", repeatable=True),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +166,8 @@ class MockTransport(asyncio.Transport):
         self.writes = 0
         self.reading = True
         self.eof = False
+        self.unsent = 0
+        """Bytes in the write buffer, as the test has them."""
         self.closing = False
         self.lost = False
         self._changed = asyncio.Event()
@@ -183,6 +186,9 @@ class MockTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         self.eof = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -328,6 +334,7 @@ async def stage(
     async with asyncio.TaskGroup() as tasks:
         found: AsgiApp = create_app(server, options) if app is None else app
         site = Site(server, found, tasks, asyncio.get_running_loop(), options)
+        site.turns.seconds = math.inf  # so that no test depends on how fast the machine is
         yield Stage(server, site, loader)
         for connection in list(site.connections):
             connection.abort()

@@ -1,6 +1,9 @@
 """One HTTP connection, driven with literal bytes."""
 
+import asyncio
+import gc
 import json
+import re
 import socket
 from pathlib import Path
 from random import Random
@@ -19,6 +22,10 @@ from puppet_server import (
     request,
     stage,
 )
+
+from modserve.frontends.http.connection import Connection
+from modserve.frontends.http.options import HttpOptions
+from modserve.protocol.restricted import Restriction
 
 GET = request("GET", "/hello?a=1")
 HELLO = b"GET /hello ? a=1 = "
@@ -50,7 +57,8 @@ async def test_a_json_inference(tmp_path: Path) -> None:
         on.simple.answer_all()
         assert (
             bytes(client.transport.written)
-            == (b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(JSON_ANSWER))
+            == b"HTTP/1.1 200 OK\r\n%bContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % (on.site.date, len(JSON_ANSWER))
             + JSON_ANSWER
         )
         assert client.transport.writes == 1
@@ -64,9 +72,9 @@ async def test_a_binary_inference(tmp_path: Path) -> None:
         assert (
             bytes(client.transport.written)
             == (
-                b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
+                b"HTTP/1.1 200 OK\r\n%bContent-Type: application/octet-stream\r\n"
                 b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
-                % (len(BINARY_ANSWER_HEADER), len(BINARY_ANSWER))
+                % (on.site.date, len(BINARY_ANSWER_HEADER), len(BINARY_ANSWER))
             )
             + BINARY_ANSWER
         )
@@ -78,7 +86,9 @@ async def test_an_error(tmp_path: Path) -> None:
         client.send(request(target="/v2/models/nosuch/infer"))
         body = b'{"error":"Request for unknown model: \'nosuch\' is not found"}'
         assert bytes(client.transport.written) == (
-            b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+            b"HTTP/1.1 404 Not Found\r\n%bContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % (on.site.date, len(body))
+            + body
         )
 
 
@@ -88,7 +98,8 @@ async def test_everything_else_goes_to_the_application(tmp_path: Path) -> None:
         client.send(GET)
         (answer,) = await client.receive()
         assert (answer.status, answer.body) == (200, HELLO)
-        assert answer.headers == {"content-type": "text/plain", "content-length": str(len(HELLO))}
+        date = on.site.date.decode().strip().removeprefix("Date: ")
+        assert answer.headers == {"content-type": "text/plain", "content-length": str(len(HELLO)), "date": date}
         client.send(request("POST", "/a%20b", b"body"))
         assert (await client.receive(2))[1].body == b"POST /a b ?  = body"
 
@@ -224,18 +235,31 @@ async def test_pipelined_requests_of_all_kinds(tmp_path: Path) -> None:
         assert [answer.body for answer in answers if answer.status == 200] == [JSON_ANSWER, HELLO, BINARY_ANSWER, HELLO]
 
 
-async def test_who_pipelines_too_much_is_read_no_further_until_answered(tmp_path: Path) -> None:
+async def test_who_sends_too_much_ahead_is_read_no_further_until_answered(tmp_path: Path) -> None:
+    filler = request(target="/v2/models/echo/infer", body=bytes(32 * 1024), Inference_Header_Content_Length="9")
     async with stage(tmp_path, automatic=False) as on:
         client = on.connect()
-        client.send(*(with_id(number) for number in range(16)))
+        client.send(with_id(0), filler)
         assert client.transport.reading
-        client.send(with_id(16))
+        client.send(filler, with_id(1))
         assert not client.transport.reading
         on.simple.answer_all()
         assert client.transport.reading
-        for _ in range(16):
-            on.simple.answer_all()
-        assert ids(client) == list(range(17))
+        on.simple.answer_all()
+        assert [answer.status for answer in client.answers] == [200, 400, 400, 200]
+
+
+async def test_requests_sent_ahead_are_not_read_before_their_turn(tmp_path: Path) -> None:
+    """They are worth their bytes, and no objects."""
+    async with stage(tmp_path, automatic=False) as on:
+        client = on.connect()
+        before = len(gc.get_objects())
+        client.send(infer(), GET * 2_000)
+        assert len(gc.get_objects()) - before < 200
+        assert len(on.simple.submitted) == 1
+        on.simple.answer_all()
+        assert len(await client.receive(2_001)) == 2_001
+        assert client.transport.reading
 
 
 async def test_thousands_of_pipelined_mistakes_behind_one_request(tmp_path: Path) -> None:
@@ -244,8 +268,42 @@ async def test_thousands_of_pipelined_mistakes_behind_one_request(tmp_path: Path
         client.send(infer() + request(target="/v2/models/nosuch/infer") * 3_000)
         assert not client.transport.written
         on.simple.answer_all()
-        assert [answer.status for answer in client.answers] == [200] + [404] * 3_000
+        assert [answer.status for answer in await client.receive(3_001)] == [200] + [404] * 3_000
         assert client.transport.reading
+
+
+async def test_requests_sent_ahead_share_the_event_loop(tmp_path: Path) -> None:
+    """In each turn those of all connections get a little time, and no connection waits for another's last."""
+    async with stage(tmp_path) as on:
+        on.site.turns.seconds = 0.0
+        greedy = [on.connect() for _ in range(3)]
+        for client in greedy:
+            client.send(request(target="/v2/models/nosuch/infer") * 50)
+        # What has just come is begun at once, and one of what was sent ahead.
+        assert [len(client.answers) for client in greedy] == [2, 1, 1]
+        other = on.connect()
+        other.send(infer())
+        assert (await other.receive())[0].body == JSON_ANSWER
+        assert all(len(client.answers) < 10 for client in greedy)
+        counts = []
+        for client in greedy:
+            await client.receive(40)
+            counts.append([len(each.answers) for each in greedy])
+        assert all(max(count) - min(count) <= 2 for count in counts), counts
+        for client in greedy:
+            assert len(await client.receive(50)) == 50
+
+
+async def test_a_client_that_goes_leaves_what_it_has_sent_ahead(tmp_path: Path) -> None:
+    async with stage(tmp_path) as on:
+        on.site.turns.seconds = 0.0
+        client = on.connect()
+        client.send(request(target="/v2/models/nosuch/infer") * 3_000)
+        assert len(client.answers) == 2
+        client.transport.lose()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not on.site.connections
 
 
 async def test_a_body_s_end_does_not_count_for_the_next_head(tmp_path: Path) -> None:
@@ -419,7 +477,8 @@ async def test_an_application_that_streams_waits_for_the_client(tmp_path: Path) 
         client.send(GET)
         client.connection.pause_writing()
         await client.transport.until(lambda: bool(client.transport.written))
-        assert client.transport.written.endswith(b"transfer-encoding: chunked\r\n\r\n3\r\none\r\n")
+        assert b"transfer-encoding: chunked\r\n" in client.transport.written
+        assert client.transport.written.endswith(b"\r\n\r\n3\r\none\r\n")
         client.connection.resume_writing()
         (answer,) = await client.receive()
         assert answer.body == b"onetwothree"
@@ -617,24 +676,101 @@ async def test_thousands_of_upgrades_in_one_piece(tmp_path: Path) -> None:
     async with stage(tmp_path, automatic=False) as on:
         client = on.connect()
         client.send(request(target="/v2/models/nosuch/infer", Connection="Upgrade", Upgrade="h2c") * 1_500)
-        assert [answer.status for answer in client.answers] == [404] * 1_500
+        assert [answer.status for answer in await client.receive(1_500)] == [404] * 1_500
 
 
 # The memory of heads
 
 
-async def test_a_head_is_remembered_when_its_request_came_whole(tmp_path: Path) -> None:
+async def test_what_is_unusual_is_not_remembered(tmp_path: Path) -> None:
     async with stage(tmp_path) as on:
         client = on.connect()
-        client.send(infer()[:-5], infer()[-5:])
-        client.send(infer() + infer())
         client.send(
-            infer(Expect="100-continue"), request("GET", "/"), request(Transfer_Encoding="chunked") + b"0\r\n\r\n"
+            infer()[:30],
+            infer()[30:],
+            infer(Expect="100-continue"),
+            infer(Connection="Upgrade", Upgrade="h2c"),
+            request("GET", "/"),
+            request(Transfer_Encoding="chunked") + b"0\r\n\r\n",
         )
+        await client.receive(5)
         assert not on.site.heads
-        await client.receive(6)
-        client.send(infer())
-        assert [head + JSON_BODY for head in on.site.heads] == [infer()]
+
+
+@pytest.mark.parametrize("cut", [0, 5, len(JSON_BODY)], ids=["whole", "part of the body", "head alone"])
+async def test_a_head_is_remembered_however_the_body_comes(tmp_path: Path, cut: int) -> None:
+    whole = infer()
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        for count in range(1, 4):
+            client.send(whole[: len(whole) - cut], whole[len(whole) - cut :])
+            assert (await client.receive(count))[-1].body == JSON_ANSWER
+        assert [head + JSON_BODY for head in on.site.heads] == [whole]
+
+
+async def test_a_known_head_is_not_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(parser: object, piece: bytes) -> None:
+        raise AssertionError(f"parsed: {piece!r}")
+
+    volatile = {"X_Request_Id": "1", "Traceparent": "00-1-1-01", "X_B3_TraceId": "1", "Date": "Sun"}
+    changed = {name: value + "2" for name, value in volatile.items()}
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        client.send(infer(JSON_BODY, **volatile))
+        await client.receive()
+        monkeypatch.setattr(Connection, "_parse", fail)
+        other = infer(JSON_BODY, **changed)
+        client.send(other, other[:-1], other[-1:], other + other)
+        assert [answer.body for answer in await client.receive(5)] == [JSON_ANSWER] * 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"X-Request-Id: a\x00b", b"X-Request-Id: a\r\n folded", b"X-Request-Id : 1", b"X-Request-Id: a\rb"],
+    ids=["control character", "folded", "blank before the colon", "lonely carriage return"],
+)
+async def test_a_head_is_only_known_if_its_changed_lines_are_valid(tmp_path: Path, line: bytes) -> None:
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        client.send(infer(X_Request_Id="1"))
+        await client.receive()
+        client.send(infer(X_Request_Id="1").replace(b"X-Request-Id: 1", line))
+        assert refused(client, 400).startswith("malformed HTTP request: ")
+
+
+@pytest.mark.parametrize("name", ["Inference-Header-Content-Length", "Content-Length", "Host", "Connection", "Expect"])
+async def test_a_head_is_another_if_a_line_that_matters_differs(tmp_path: Path, name: str) -> None:
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        client.send(infer_binary(Connection="keep-alive", X_Request_Id="1"))
+        assert (await client.receive())[0].body == BINARY_ANSWER
+        head = infer_binary(Connection="keep-alive", X_Request_Id="2").partition(b"\r\n\r\n")[0]
+        lines = [line for line in head.split(b"\r\n") if not line.startswith(name.encode() + b":")]
+        changed = b"\r\n".join([*lines, name.encode() + b": 7"]) + b"\r\n\r\n"
+        assert on.site.known(changed) is None
+        assert on.site.known(head + b"\r\n\r\n") is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        HttpOptions(MAX_JSON, header_pattern=re.compile("x-request-id", re.IGNORECASE)),
+        HttpOptions(MAX_JSON, restrictions={"inference": Restriction("X-Request-Id", "1", "API")}),
+    ],
+    ids=["forwarded", "restricted"],
+)
+async def test_a_line_that_matters_here_is_not_left_out(tmp_path: Path, options: HttpOptions) -> None:
+    async with stage(tmp_path, options=options) as on:
+        client = on.connect()
+        client.send(infer(X_Request_Id="1"), infer(X_Request_Id="2"))
+        await client.receive(2)
+        if options.restrictions:
+            assert client.answers[1].body != JSON_ANSWER
+        else:
+            assert [dict(each.request.parameters) for each in on.simple.submitted] == [
+                {"X-Request-Id": "1"},
+                {"X-Request-Id": "2"},
+            ]
 
 
 async def test_only_the_request_s_own_head_is_remembered(tmp_path: Path) -> None:
@@ -693,7 +829,7 @@ async def test_no_damage_brings_a_connection_down(tmp_path: Path) -> None:
             client.send(bytes(damaged[:cut]), bytes(damaged[cut:]))
             bystander.send(infer())
             assert (await bystander.receive())[0].body == JSON_ANSWER
-            assert {answer.status for answer in client.answers} <= {100, 200, 400, 404, 431}
+            assert {answer.status for answer in client.answers} <= {100, 200, 400, 404, 431, 501, 505}
             client.transport.lose()
 
 

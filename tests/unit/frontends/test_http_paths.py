@@ -226,7 +226,8 @@ async def test_the_application_s_answers_come_through_a_connection(
         expected = await client.request(method, path)
     async with stage(tmp_path, app) as on:
         found = await through_a_connection(on, [request(method, path)])
-    assert found == Answer(expected.status_code, dict(expected.headers), expected.content)
+    headers = {**expected.headers, "date": found.headers["date"]}
+    assert found == Answer(expected.status_code, headers, expected.content)
 
 
 TEXTS = struct.pack("<I3s", 3, b"abc") * 40_000

@@ -37,6 +37,15 @@ class Wire(Protocol):
         """Return when the client has taken enough of what was written."""
         ...
 
+    def abort(self) -> None:
+        """Close the connection at once."""
+        ...
+
+    @property
+    def date(self) -> bytes:
+        """The Date line of responses."""
+        ...
+
 
 class AsgiCall:
     """Runs the application on one complete request and writes its answer. `done` tells whether it may stay open."""
@@ -66,7 +75,17 @@ class AsgiCall:
         return b"0" if self._chunked and not self._complete else b""  # the size of the next chunk begins with it
 
     async def run(self, app: AsgiApp) -> None:
-        """Never raises, but for cancellation."""
+        """Never raises, but for cancellation: what fails, also after the response, costs this connection only."""
+        try:
+            await self._respond(app)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            self._wire.abort()
+            raise
+        except BaseException:
+            _log.exception("%s %s failed unforeseen", self._scope["method"], self._scope["path"])
+            self._wire.abort()
+
+    async def _respond(self, app: AsgiApp) -> None:
         try:
             await app(self._scope, self._receive, self._send)
         except Exception:
@@ -75,7 +94,8 @@ class AsgiCall:
         if self._gone.is_set():
             return
         if not self._started:
-            self._wire.write(json_response(500, encode_message("Internal Server Error"), self._connection))
+            lines = self._wire.date + self._connection
+            self._wire.write(json_response(500, encode_message("Internal Server Error"), lines))
             self._complete = True
         self._done(self._complete and not self._closing)
 
@@ -131,7 +151,8 @@ class AsgiCall:
                 body = _chunk(body)
             else:
                 self._headers.append((b"content-length", b"%d" % len(body)))
-        return head(self._status, self._headers, self._connection) + body
+        lines = self._connection if b"date" in names else self._wire.date + self._connection
+        return head(self._status, self._headers, lines) + body
 
 
 def _chunk(body: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """The HTTP port: opens, stops accepting, waits for what is under way."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,10 @@ _FAREWELL = 2.0
 
 _FLUSH = 1.0
 """Seconds for answers on their way when the port closes."""
+
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+"""The system asks a silent client after so many seconds whether it is there, then so often, and gives up after so many
+questions without an answer: a client that has vanished costs nothing after two minutes."""
 
 
 class HttpListener:
@@ -50,6 +55,9 @@ class HttpListener:
         self._socket = await loop.create_server(
             factory, self._address, self._port, backlog=2048, reuse_port=self._options.reuse_port or None, **tls
         )
+        for listening in self._socket.sockets:
+            _keep_alive(listening)
+        site.start_ticking()
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
 
@@ -77,3 +85,13 @@ class HttpListener:
             for connection in list(site.connections):
                 connection.abort()
             await site.idle.wait()
+        finally:
+            site.stop_ticking()
+
+
+def _keep_alive(listening: socket.socket) -> None:
+    """Let the system look after silent clients of all connections, which inherit it from the port's socket."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE:
+        if hasattr(socket, name):  # where it is missing, the system's own times hold
+            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -13,7 +13,13 @@ class HttpOptions:
     """All but the address and the port."""
 
     max_json: int = 64 * 1024 * 1024
-    """The longest JSON accepted in a request, in bytes; binary tensor data is not limited."""
+    """The longest JSON accepted in a request, in bytes; of binary tensor data, the memory budget is the limit."""
+    max_connections: int = 0
+    """How many may be open at the same time; 0: any number."""
+    idle_timeout: float = 0
+    """Seconds for which a connection without a request may stay open; 0: for ever."""
+    client_timeout: float = 0
+    """Seconds in which a client must finish a head, send more of a body, or read more of a response; 0: any time."""
     restrictions: Mapping[str, Restriction] = field(default_factory=dict)
     """By category of calls."""
     tls: TlsFiles | None = None

@@ -15,6 +15,12 @@ CLOSE = b"Connection: close\r\n"
 KEEP_ALIVE = b"Connection: keep-alive\r\n"
 
 
+def dated(template: bytes, date: bytes) -> bytes:
+    """One of the templates above with a header line for the date."""
+    status, _, rest = template.partition(b"\r\n")
+    return status + b"\r\n" + date + rest
+
+
 def reason(status: int) -> bytes:
     return _REASONS.get(status, "Unknown").encode()
 
@@ -27,6 +33,7 @@ def persistence(keep_alive: bool, old: bool) -> bytes:
 
 
 def head(status: int, headers: Iterable[tuple[bytes, bytes]], connection: bytes) -> bytes:
+    """`connection` and whatever else are whole lines."""
     lines = [b"HTTP/1.1 %d %b" % (status, reason(status))]
     lines += [name + b": " + value for name, value in headers]
     return b"\r\n".join(lines) + b"\r\n" + connection + b"\r\n"
