@@ -20,7 +20,7 @@ from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 from modserve.execution.instance import Instance
 from modserve.execution.pool import InstancePool
-from modserve.execution.quick import QuickRule, could_be_quick
+from modserve.execution.quick import could_be_quick
 from modserve.scheduling import batching
 from modserve.scheduling.admission import Gate
 from modserve.scheduling.batching import Rule
@@ -71,7 +71,7 @@ class Model:
         self._settled.set()
         self._run_times = RunTimes()
         self._tuner = self._make_tuner()
-        quick = QuickRule() if any_thread and could_be_quick(config) else None
+        quick = any_thread and could_be_quick(config)
         self._pool = InstancePool(
             model_id, config, list(instances), self.statistics, self._on_settled, loop, quick, self._observe
         )
