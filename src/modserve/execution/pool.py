@@ -18,6 +18,7 @@ from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 
 from .instance import Instance, Job
+from .quick import LONG_NS, LoopThread
 from .running import Again, Answer, Running
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class InstancePool:
         self._loop = loop
         self._observe = observe
         self._decoupled = config.decoupled
+        self._loop_thread = LoopThread()
         self._to_tell: deque[tuple[Inflight, InferenceResponse]] = deque()
         """Those of very large batches whose responses are still to be given, in order."""
         self._instances: list[Instance] = []
@@ -103,9 +105,12 @@ class InstancePool:
             slot.job = job
             slot.start(job)
             return
+        thread = self._loop_thread
+        thread.look()
         slot.execute(job)
-        timing = job.timing
-        rule.ran_on_loop(timing.compute_end_ns - timing.compute_start_ns)
+        start_ns = job.timing.compute_start_ns
+        ns = job.timing.compute_end_ns - start_ns
+        rule.ran_on_loop(ns, 0 if ns <= LONG_NS else thread.cpu_ns(start_ns))
         if job.refused:
             self._run_one_by_one(slot, job)
             return

@@ -5,16 +5,21 @@ batches run where they are formed, on the event loop's thread, where everybody w
 quick reliably, and one long execution ends it.
 """
 
+import time
+
 from modserve.core.model_config import InstanceKind, ModelConfig
 
 _QUICK_NS = 150_000
 """An execution this short may run on the event loop."""
-_LONG_NS = 400_000
+LONG_NS = 400_000
 """On the event loop, a second execution of this length among `_WINDOW` sends the instance back to its thread."""
 _TOO_LONG_NS = 1_000_000
 """On the event loop, one execution of this length does so at once."""
 _WAIT_NS = 20_000_000
-"""So long may an execution on a thread have waited for the interpreter, which says nothing of the engine."""
+"""So long may an execution have waited for the interpreter or a processor, which says nothing of the engine."""
+_WAITS = 4
+"""On the event loop, more such executions among `_WINDOW` send the instance back to its thread."""
+_FRESH_NS = 1_000_000
 _WINDOW = 32
 _FIRST_PAUSE = 1024
 """Executions on the thread before it is tried again, the first time. It doubles with each time."""
@@ -50,12 +55,13 @@ class QuickRule:
     is an engine that sleeps. What still turns out to be long on the event loop goes back, each time for twice as long.
     """
 
-    __slots__ = ("_least_ns", "_long", "_next_pause", "_pause", "_seen", "quick")
+    __slots__ = ("_least_ns", "_long", "_next_pause", "_pause", "_seen", "_waits", "quick")
 
     def __init__(self) -> None:
         self.quick = False
         self._seen = 0
         self._long = 0
+        self._waits = 0
         self._least_ns = _WAIT_NS
         self._pause = 0
         self._next_pause = _FIRST_PAUSE
@@ -73,12 +79,16 @@ class QuickRule:
             self.quick = self._long <= 1 and self._least_ns <= _QUICK_NS
             self._start_anew()
 
-    def ran_on_loop(self, ns: int) -> None:
-        """An execution on the event loop's thread took `ns`."""
+    def ran_on_loop(self, ns: int, cpu_ns: int) -> None:
+        """An execution on the event loop's thread took `ns`, and at least `cpu_ns` of a processor's time."""
         self._seen += 1
-        if ns > _LONG_NS:
-            self._long += 1
-            if ns > _TOO_LONG_NS or self._long > 1:
+        if ns > LONG_NS:
+            waited = cpu_ns < ns // 2 and ns <= _WAIT_NS
+            if waited:
+                self._waits += 1
+            else:
+                self._long += 1
+            if self._long > 1 or self._waits > _WAITS or (ns > _TOO_LONG_NS and not waited):
                 self.quick = False
                 self._pause = self._next_pause
                 self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
@@ -88,5 +98,28 @@ class QuickRule:
             self._start_anew()
 
     def _start_anew(self) -> None:
-        self._seen = self._long = 0
+        self._seen = self._long = self._waits = 0
         self._least_ns = _WAIT_NS
+
+
+class LoopThread:
+    """What the event loop's thread has had of the processor's time, asked for so rarely that it costs next to nothing.
+
+    `look` before an execution; `cpu_ns` then tells how much of it was at least the processor's.
+    """
+
+    __slots__ = ("_cpu_ns", "_looked_ns")
+
+    def __init__(self) -> None:
+        self._looked_ns = 0
+        self._cpu_ns = 0
+
+    def look(self) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns - self._looked_ns > _FRESH_NS:
+            self._looked_ns = now_ns
+            self._cpu_ns = time.thread_time_ns()
+
+    def cpu_ns(self, start_ns: int) -> int:
+        """Of an execution that began at `start_ns` and has just ended."""
+        return time.thread_time_ns() - self._cpu_ns - (start_ns - self._looked_ns)

@@ -16,7 +16,7 @@ from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
-from modserve.execution.quick import QuickRule, could_be_quick
+from modserve.execution.quick import LoopThread, QuickRule, could_be_quick
 from modserve.scheduling import batching
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock
@@ -30,9 +30,9 @@ def on_thread(rule: QuickRule, times: int, ns: int = QUICK, cpu_ns: int = QUICK)
         rule.ran_on_thread(ns, cpu_ns)
 
 
-def on_loop(rule: QuickRule, times: int, ns: int = QUICK) -> None:
+def on_loop(rule: QuickRule, times: int, ns: int = QUICK, cpu_ns: int | None = None) -> None:
     for _ in range(times):
-        rule.ran_on_loop(ns)
+        rule.ran_on_loop(ns, ns if cpu_ns is None else cpu_ns)
 
 
 def test_an_instance_is_watched_before_it_counts_as_quick() -> None:
@@ -82,6 +82,37 @@ def test_one_execution_that_takes_too_long_goes_back_to_the_thread_at_once() -> 
     assert not rule.quick
 
 
+@pytest.mark.parametrize(("ns", "left"), [(5_000_000, True), (25_000_000, False)], ids=["interpreter", "asleep"])
+def test_having_waited_on_the_event_loop_is_not_the_engines_fault_unless_it_was_long(ns: int, left: bool) -> None:
+    rule = QuickRule()
+    on_thread(rule, 32)
+    on_loop(rule, 1, ns, cpu_ns=QUICK)
+    assert rule.quick is left
+
+
+def test_who_waits_often_on_the_event_loop_goes_back_to_the_thread() -> None:
+    rule = QuickRule()
+    on_thread(rule, 32)
+    on_loop(rule, 4, WAITED, cpu_ns=QUICK)
+    assert rule.quick
+    on_loop(rule, 1, WAITED, cpu_ns=QUICK)
+    assert not rule.quick
+
+
+def test_the_processors_time_of_an_execution_is_known_to_a_millisecond() -> None:
+    thread = LoopThread()
+    thread.look()
+    start_ns = time.monotonic_ns()
+    begin_ns = time.thread_time_ns()
+    while time.thread_time_ns() - begin_ns < 5_000_000:
+        pass
+    assert thread.cpu_ns(start_ns) > 3_000_000
+    thread.look()
+    start_ns = time.monotonic_ns()
+    time.sleep(0.003)
+    assert thread.cpu_ns(start_ns) < 1_500_000
+
+
 def test_two_slow_executions_on_the_event_loop_go_back_to_the_thread() -> None:
     rule = QuickRule()
     on_thread(rule, 32)
@@ -100,7 +131,7 @@ def test_what_is_rarely_long_holds_the_event_loop_ever_more_rarely() -> None:
         ns = TOO_LONG if number % 200 == 199 else QUICK
         if rule.quick:
             held += ns == TOO_LONG
-            rule.ran_on_loop(ns)
+            rule.ran_on_loop(ns, ns)
         else:
             rule.ran_on_thread(ns, ns)
     assert 5 < held < 12
@@ -242,7 +273,7 @@ async def test_a_quick_batch_that_is_refused_runs_again_on_the_thread_of_its_ins
 
 async def test_each_instance_is_judged_by_its_own_executions() -> None:
     pool = Pool(config(), Doubling(), Doubling())
-    pool.run([1], 5000)  # 5 ms, on the event loop
+    pool.run([1], 25000)  # 25 ms, on the event loop
     assert [each.quick.quick for each in pool.pool._instances if each.quick is not None] == [False, True]
     here = threading.get_ident()
     pool.run([1])
