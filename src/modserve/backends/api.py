@@ -49,7 +49,16 @@ class ModelSource:
 
 
 class BackendInstance(Protocol):
-    """One executor, used by one thread at a time: always the same, unless its backend says `any_thread`."""
+    """One executor, used by one thread at a time: always the same, unless its backend says `any_thread`.
+
+    It may have these attributes besides:
+
+    `reuses_outputs` (bool, False where it is absent): the engine uses the memory of its outputs again, see `execute`.
+
+    `data_dependent` (bool, True where it is absent): executions of the same shapes may take very different times,
+    because of the values in them. Only where it is False, and the backend says `any_thread`, may very short executions
+    run on the event loop's thread, where one that takes long stops the whole server.
+    """
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         """Run one batch, blocking.
@@ -57,6 +66,13 @@ class BackendInstance(Protocol):
         `inputs` are arrays as `core.dtypes` maps the datatypes, with the batch dimension if the model has one, and
         possibly read-only. `outputs` names what is wanted; more may be returned. A model with a batch dimension gives
         as many rows as it got.
+
+        The memory of the inputs is the engine's to read until it returns, and to hand back as outputs. The memory of
+        the outputs is the server's from then on, which reads it while later batches run: the engine must not write to
+        it any more, or say `reuses_outputs`, and the server copies what it needs before the next execution begins.
+
+        When a merged batch fails with INVALID_ARG, INTERNAL or any other exception, the server runs its requests once
+        more, one by one, unless the model keeps state.
         """
         ...
 
@@ -126,6 +142,7 @@ class RequestInstance(Protocol):
     """An executor that gets the requests of a batch one by one, and answers each by itself.
 
     For engines that need more of a request than its tensors, and for decoupled models with any number of responses.
+    It may have the attribute `reuses_outputs`, as `BackendInstance` has it: what it gives to `respond` is then copied.
     """
 
     def execute_requests(self, requests: Sequence[EngineRequest]) -> None:
@@ -141,6 +158,16 @@ class RequestInstance(Protocol):
 
 
 Executor: TypeAlias = BackendInstance | RequestInstance
+
+
+def reuses_outputs(executor: Executor) -> bool:
+    """Whether the server has to copy what the executor gives."""
+    return bool(getattr(executor, "reuses_outputs", False))
+
+
+def data_dependent(executor: Executor) -> bool:
+    """Whether executions of the same shapes may take very different times."""
+    return bool(getattr(executor, "data_dependent", True))
 
 
 class BackendModel(Protocol):
@@ -168,7 +195,10 @@ class Backend(Protocol):
     """How many instances a model gets on the CPU when its configuration says nothing."""
 
     any_thread: bool
-    """Whether instances may be used by different threads, one at a time: lets very short executions skip a hop."""
+    """Whether instances may be used by different threads, one at a time.
+
+    Lets very short executions skip a hop, of instances that say that they are not `data_dependent`.
+    """
 
     def gpu_count(self) -> int:
         """How many GPUs this engine can use here."""

@@ -74,6 +74,7 @@ class IdentityModel:
 
 class IdentityInstance:
     def __init__(self, pairs: dict[str, str], delay: float, zeros: dict[str, Array], *, batched: bool) -> None:
+        self.data_dependent = False
         self._pairs = pairs
         self._delay = delay
         self._zeros = zeros

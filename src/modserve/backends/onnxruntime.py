@@ -29,6 +29,7 @@ from modserve.core.model_config import (
 from modserve.core.tensor import Array
 
 from .api import ModelSource, Placement
+from .onnx_graph import file_depends_on_data
 
 _GRAPH_LEVELS = {
     None: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
@@ -80,6 +81,8 @@ class OnnxRuntimeModel:
     def __init__(self, source: ModelSource) -> None:
         self._source = source
         self._cpu_session = self._session(Placement(InstanceKind.CPU))
+        path = source.path
+        self._data_dependent = file_depends_on_data(path / "model.onnx" if path.is_dir() else path)
 
     def describe(self) -> ModelDescription:
         session = self._cpu_session
@@ -92,7 +95,7 @@ class OnnxRuntimeModel:
 
     def instance(self, config: ModelConfig, placement: Placement) -> "OnnxRuntimeInstance":
         session = self._cpu_session if placement.kind is not InstanceKind.GPU else self._session(placement)
-        return OnnxRuntimeInstance(session, config)
+        return OnnxRuntimeInstance(session, config, data_dependent=self._data_dependent)
 
     def close(self) -> None:
         del self._cpu_session
@@ -111,7 +114,8 @@ class OnnxRuntimeModel:
 
 
 class OnnxRuntimeInstance:
-    def __init__(self, session: ort.InferenceSession, config: ModelConfig) -> None:
+    def __init__(self, session: ort.InferenceSession, config: ModelConfig, *, data_dependent: bool = True) -> None:
+        self.data_dependent = data_dependent
         self._session = session
         inputs = [(spec.name, spec.datatype) for spec in config.inputs]
         outputs = [(spec.name, spec.datatype) for spec in config.outputs]

@@ -82,8 +82,33 @@ def cancelled() -> ModserveError:
 
 
 def from_exception(error: BaseException, doing: str) -> ModserveError:
-    """A foreign exception at the border: ours pass as they are, all others become INTERNAL with what was being done."""
-    if isinstance(error, ModserveError):
-        return error
-    text = str(error) or type(error).__name__
-    return internal(f"{doing}: {text}")
+    """A foreign exception at the border: ours pass as they are, all others become INTERNAL with what was being done.
+
+    Never raises, whatever the exception does when it is looked at.
+    """
+    try:
+        if isinstance(error, ModserveError):
+            said: tuple[object, object] = (error.code, error.message)
+            if isinstance(said[0], Code) and isinstance(said[1], str):
+                return error
+        text = str(error)
+    except Exception:  # others' subclasses may lack what ours have, or fail to describe themselves
+        text = ""
+    return internal(f"{doing}: {text or type(error).__name__}")
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of the frames that an exception and those behind it went through, and of all that lives in them.
+
+    An exception that a frame on its way keeps is a cycle, in which the frame's tensors stay until the garbage
+    collector comes by. For the end of an exception that goes no further, when it has been logged.
+    """
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is None:
+            continue
+        left += (one.__cause__, one.__context__)
+        if isinstance(one, BaseExceptionGroup) and one.__traceback__ is not None:
+            left += one.exceptions
+        one.__traceback__ = one.__cause__ = one.__context__ = None

@@ -1,6 +1,7 @@
 """Our bookkeeping for one accepted request."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
 from .errors import ModserveError, cancelled, unavailable
@@ -10,6 +11,11 @@ from .response import InferenceResponse, ResponseSink
 from .sequence import SequenceStates
 from .tensor import Tensor
 from .timing import ExecutionTiming
+
+_log = logging.getLogger(__name__)
+
+_MISBEHAVED = "whoever waits for a response failed to take it"
+"""What a sink raises must not reach the engine's other requests."""
 
 
 class Inflight:
@@ -114,7 +120,10 @@ class Inflight:
         """Hand an answer to the client; after the final one, and after a failure, later ones are dropped."""
         if not self.settled:
             self.settled = final
-            self.sink.respond(response, final)
+            try:
+                self.sink.respond(response, final)
+            except Exception:
+                _log.exception(_MISBEHAVED)
 
     def fail(self, error: ModserveError, final: bool = True) -> None:
         """Hand a failure to the client; the request may go on if it is not final."""
@@ -122,13 +131,19 @@ class Inflight:
             self.settled = final
             if final and self.flow is not None:
                 self.flow.release()
-            self.sink.fail(error, final)
+            try:
+                self.sink.fail(error, final)
+            except Exception:
+                _log.exception(_MISBEHAVED)
 
     def complete(self) -> None:
         """No answer comes after those that were given."""
         if not self.settled:
             self.settled = True
-            self.sink.complete()
+            try:
+                self.sink.complete()
+            except Exception:
+                _log.exception(_MISBEHAVED)
 
     def cancel(self) -> None:
         """The client no longer wants an answer. Safe to call at any time, on the event loop's thread."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
-from modserve.core.errors import internal
+from modserve.core.errors import ModserveError, internal
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.request import ParameterValue
@@ -36,6 +36,20 @@ def join(tensors: Sequence[Tensor]) -> Array:
     data = bytearray().join([each.raw for each in tensors])
     rows = sum([each.shape[0] for each in tensors])
     return np.frombuffer(data, dtype=first.datatype.numpy).reshape((rows, *first.shape[1:]))
+
+
+def checked(outputs: object, config: ModelConfig) -> Mapping[str, Array]:
+    """What an engine returned, if it is a mapping. Raises INTERNAL."""
+    if not isinstance(outputs, Mapping):
+        raise internal(
+            f"model '{config.name}' gave an object of type {type(outputs).__name__}, expected a dict of arrays by name"
+        )
+    return outputs
+
+
+def copied(outputs: object, config: ModelConfig) -> dict[str, Array]:
+    """The outputs of an engine that uses their memory again. Raises as `checked`."""
+    return {name: as_array(name, array, config).copy() for name, array in checked(outputs, config).items()}
 
 
 def wanted_outputs(members: Sequence[Inflight]) -> tuple[str, ...]:
@@ -95,10 +109,22 @@ def take_rows(name: str, outputs: Mapping[str, Array], sizes: Sequence[int], con
     return parts
 
 
+def as_array(name: str, given: object, config: ModelConfig) -> Array:
+    """An output as a plain array. Raises INTERNAL where there is none."""
+    if type(given) is np.ndarray:
+        return given
+    if given is None:
+        raise internal(f"model '{config.name}' gave no output '{name}'")
+    if not isinstance(given, np.ndarray):
+        raise internal(
+            f"output '{name}' of model '{config.name}' is an object of type {type(given).__name__}, expected an array"
+        )
+    return given.view(np.ndarray)  # a subclass may say anything of itself
+
+
 def check_output(spec: TensorSpec, array: Array | None, config: ModelConfig) -> Array:
     """What an engine gave, if it is there and of the configured type; raises INTERNAL otherwise."""
-    if array is None:
-        raise internal(f"model '{config.name}' gave no output '{spec.name}'")
+    array = as_array(spec.name, array, config)
     if spec.datatype.size and array.dtype != spec.datatype.numpy:
         raise internal(
             f"output '{spec.name}' of model '{config.name}' is of type {array.dtype}, "
@@ -143,9 +169,7 @@ class _Column(NamedTuple):
 def _column(name: str, outputs: Mapping[str, Array], rows: int | None, config: ModelConfig) -> _Column:
     """`rows` None: any number of them."""
     spec = config.outputs_by_name[name]
-    array = outputs.get(name)
-    if array is None:
-        raise internal(f"model '{config.name}' gave no output '{name}'")
+    array = as_array(name, outputs.get(name), config)
     batch: Shape = ()
     item = array.shape
     if config.batching:
@@ -160,7 +184,10 @@ def _column(name: str, outputs: Mapping[str, Array], rows: int | None, config: M
         array = array.reshape((*batch, *item))
     datatype = spec.datatype
     if datatype is dtypes.BYTES:
-        return _Column(datatype, item, b"", 0, Tensor.from_array(array, datatype))
+        try:
+            return _Column(datatype, item, b"", 0, Tensor.from_array(array, datatype))
+        except ModserveError as error:
+            raise internal(f"output '{name}' of model '{config.name}': {error.message}") from None
     if array.dtype != datatype.numpy:
         raise internal(
             f"output '{name}' of model '{config.name}' is of type {array.dtype}, "

@@ -6,18 +6,22 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 
-from modserve.backends.api import BackendInstance, Executor, RequestInstance
-from modserve.core.errors import ModserveError, from_exception
+from modserve.backends.api import BackendInstance, Executor, RequestInstance, data_dependent, reuses_outputs
+from modserve.core.errors import Code, ModserveError, from_exception
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
 from modserve.core.response import InferenceResponse
 from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 
-from .batch import merge, split, wanted_outputs
+from .batch import checked, copied, merge, split, wanted_outputs
 from .layout import layout_of
+from .quick import QuickRule
 from .running import Running, RunningRequest, Tell
 from .states import keep_states
+
+_OF_THE_WHOLE = frozenset({Code.INVALID_ARG, Code.INTERNAL})
+"""Failures of a batch that may be the fault of some of its requests."""
 
 
 class Job:
@@ -25,12 +29,31 @@ class Job:
 
     When `done` is called, `error` or one of the others is set: `responses` in the order of `members`, or `running` for
     engines that answer each request by itself. `rows` are the members with the fillers that keep them in their rows.
+    `again`: its one member runs for the second time, after a batch that the engine refused; `more` such jobs follow.
     """
 
-    __slots__ = ("error", "late", "members", "responses", "rows", "running", "timing")
+    __slots__ = (
+        "again",
+        "cpu_ns",
+        "error",
+        "late",
+        "members",
+        "more",
+        "refused",
+        "responses",
+        "rows",
+        "running",
+        "timing",
+    )
 
     def __init__(self, members: list[Inflight], close_reason: str = "", rows: list[Inflight] | None = None) -> None:
         self.members = members
+        self.again = False
+        self.more = False
+        self.cpu_ns = 0
+        """The processor's time that it took on the instance's thread; 0 if nobody asks."""
+        self.refused = False
+        """The engine did not take the whole, and may take the members one by one."""
         self.rows = members if rows is None else rows
         self.timing = ExecutionTiming(sum([inflight.batch_size or 1 for inflight in self.rows]), close_reason)
         self.running: list[Running] = []
@@ -64,8 +87,13 @@ class Instance:
         engine: Executor,
         done: Callable[["Instance", Job], None],
         tell: Tell,
+        *,
+        may_be_quick: bool = False,
     ) -> None:
         self.name = name
+        by_request = isinstance(engine, RequestInstance)
+        self.quick = QuickRule() if may_be_quick and not by_request and not data_dependent(engine) else None
+        """Whether batches may run on the event loop's thread; None for never."""
         self.job: Job | None = None
         """What it executes, or is about to; kept by the pool."""
         self._drops_late = config.sequence_batching is None  # or the model would miss a part of a sequence
@@ -73,6 +101,8 @@ class Instance:
         self._config = config
         self._engine = engine
         self._layout = layout_of(config)
+        self._one_by_one = config.sequence_batching is None  # or an execution that failed may have changed states
+        self._reuses_outputs = reuses_outputs(engine)
         self._run: Callable[[Job], None]
         if isinstance(engine, RequestInstance):
             self._run = partial(self._run_requests, engine)
@@ -99,8 +129,14 @@ class Instance:
         self._engine.close()
 
     def _work(self) -> None:
+        rule = self.quick
         while (job := self._jobs.get()) is not None:
-            self.execute(job)
+            if rule is None:
+                self.execute(job)
+            else:
+                begin_ns = time.thread_time_ns()
+                self.execute(job)
+                job.cpu_ns = time.thread_time_ns() - begin_ns
             self._done(self, job)
             del job  # or the last batch's tensors would live until the next one
 
@@ -111,11 +147,20 @@ class Instance:
         if self._drops_late and job.rows is job.members:
             job.drop_late(timing.compute_start_ns)
         try:
-            if job.members:
+            if job.members and not (job.again and job.members[0].settled):
                 self._run(job)
         except BaseException as error:  # whatever an engine raises ends here, as its requests' failure
             job.error = from_exception(error, f"model '{self._model.name}', instance '{self.name}'")
-            job.error.__cause__ = error if error is not job.error else None
+            if error is not job.error:
+                job.error.__cause__ = error
+            # Before there are outputs, it is the engine that refuses, or memory that does not suffice for all.
+            job.refused = (
+                not timing.compute_output_start_ns
+                and len(job.members) > 1
+                and self._one_by_one
+                and not job.running
+                and job.error.code in _OF_THE_WHOLE
+            )
         timing.compute_end_ns = time.monotonic_ns()
 
     def _run_batch(self, engine: BackendInstance, job: Job) -> None:
@@ -128,6 +173,8 @@ class Instance:
             wanted = tuple(dict.fromkeys((*wanted, *config.state_outputs)))
         outputs = engine.execute(inputs, wanted)
         timing.compute_output_start_ns = time.monotonic_ns()
+        if type(outputs) is not dict or self._reuses_outputs:
+            outputs = (copied if self._reuses_outputs else checked)(outputs, config)
         if layout is None:
             responses = split(outputs, rows, config, self._model.version)
         else:
@@ -146,7 +193,8 @@ class Instance:
             members = set(job.members)
             for running in job.running:
                 running.filler = running.ended = running.inflight not in members
-        requests = [RunningRequest(running, self._config, self._model.version, self._tell) for running in job.running]
+        version, reuses = self._model.version, self._reuses_outputs
+        requests = [RunningRequest(running, self._config, version, self._tell, reuses) for running in job.running]
         timing.compute_input_end_ns = time.monotonic_ns()
         engine.execute_requests(requests)
         timing.compute_output_start_ns = time.monotonic_ns()

@@ -1,25 +1,40 @@
-"""Is a model so quick that handing a batch to a thread costs more than running it?
+"""Is an instance so quick that handing a batch to its thread costs more than running it?
 
 Waking a thread and waiting for the interpreter twice can cost more than a small model does (`benchmarks/hop.py`). Such
-batches run where they are formed, on the event loop's thread.
+batches run where they are formed, on the event loop's thread, where everybody waits for them: so an instance has to be
+quick reliably, and one long execution ends it.
 """
 
-from collections import deque
+import time
 
-from modserve.core.model_config import ModelConfig
+from modserve.core.model_config import InstanceKind, ModelConfig
 
 _QUICK_NS = 150_000
-"""An execution this short may run on the event loop; on threads, waiting for the interpreter makes them look longer."""
-_TOO_LONG_NS = 400_000
-"""When the event loop's own executions take this long on average, they go back to threads."""
-_WINDOW = 16
-_PAUSE = 1024
-"""Executions on threads before it is tried again."""
+"""An execution this short may run on the event loop."""
+LONG_NS = 400_000
+"""On the event loop, a second execution of this length among `_WINDOW` sends the instance back to its thread."""
+_TOO_LONG_NS = 1_000_000
+"""On the event loop, one execution of this length does so at once."""
+_WAIT_NS = 20_000_000
+"""So long may an execution have waited for the interpreter or a processor, which says nothing of the engine."""
+_WAITS = 4
+"""On the event loop, more such executions among `_WINDOW` send the instance back to its thread."""
+_FRESH_NS = 1_000_000
+_WINDOW = 32
+_FIRST_PAUSE = 1024
+"""Executions on the thread before it is tried again, the first time. It doubles with each time."""
+_LONGEST_PAUSE = 1 << 20
 _MOST_BYTES = 64 * 1024
 
 
 def could_be_quick(config: ModelConfig) -> bool:
-    """Whether all inputs are of fixed and small size, so that one execution is much like the other."""
+    """Whether executions are likely to be much alike.
+
+    All inputs are of fixed and small size, and all instances run on the CPU, or wherever the model puts them.
+    """
+    kinds = {group.kind for group in config.instance_groups}
+    if len(kinds) > 1 or InstanceKind.GPU in kinds:
+        return False
     rows = max(1, config.max_batch_size)
     size = 0
     for spec in config.inputs:
@@ -33,26 +48,78 @@ def could_be_quick(config: ModelConfig) -> bool:
 
 
 class QuickRule:
-    """Decides, by what executions have taken, whether the next may run on the event loop's thread."""
+    """Decides, by what one instance's executions have taken, whether the next may run on the event loop's thread.
+
+    The second-longest of the latest `_WINDOW` executions decides. On the thread that is the processor's time, since
+    waiting for the interpreter makes the other look longer; the shortest one must be quick by the clock as well, or it
+    is an engine that sleeps. What still turns out to be long on the event loop goes back, each time for twice as long.
+    """
+
+    __slots__ = ("_least_ns", "_long", "_next_pause", "_pause", "_seen", "_waits", "quick")
 
     def __init__(self) -> None:
-        self._recent: deque[int] = deque(maxlen=_WINDOW)
-        self._pause = 0
         self.quick = False
+        self._seen = 0
+        self._long = 0
+        self._waits = 0
+        self._least_ns = _WAIT_NS
+        self._pause = 0
+        self._next_pause = _FIRST_PAUSE
 
-    def observe(self, ns: int) -> None:
-        """An execution took `ns`, on whichever thread."""
+    def ran_on_thread(self, ns: int, cpu_ns: int) -> None:
+        """An execution on the instance's thread took `ns`, and `cpu_ns` of a processor's time."""
         if self._pause:
             self._pause -= 1
             return
-        recent = self._recent
-        recent.append(ns)
-        if len(recent) < _WINDOW:
-            return
-        if not self.quick:
-            self.quick = min(recent) <= _QUICK_NS
-            recent.clear()
-        elif sum(recent) > _TOO_LONG_NS * _WINDOW:
-            self.quick = False
-            self._pause = _PAUSE
-            recent.clear()
+        self._seen += 1
+        self._least_ns = min(self._least_ns, ns)
+        if cpu_ns > _QUICK_NS or ns > _WAIT_NS:
+            self._long += 1
+        if self._seen == _WINDOW:
+            self.quick = self._long <= 1 and self._least_ns <= _QUICK_NS
+            self._start_anew()
+
+    def ran_on_loop(self, ns: int, cpu_ns: int) -> None:
+        """An execution on the event loop's thread took `ns`, and at least `cpu_ns` of a processor's time."""
+        self._seen += 1
+        if ns > LONG_NS:
+            waited = cpu_ns < ns // 2 and ns <= _WAIT_NS
+            if waited:
+                self._waits += 1
+            else:
+                self._long += 1
+            if self._long > 1 or self._waits > _WAITS or (ns > _TOO_LONG_NS and not waited):
+                self.quick = False
+                self._pause = self._next_pause
+                self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
+                self._start_anew()
+                return
+        if self._seen == _WINDOW:
+            self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._seen = self._long = self._waits = 0
+        self._least_ns = _WAIT_NS
+
+
+class LoopThread:
+    """What the event loop's thread has had of the processor's time, asked for so rarely that it costs next to nothing.
+
+    `look` before an execution; `cpu_ns` then tells how much of it was at least the processor's.
+    """
+
+    __slots__ = ("_cpu_ns", "_looked_ns")
+
+    def __init__(self) -> None:
+        self._looked_ns = 0
+        self._cpu_ns = 0
+
+    def look(self) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns - self._looked_ns > _FRESH_NS:
+            self._looked_ns = now_ns
+            self._cpu_ns = time.thread_time_ns()
+
+    def cpu_ns(self, start_ns: int) -> int:
+        """Of an execution that began at `start_ns` and has just ended."""
+        return time.thread_time_ns() - self._cpu_ns - (start_ns - self._looked_ns)

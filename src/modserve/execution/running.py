@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from modserve.core.errors import ModserveError, from_exception, internal
+from modserve.core.errors import ModserveError, forget_frames, from_exception, internal
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
 from modserve.core.request import ParameterValue
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Array
 
-from .batch import single
+from .batch import checked, copied, single
 
 
 class Again(enum.Enum):
@@ -62,7 +62,9 @@ Tell = Callable[[Running, Answer], None]
 class RunningRequest:
     """Implements `backends.api.EngineRequest`: the engine's side."""
 
-    def __init__(self, running: Running, config: ModelConfig, version: int, tell: Tell) -> None:
+    def __init__(
+        self, running: Running, config: ModelConfig, version: int, tell: Tell, reuses_outputs: bool = False
+    ) -> None:
         inflight = running.inflight
         self.id = inflight.request.id
         self.outputs = inflight.output_names
@@ -72,6 +74,7 @@ class RunningRequest:
         self._config = config
         self._version = version
         self._tell = tell
+        self._reuses_outputs = reuses_outputs
         self._last_ns = time.monotonic_ns()
         self._ended = False
 
@@ -92,11 +95,13 @@ class RunningRequest:
         output_start_ns = time.monotonic_ns()
         what: InferenceResponse | ModserveError
         try:
+            outputs = (copied if self._reuses_outputs else checked)(outputs, self._config)
             what = single(outputs, self._running.inflight, self._config, self._version, parameters)
             if self._running.inflight.states is not None:
                 self._running.inflight.states.keep(self._config.name, outputs, some=True)
         except Exception as error:
             what = from_exception(error, f"model '{self._config.name}'")
+            forget_frames(what)
         # What is not decoupled has one response.
         self._say(what, final or not self._config.decoupled, output_start_ns)
 

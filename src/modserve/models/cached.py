@@ -48,10 +48,12 @@ class CachedModel:
         held = self._order.behind(sink) if self._order is not None else None
         if kept is not None:
             return self._answered(request, kept, held or sink, now_ns, start_ns, looked_ns)
-        kind = _TracedKeeper if isinstance(sink, ParentTrace) else _Keeper
+        keeper = _Keeper(self, found, looked_ns, held or sink)
+        if isinstance(sink, ParentTrace):
+            keeper = _TracedKeeper(self, found, looked_ns, held or sink, sink)
         try:
-            return self._servable.submit(request, kind(self, found, looked_ns, held or sink), now_ns)
-        except ModserveError:
+            return self._servable.submit(request, keeper, now_ns)
+        except BaseException:
             if self._order is not None and held is not None:
                 self._order.withdraw(held)
             raise
@@ -109,8 +111,10 @@ class _Keeper:
         self._sink = sink
 
     def respond(self, response: InferenceResponse, final: bool) -> None:
-        self._model.keep(self._key, response, self._looked_ns)
-        self._sink.respond(response, final)
+        try:
+            self._model.keep(self._key, response, self._looked_ns)
+        finally:
+            self._sink.respond(response, final)
 
     def fail(self, error: ModserveError, final: bool) -> None:
         self._sink.fail(error, final)
@@ -122,8 +126,13 @@ class _Keeper:
 class _TracedKeeper(_Keeper, ParentTrace):
     """The same where the request is traced, and those it makes are as well."""
 
-    __slots__ = ()
+    __slots__ = ("_trace",)
+
+    def __init__(
+        self, model: CachedModel, found: bytes, looked_ns: int, sink: ResponseSink, trace: ParentTrace
+    ) -> None:
+        super().__init__(model, found, looked_ns, sink)
+        self._trace = trace
 
     def child(self, servable: Servable) -> Submitter:
-        assert isinstance(self._sink, ParentTrace), "made for such sinks only: this is a bug"
-        return self._sink.child(servable)
+        return self._trace.child(servable)

@@ -53,7 +53,7 @@ class EnsembleModel:
         inflight = self._signature.accept(request, sink, now_ns)
         try:
             self._scheduler.enqueue(inflight)
-        except ModserveError:
+        except BaseException:
             self.statistics.record_failure(inflight, FailureReason.REJECTED, time.monotonic_ns())
             raise
         self._outstanding += 1

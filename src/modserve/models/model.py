@@ -1,13 +1,14 @@
 """One loaded model version: checks requests, queues them, and knows when all are settled."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from modserve.backends.api import BackendModel, Executor
-from modserve.core.errors import Code, ModserveError, unavailable
+from modserve.core.errors import Code, ModserveError, invalid, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching, ModelConfig
 from modserve.core.normalize import Signature
@@ -20,7 +21,7 @@ from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 from modserve.execution.instance import Instance
 from modserve.execution.pool import InstancePool
-from modserve.execution.quick import QuickRule, could_be_quick
+from modserve.execution.quick import could_be_quick
 from modserve.scheduling import batching
 from modserve.scheduling.admission import Gate
 from modserve.scheduling.batching import Rule
@@ -31,6 +32,10 @@ from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 from modserve.scheduling.tuner import Tuner
+
+_log = logging.getLogger(__name__)
+
+_PARAMETER = (str, int, float, bool, type(None))
 
 
 class Model:
@@ -71,7 +76,7 @@ class Model:
         self._settled.set()
         self._run_times = RunTimes()
         self._tuner = self._make_tuner()
-        quick = QuickRule() if any_thread and could_be_quick(config) else None
+        quick = any_thread and could_be_quick(config)
         self._pool = InstancePool(
             model_id, config, list(instances), self.statistics, self._on_settled, loop, quick, self._observe
         )
@@ -91,11 +96,7 @@ class Model:
         if self._buckets is not None:
             inflight.shape_key = (inflight.shape_key, self._buckets.of(inflight.length))
         if self._separate_by:
-            told = request.parameters
-            inflight.shape_key = (
-                inflight.shape_key,
-                tuple([(type(it), it) for it in map(told.get, self._separate_by)]),
-            )
+            inflight.shape_key = (inflight.shape_key, self._apart(request))
         if self.config.sequence_batching is not None and request.timeout_ns:  # no queue policy says what it means
             inflight.queue_limit_ns = now_ns + request.timeout_ns
         if self._order is not None:
@@ -103,15 +104,29 @@ class Model:
             inflight.ordered = True
         try:
             self._scheduler.enqueue(inflight)
-        except ModserveError as error:
+        except BaseException as error:
             if self._order is not None:
                 self._order.withdraw(held)
-            if error.code is not Code.INVALID_ARG:  # a client's mistake says nothing of the model
+            # A client's mistake says nothing of the model.
+            if not isinstance(error, ModserveError) or error.code is not Code.INVALID_ARG:
                 self.statistics.record_failure(inflight, FailureReason.REJECTED, time.monotonic_ns())
             raise
         self.statistics.pending += 1
         self._outstanding += 1
         return inflight
+
+    def _apart(self, request: InferenceRequest) -> object:
+        """What parameters keep a request apart by. Raises INVALID_ARG for values that parameters cannot have."""
+        values: list[object] = []
+        for name in self._separate_by:
+            value: object = request.parameters.get(name)
+            if not isinstance(value, _PARAMETER):
+                raise invalid(
+                    f"{request.label}parameter '{name}' of a request to model '{self.id.name}' is of type "
+                    f"{type(value).__name__}, expected a string, a number or a boolean"
+                )
+            values.append((type(value), value))
+        return tuple(values)
 
     async def drain(self) -> None:
         self._scheduler.stop()
@@ -189,7 +204,10 @@ class Model:
     def _drop(self, inflight: Inflight, error: ModserveError) -> None:
         """A request leaves the queue without having run."""
         self.statistics.pending -= 1
-        self.statistics.record_failure(inflight, failure_reason(error, by_backend=False), time.monotonic_ns())
+        try:
+            self.statistics.record_failure(inflight, failure_reason(error, by_backend=False), time.monotonic_ns())
+        except Exception:
+            _log.exception("model '%s': counting a failure failed", self.id.name)
         inflight.fail(error)
         self._on_settled(1)
 

@@ -1,10 +1,13 @@
 """Responses in the order of requests: what ``preserve_ordering`` of the dynamic batcher asks for."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
 
 from modserve.core.errors import ModserveError
 from modserve.core.response import InferenceResponse, ResponseSink
+
+_log = logging.getLogger(__name__)
 
 
 class ResponseOrder:
@@ -57,7 +60,10 @@ class _Held:
     def release(self) -> None:
         self._releasing = True  # hearing something, a client may cancel the request: that comes last
         while self._waiting:
-            self._waiting.popleft()()
+            try:
+                self._waiting.popleft()()
+            except Exception:  # of a sink, which costs the other requests nothing
+                _log.exception("whoever waits for a response failed to take it")
         self._releasing = False
 
     def _say(self, say: Callable[[], None], final: bool) -> None:
@@ -65,6 +71,8 @@ class _Held:
         if self._releasing or not self._order.is_next(self):
             self._waiting.append(say)
             return
-        say()
-        if final:
-            self._order.go_on()
+        try:
+            say()
+        finally:
+            if final:
+                self._order.go_on()

@@ -15,7 +15,8 @@ from .scheduler import Alarm, BatchRunner, Clock, Drop, SlotT
 _RIPE_LOOKED_AT = 8
 """A group with enough for a batch may still wait for a larger one: so many are asked a time."""
 
-
+TURN_NS = 1_000_000
+"""How long a scheduler may start batches in one turn of the event loop; the rest goes on in the next."""
 _FAR = 1 << 62
 """A time by which every queue delay is over."""
 
@@ -134,8 +135,16 @@ class QueuedScheduler(Generic[SlotT]):
         """Start every batch that can start now."""
         self._pump_due = False
         queue, runner = self._queue, self._runner
+        end_ns = 0
         while len(queue):
             now_ns = self._clock.now_ns()
+            if not end_ns:
+                end_ns = now_ns + TURN_NS
+            elif now_ns > end_ns:
+                # Batches that run here, or very many that start: others have a turn of the event loop, too.
+                self._pump_due = True
+                self._clock.call_soon(self._pump)
+                return
             wake_ns = self._expire(now_ns)
             if not len(queue):
                 break

@@ -9,6 +9,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.sequence_config import DirectStrategy
 
 from .batching import MARGIN_NS, Reason, WaitUntil
+from .queued import TURN_NS
 from .scheduler import Alarm, Clock, Drop, SlotT
 from .sequence_lane import OneSlot
 
@@ -105,8 +106,15 @@ class DirectLane(Generic[SlotT]):
         """Start the next batch if it can start now: an instance has one slot."""
         self._pump_due = False
         self._alarm.cancel()
+        end_ns = 0
         while self._rows:
             now_ns = self._clock.now_ns()
+            if not end_ns:
+                end_ns = now_ns + TURN_NS
+            elif now_ns > end_ns:
+                self._pump_due = True
+                self._clock.call_soon(self._pump)
+                return
             wake_ns = self._expire(now_ns)
             slot = self._runner.reserve() if self._rows else None
             if slot is None:

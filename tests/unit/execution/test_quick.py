@@ -2,68 +2,146 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 
 from modserve.core import dtypes
 from modserve.core.errors import Code
-from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
-from modserve.execution.quick import QuickRule, could_be_quick
+from modserve.execution.quick import LoopThread, QuickRule, could_be_quick
+from modserve.scheduling import batching
+from modserve.scheduling.queued import QueuedScheduler
+from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import RecordingSink, config, inflight
 
-QUICK, SLOW = 20_000, 5_000_000
+QUICK, WAITED, SLOW, TOO_LONG = 20_000, 3_000_000, 500_000, 1_450_000_000
 
 
-def observe(rule: QuickRule, ns: int, times: int) -> None:
+def on_thread(rule: QuickRule, times: int, ns: int = QUICK, cpu_ns: int = QUICK) -> None:
     for _ in range(times):
-        rule.observe(ns)
+        rule.ran_on_thread(ns, cpu_ns)
 
 
-def test_a_model_is_watched_before_it_counts_as_quick() -> None:
+def on_loop(rule: QuickRule, times: int, ns: int = QUICK, cpu_ns: int | None = None) -> None:
+    for _ in range(times):
+        rule.ran_on_loop(ns, ns if cpu_ns is None else cpu_ns)
+
+
+def test_an_instance_is_watched_before_it_counts_as_quick() -> None:
     rule = QuickRule()
-    observe(rule, QUICK, 15)
+    on_thread(rule, 31)
     assert not rule.quick
-    rule.observe(QUICK)
+    on_thread(rule, 1)
     assert rule.quick
 
 
-def test_one_quick_execution_among_those_that_waited_for_the_interpreter_is_enough() -> None:
+def test_waiting_for_the_interpreter_does_not_make_an_execution_long() -> None:
     rule = QuickRule()
-    observe(rule, SLOW, 15)
-    rule.observe(QUICK)
+    on_thread(rule, 31, ns=WAITED)
+    on_thread(rule, 1)
     assert rule.quick
 
 
-def test_a_slow_model_stays_on_threads() -> None:
+@pytest.mark.parametrize(
+    ("ns", "cpu_ns"), [(SLOW, SLOW), (TOO_LONG, TOO_LONG), (TOO_LONG, QUICK)], ids=["slow", "too long", "asleep"]
+)
+def test_two_long_executions_among_many_short_ones_are_too_many(ns: int, cpu_ns: int) -> None:
     rule = QuickRule()
-    observe(rule, SLOW, 10_000)
-    assert not rule.quick
+    for _ in range(100):
+        on_thread(rule, 2, ns, cpu_ns)
+        on_thread(rule, 30)
+        assert not rule.quick
 
 
-def test_what_turns_slow_goes_back_to_threads_for_a_while() -> None:
+def test_a_single_long_execution_on_the_thread_is_forgiven() -> None:
     rule = QuickRule()
-    observe(rule, QUICK, 16)
-    observe(rule, SLOW, 16)
-    assert not rule.quick
-    observe(rule, QUICK, 1024 + 15)
-    assert not rule.quick
-    rule.observe(QUICK)
+    on_thread(rule, 1, SLOW, SLOW)
+    on_thread(rule, 31)
     assert rule.quick
 
 
-def test_a_single_slow_execution_changes_nothing() -> None:
+def test_an_engine_that_only_sleeps_is_not_quick() -> None:
     rule = QuickRule()
-    observe(rule, QUICK, 16)
-    observe(rule, QUICK, 100)
-    rule.observe(SLOW)
-    observe(rule, QUICK, 100)
+    on_thread(rule, 10_000, ns=SLOW, cpu_ns=QUICK)
+    assert not rule.quick
+
+
+def test_one_execution_that_takes_too_long_goes_back_to_the_thread_at_once() -> None:
+    rule = QuickRule()
+    on_thread(rule, 32)
+    on_loop(rule, 40)
+    on_loop(rule, 1, TOO_LONG)
+    assert not rule.quick
+
+
+@pytest.mark.parametrize(("ns", "left"), [(5_000_000, True), (25_000_000, False)], ids=["interpreter", "asleep"])
+def test_having_waited_on_the_event_loop_is_not_the_engines_fault_unless_it_was_long(ns: int, left: bool) -> None:
+    rule = QuickRule()
+    on_thread(rule, 32)
+    on_loop(rule, 1, ns, cpu_ns=QUICK)
+    assert rule.quick is left
+
+
+def test_who_waits_often_on_the_event_loop_goes_back_to_the_thread() -> None:
+    rule = QuickRule()
+    on_thread(rule, 32)
+    on_loop(rule, 4, WAITED, cpu_ns=QUICK)
     assert rule.quick
+    on_loop(rule, 1, WAITED, cpu_ns=QUICK)
+    assert not rule.quick
+
+
+def test_the_processors_time_of_an_execution_is_known_to_a_millisecond() -> None:
+    thread = LoopThread()
+    thread.look()
+    start_ns = time.monotonic_ns()
+    begin_ns = time.thread_time_ns()
+    while time.thread_time_ns() - begin_ns < 5_000_000:
+        pass
+    assert thread.cpu_ns(start_ns) > 3_000_000
+    thread.look()
+    start_ns = time.monotonic_ns()
+    time.sleep(0.003)
+    assert thread.cpu_ns(start_ns) < 1_500_000
+
+
+def test_two_slow_executions_on_the_event_loop_go_back_to_the_thread() -> None:
+    rule = QuickRule()
+    on_thread(rule, 32)
+    on_loop(rule, 32 * 10 + 5)
+    on_loop(rule, 1, SLOW)
+    assert rule.quick
+    on_loop(rule, 1, SLOW)
+    assert not rule.quick
+
+
+def test_what_is_rarely_long_holds_the_event_loop_ever_more_rarely() -> None:
+    """One execution of 200 is long: in a million of them, only ten or so meet the event loop."""
+    rule = QuickRule()
+    held = 0
+    for number in range(1_000_000):
+        ns = TOO_LONG if number % 200 == 199 else QUICK
+        if rule.quick:
+            held += ns == TOO_LONG
+            rule.ran_on_loop(ns, ns)
+        else:
+            rule.ran_on_thread(ns, ns)
+    assert 5 < held < 12
+
+
+def test_instances_of_different_kinds_are_never_quick() -> None:
+    groups = (InstanceGroup("a", InstanceKind.CPU, 1), InstanceGroup("b", InstanceKind.GPU, 1, (0,)))
+    assert not could_be_quick(config(instance_groups=groups))
+    assert not could_be_quick(config(instance_groups=groups[1:]))
+    assert could_be_quick(config(instance_groups=groups[:1]))
 
 
 @pytest.mark.parametrize(
@@ -84,60 +162,89 @@ def test_only_small_inputs_of_fixed_size_qualify(spec: TensorSpec, max_batch_siz
 
 
 class Doubling:
-    """Notes the threads it runs on."""
+    """Notes the threads it runs on, and sleeps where the first element says so."""
+
+    data_dependent = False
 
     def __init__(self) -> None:
         self.threads: list[int] = []
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
         self.threads.append(threading.get_ident())
-        if int(inputs["INPUT0"].flat[0]) < 0:
+        first = inputs["INPUT0"][:, 0]
+        if (first < 0).any():
             raise ValueError("negative")
+        time.sleep(int(first[0]) // 1000 / 1e3)
         return {"OUTPUT0": inputs["INPUT0"] * 2}
 
     def close(self) -> None:
         pass
 
 
-class Pool:
-    """A pool of one instance, whose rule says quick from the start."""
+class Silent(Doubling):
+    """Says nothing of what its executions take."""
 
-    def __init__(self, model: ModelConfig) -> None:
-        self.engine = Doubling()
-        self.rule = QuickRule()
-        self.rule.quick = True
+    data_dependent: Any = None
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "data_dependent":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+class Pool:
+    """A pool whose instances count as quick from the start, if they may."""
+
+    def __init__(self, model: ModelConfig, *engines: Doubling) -> None:
+        self.engines = engines or (Doubling(),)
         self.statistics = ModelStatistics()
         self.settled: list[int] = []
         self.freed = 0
+        self.done = asyncio.Event()
         self.pool = InstancePool(
             ModelId("model", 1),
             model,
-            [("model_0", self.engine)],
+            [(f"model_{number}", engine) for number, engine in enumerate(self.engines)],
             self.statistics,
-            self.settled.append,
+            self.on_settled,
             asyncio.get_running_loop(),
-            self.rule,
+            may_be_quick=True,
         )
         self.pool.on_free = self.free
+        for instance in self.pool._instances:
+            if instance.quick is not None:
+                instance.quick.quick = True
+
+    def on_settled(self, count: int) -> None:
+        self.settled.append(count)
+        self.done.set()
 
     def free(self) -> None:
         self.freed += 1
 
-    def run(self, sizes: list[int]) -> list[RecordingSink]:
+    def run(self, sizes: list[int], *values: int) -> list[RecordingSink]:
         sinks = [RecordingSink() for _ in sizes]
         slot = self.pool.reserve()
         assert slot is not None
         members = [inflight(size, sink=sink) for size, sink in zip(sizes, sinks, strict=True)]
+        for member, value in zip(members, values, strict=False):
+            member.inputs["INPUT0"].array[:] = np.int32(value)
         self.statistics.pending += len(members)
         self.pool.run(slot, members, "full")
         return sinks
+
+    async def until_settled(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while sum(self.settled) < count:
+                self.done.clear()
+                await self.done.wait()
 
 
 async def test_a_quick_batch_is_answered_at_once_and_frees_its_slot() -> None:
     pool = Pool(config())
     sinks = pool.run([1, 2])
     assert [sink.responses[0].outputs["OUTPUT0"].array.tolist() for sink in sinks] == [[[2] * 4], [[2] * 4] * 2]
-    assert pool.engine.threads == [threading.get_ident()]
+    assert pool.engines[0].threads == [threading.get_ident()]
     assert pool.settled == [2]
     assert (pool.statistics.pending, pool.statistics.inference_count, pool.statistics.execution_count) == (0, 3, 1)
     assert pool.freed == 0, "the scheduler that called goes on by itself"
@@ -147,13 +254,64 @@ async def test_a_quick_batch_is_answered_at_once_and_frees_its_slot() -> None:
 
 async def test_a_quick_batch_that_fails_fails_its_own_requests() -> None:
     pool = Pool(config())
-    sink = RecordingSink()
-    slot = pool.pool.reserve()
-    assert slot is not None
-    member = inflight(1, sink=sink)
-    member.inputs["INPUT0"].array[:] = np.int32(-1)
-    pool.statistics.pending += 1
-    pool.pool.run(slot, [member], "full")
+    [sink] = pool.run([1], -1)
     assert [error.code for error in sink.errors] == [Code.INTERNAL]
     assert [len(each.responses) for each in pool.run([1])] == [1]
+    await asyncio.to_thread(pool.pool.close)
+
+
+async def test_a_quick_batch_that_is_refused_runs_again_on_the_thread_of_its_instance() -> None:
+    """One by one a large batch would hold the event loop."""
+    pool = Pool(config())
+    good, bad = pool.run([1, 1], 1, -1)
+    assert (good.settled, bad.settled, pool.pool.reserve()) == (0, 0, None)
+    await pool.until_settled(2)
+    assert (len(good.responses), len(bad.errors)) == (1, 1)
+    assert threading.get_ident() not in pool.engines[0].threads[1:]
+    await asyncio.to_thread(pool.pool.close)
+
+
+async def test_each_instance_is_judged_by_its_own_executions() -> None:
+    pool = Pool(config(), Doubling(), Doubling())
+    pool.run([1], 25000)  # 25 ms, on the event loop
+    assert [each.quick.quick for each in pool.pool._instances if each.quick is not None] == [False, True]
+    here = threading.get_ident()
+    pool.run([1])
+    pool.run([1])
+    await pool.until_settled(3)
+    assert [[thread == here for thread in engine.threads] for engine in pool.engines] == [[True, False], [True]]
+    await asyncio.to_thread(pool.pool.close)
+
+
+async def test_an_engine_that_does_not_say_that_it_is_reliable_stays_on_its_thread() -> None:
+    pool = Pool(config(), Silent())
+    pool.run([1])
+    await pool.until_settled(1)
+    assert pool.engines[0].threads != [threading.get_ident()]
+    await asyncio.to_thread(pool.pool.close)
+
+
+async def test_a_backlog_of_quick_batches_lets_others_have_their_turn() -> None:
+    """Each execution takes half a millisecond: a thousand of them are no single callback of the event loop."""
+    loop = asyncio.get_running_loop()
+    pool = Pool(config())
+
+    class Half(Doubling):
+        def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+            end_ns = time.monotonic_ns() + 300_000
+            while time.monotonic_ns() < end_ns:
+                pass
+            return super().execute(inputs, outputs)
+
+    await asyncio.to_thread(pool.pool.close)
+    pool = Pool(config(), Half())
+    scheduler = QueuedScheduler(batching.direct, pool.pool, LoopClock(loop), lambda member, error: None)
+    pool.statistics.pending = 50
+    for _ in range(50):
+        scheduler.enqueue(inflight(1))
+    turns = 0
+    while sum(pool.settled) < 50:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 10
     await asyncio.to_thread(pool.pool.close)

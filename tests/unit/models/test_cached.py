@@ -53,7 +53,8 @@ class Bench:
     def __init__(self, **more: Any) -> None:
         self.behind = ByHand(**more)
         self.cache = ResponseCache(1 << 20)
-        self.model = CachedModel(self.behind, self.cache, asyncio.get_running_loop())
+        self.loop = asyncio.get_running_loop()
+        self.model = CachedModel(self.behind, self.cache, self.loop)
 
     def ask(self, value: int, sink: RecordingSink | None = None, **more: Any) -> RecordingSink:
         found = sink or RecordingSink()
@@ -171,3 +172,41 @@ async def test_the_requests_of_an_ensemble_can_be_traced() -> None:
     assert isinstance(traced, ParentTrace)
     assert traced.child(bench.behind) is bench.behind
     assert not isinstance(untraced, ParentTrace)
+
+
+class Broken(ByHand):
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        if request.id == "broken":
+            raise RuntimeError("a bug")
+        return super().submit(request, sink, now_ns)
+
+
+async def test_a_request_that_cannot_be_queued_holds_nobody_up() -> None:
+    bench = Bench(dynamic_batching=DynamicBatching(preserve_ordering=True))
+    bench.model = CachedModel(Broken(dynamic_batching=bench.behind.config.dynamic_batching), bench.cache, bench.loop)
+    bench.behind = bench.model._servable  # type: ignore[assignment]
+    with pytest.raises(RuntimeError):
+        bench.ask(1, id="broken")
+    sink = bench.ask(2, id="good")
+    bench.answer()
+    assert told(sink) == [("good", 2)]
+
+
+async def test_an_answer_that_cannot_be_kept_is_given_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> None:
+        raise MemoryError
+
+    bench = Bench()
+    monkeypatch.setattr(bench.cache, "put", broken)
+    sink = bench.ask(7, id="a")
+    bench.answer()
+    assert told(sink) == [("a", 7)]
+
+
+async def test_a_traced_request_whose_answer_waits_for_others_traces_those_it_makes() -> None:
+    bench = Bench(dynamic_batching=DynamicBatching(preserve_ordering=True))
+    sink = TracingSink()
+    bench.ask(7, sink)
+    traced = bench.behind.asked[0].sink
+    assert isinstance(traced, ParentTrace)
+    assert traced.child(bench.behind) is sink.child(bench.behind)

@@ -15,10 +15,13 @@ from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import Admission, DynamicBatching, InstanceKind, ModelConfig, QueuePolicy
+from modserve.core.response import InferenceResponse
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.statistics import FailureReason
 from modserve.core.version import ModelId
 from modserve.models.model import Model
+from modserve.scheduling.ordering import _Held
+from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, request, tensor
 
 BATCHING = DynamicBatching(preferred_batch_sizes=(8,))
@@ -62,11 +65,12 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
 
 def outcome(entry: Inflight) -> int | Code:
     """The value a request got back, or the code of its failure."""
-    assert isinstance(entry.sink, RecordingSink)
-    assert entry.sink.settled == 1
-    if entry.sink.errors:
-        return entry.sink.errors[0].code
-    value: int = entry.sink.responses[0].outputs["OUTPUT0"].array[0, 0]
+    sink = entry.sink._sink if isinstance(entry.sink, _Held) else entry.sink
+    assert isinstance(sink, RecordingSink)
+    assert sink.settled == 1
+    if sink.errors:
+        return sink.errors[0].code
+    value: int = sink.responses[0].outputs["OUTPUT0"].array[0, 0]
     return value
 
 
@@ -199,10 +203,83 @@ async def test_a_failed_execution_fails_only_its_own_requests(bench: Bench) -> N
     execution = await bench.execution()
     good = bench.submit(3)
     execution.fail(ValueError("engine broke"))
+    for _ in failing:  # one by one
+        (await bench.execution()).fail(ValueError("engine broke"))
     assert await bench.finish() == [3]
     await bench.model.drain()
     assert [outcome(entry) for entry in (*failing, *good)] == [Code.INTERNAL, Code.INTERNAL, 3]
     assert bench.model.statistics.failures[FailureReason.BACKEND] == 2
+
+
+# What goes wrong beside a request
+
+
+ORDERED = replace(BATCHING, preserve_ordering=True, separate_by=("adapter",))
+
+
+@pytest.mark.parametrize("bench", [config(dynamic_batching=ORDERED)], indirect=True, ids=["ordered"])
+async def test_a_parameter_that_is_no_value_is_refused_and_holds_nobody_up(bench: Bench) -> None:
+    parameters: Any = {"adapter": [1]}
+    with pytest.raises(ModserveError) as caught:
+        bench.submit(1, parameters=parameters, id="a")
+    assert (caught.value.code, caught.value.message) == (
+        Code.INVALID_ARG,
+        "[request id: a] parameter 'adapter' of a request to model 'model' is of type list, expected a string, a "
+        "number or a boolean",
+    )
+    entries = bench.submit(2)
+    assert await bench.finish() == [2]
+    await bench.model.drain()
+    assert outcome(entries[0]) == 2
+
+
+@pytest.mark.parametrize("bench", [config(dynamic_batching=ORDERED)], indirect=True, ids=["ordered"])
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyboardInterrupt()], ids=["error", "interrupt"])
+async def test_a_request_that_cannot_be_queued_holds_nobody_up(
+    bench: Bench, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Any, inflight: Inflight) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(QueuedScheduler, "enqueue", broken)
+        with pytest.raises(type(error)):
+            bench.submit(1)
+    entries = bench.submit(2)
+    assert await bench.finish() == [2]
+    await bench.model.drain()
+    assert outcome(entries[0]) == 2
+    assert bench.model.statistics.failures[FailureReason.REJECTED] == 1
+
+
+class RaisingSink(RecordingSink):
+    def respond(self, response: InferenceResponse, final: bool) -> None:
+        raise RuntimeError("the sink broke")
+
+    def fail(self, error: ModserveError, final: bool) -> None:
+        raise RuntimeError("the sink broke")
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [config(dynamic_batching=BATCHING), config(dynamic_batching=ORDERED)],
+    indirect=True,
+    ids=["any", "ordered"],
+)
+async def test_a_model_whose_sinks_raise_can_be_drained(bench: Bench) -> None:
+    now_ns = time.monotonic_ns()
+    waiting = [
+        bench.model.submit(request({"INPUT0": tensor(dtypes.INT32, (1, 4), value)}, deadline_ns=late), sink, now_ns)
+        for value, late, sink in ((1, 0, RaisingSink()), (2, 1, RaisingSink()), (3, 1, RecordingSink()))
+    ]
+    [entry] = bench.submit(4)
+    waiting[0].cancel()
+    assert await bench.finish() == [4]
+    async with asyncio.timeout(30):
+        await bench.model.drain()
+    assert outcome(waiting[2]) is Code.UNAVAILABLE
+    assert outcome(entry) == 4
+    assert bench.model.statistics.pending == 0
 
 
 # Draining and closing

@@ -78,3 +78,18 @@ def test_a_client_that_cancels_while_it_hears_what_was_held_back() -> None:
     first.complete()
     assert heard == ["response", "response", "failure"]
     assert last.ended == 1
+
+
+def test_a_sink_that_raises_holds_nobody_up() -> None:
+    class Raising(RecordingSink):
+        def respond(self, response: InferenceResponse, final: bool) -> None:
+            raise RuntimeError("the sink broke")
+
+    last = RecordingSink()
+    ordered = ResponseOrder()
+    first, second, third = [ordered.behind(sink) for sink in (Raising(), Raising(), last)]
+    second.respond(RESPONSE, True)
+    with pytest.raises(RuntimeError):
+        first.respond(RESPONSE, True)
+    third.respond(RESPONSE, True)
+    assert last.ended == 1

@@ -1,0 +1,117 @@
+"""Can the time that an ONNX graph takes depend on the values it gets? Read from the file, without the `onnx` package.
+
+Walks the serialised ``onnx.ModelProto`` (github.com/onnx/onnx, onnx.proto) as far as the nodes; weights are skipped.
+"""
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+from modserve.core.tensor import Buffer
+
+MOST_NODES = 4096
+"""A graph of more nodes takes long whatever they do."""
+
+_MODEL_GRAPH = 7
+_GRAPH_NODE = 1
+_NODE_OP_TYPE = 4
+_NODE_ATTRIBUTE = 5
+_NODE_DOMAIN = 7
+_ATTRIBUTE_GRAPHS = frozenset({6, 11})
+
+_KNOWN_DOMAINS = frozenset({b"", b"ai.onnx", b"ai.onnx.ml"})
+"""What operators of other domains do nobody knows."""
+
+_SHAPED_BY_VALUES = frozenset(
+    b"AffineGrid BlackmanWindow CenterCropPad Col2Im Compress ConstantOfShape DFT Expand HammingWindow HannWindow "
+    b"MaxUnpool MelWeightMatrix NonMaxSuppression NonZero OneHot Pad Range RegexFullMatch Resize STFT SplitToSequence "
+    b"StringSplit Tile TopK Unique Upsample".split()
+)
+"""Operators whose work or output grows with the values of an input. Some are harmless where that is a constant."""
+
+
+def file_depends_on_data(path: Path) -> bool:
+    """As `depends_on_data`, of a file. True for one that cannot be read."""
+    try:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            memoryview(content) as view,
+        ):
+            return depends_on_data(view)
+    except (OSError, ValueError):  # an empty file cannot be mapped
+        return True
+
+
+def depends_on_data(model: Buffer) -> bool:
+    """Whether executions of a serialised ONNX model may take very different times for inputs of the same shapes.
+
+    True if it has a node with a graph inside (Loop, If, Scan), one whose output's shape depends on values, one of an
+    operator that is not ONNX's own, or very many; and for bytes that are no such model.
+    """
+    try:
+        for field, start, end in _fields(model, 0, len(model)):
+            if field == _MODEL_GRAPH:
+                return _graph_depends(model, start, end)
+    except (ValueError, IndexError):
+        pass
+    return True
+
+
+def _graph_depends(model: Buffer, start: int, end: int) -> bool:
+    nodes = 0
+    for field, node_start, node_end in _fields(model, start, end):
+        if field != _GRAPH_NODE:
+            continue
+        nodes += 1
+        if nodes > MOST_NODES or _node_depends(model, node_start, node_end):
+            return True
+    return False
+
+
+def _node_depends(model: Buffer, start: int, end: int) -> bool:
+    for field, value_start, value_end in _fields(model, start, end):
+        if field == _NODE_OP_TYPE and bytes(model[value_start:value_end]) in _SHAPED_BY_VALUES:
+            return True
+        if field == _NODE_DOMAIN and bytes(model[value_start:value_end]) not in _KNOWN_DOMAINS:
+            return True
+        if field == _NODE_ATTRIBUTE:
+            attribute = _fields(model, value_start, value_end)
+            if not _ATTRIBUTE_GRAPHS.isdisjoint([number for number, _, _ in attribute]):
+                return True
+    return False
+
+
+def _fields(data: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The length-delimited fields of a protobuf message: their numbers, and where their content starts and ends.
+
+    Raises ValueError or IndexError for what is no message.
+    """
+    while position < end:
+        key, position = _varint(data, position)
+        kind, number = key & 7, key >> 3
+        if not number:
+            raise ValueError("a field with the number 0")
+        if kind == 2:
+            size, position = _varint(data, position)
+            if size > end - position:
+                raise ValueError("a field that is longer than its message")
+            yield number, position, position + size
+            position += size
+        elif kind == 0:
+            _, position = _varint(data, position)
+        elif kind in (1, 5):
+            position += 8 if kind == 1 else 4
+        else:
+            raise ValueError("a field of an unknown kind")
+
+
+def _varint(data: Buffer, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ValueError("a number of more than ten bytes")
