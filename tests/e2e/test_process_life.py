@@ -278,3 +278,15 @@ def test_a_signal_to_an_idle_server_ends_it_though_clients_are_connected() -> No
         send(idle, "GET", "/v2/health/live")
         stub(opened).ServerLive(service_pb2.ServerLiveRequest(), timeout=SECONDS)
         server.stop()
+
+
+def test_an_engine_that_does_not_close(repository: Path) -> None:
+    """It is waited for until the exit time-out, and not until it has closed."""
+    gate = write_held(repository, "model")
+    gate.stick()
+    with started(repository, options=["--exit-timeout-secs=1"], environment=HELD) as server:
+        server.wait_for(LOADED)
+        begun = time.monotonic()
+        server.signal(signal.SIGTERM)
+        server.wait(1, errors=[r"Exit timeout expired\. Exiting immediately\."])
+        assert time.monotonic() - begun < 3

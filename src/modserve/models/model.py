@@ -32,6 +32,8 @@ from modserve.scheduling.scheduler import LoopClock, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 from modserve.scheduling.tuner import Tuner
 
+from .closing import close_aside
+
 
 class Model:
     """Implements `core.servable.Servable`. Made, and used, on the event loop's thread.
@@ -133,7 +135,7 @@ class Model:
 
     async def close(self) -> None:
         self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
-        await asyncio.to_thread(self._close_engine)
+        await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
 
     def _close_engine(self) -> None:
         try:

@@ -96,6 +96,13 @@ class _Loads:
 
 
 @dataclass
+class _NameLock:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+    """Who has it, and those who wait for it."""
+
+
+@dataclass
 class _Update:
     """What is known to all models that change in one go."""
 
@@ -142,7 +149,8 @@ class ModelManager:
         self._load_retries = load_retries
         self._loads = asyncio.Semaphore(max(1, parallel_loads))
         self._models: dict[str, _Model] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, _NameLock] = {}
+        """Of the models that something is being done with, or that somebody waits for."""
         self._closing: set[asyncio.Task[None]] = set()
         self._loans = Loans()
         self.on_change: Callable[[], None] = lambda: None
@@ -225,6 +233,11 @@ class ModelManager:
     def names(self) -> list[str]:
         return sorted(self._models)
 
+    @property
+    def busy(self) -> list[str]:
+        """The names of the models that something is being done with."""
+        return sorted(self._locks)
+
     def index(self) -> list[IndexEntry]:
         """Every version of every model, by name and version."""
         entries: list[IndexEntry] = []
@@ -275,8 +288,12 @@ class ModelManager:
         return names
 
     async def needs(self, directory: ModelDirectory) -> Needs:
-        """The models that one needs to be loaded."""
-        return await self._loader.needs(directory)
+        """The models that one needs to be loaded; none for one of which that cannot be told."""
+        try:
+            return await self._loader.needs(directory)
+        except Exception:  # what is wrong with it shows when it is loaded
+            _log.debug("model '%s': what it needs cannot be told", directory.name, exc_info=True)
+            return {}
 
     async def update(
         self, changes: Mapping[str, ModelDirectory | None], *, together: bool = False
@@ -289,17 +306,15 @@ class ModelManager:
         """
         async with asyncio.TaskGroup() as tasks:
             asking = {
-                name: tasks.create_task(self._loader.needs(directory))
-                for name, directory in changes.items()
-                if directory
+                name: tasks.create_task(self.needs(directory)) for name, directory in changes.items() if directory
             }
         needs: dict[str, Needs] = {name: asking[name].result() if name in asking else {} for name in changes}
-        held: dict[str, asyncio.Lock] = {}
+        held: set[str] = set()
 
         def let_go(name: str, *_: object) -> None:
-            lock = held.pop(name, None)
-            if lock is not None:
-                lock.release()
+            if name in held:
+                held.remove(name)
+                self._unlock(name)
 
         step = _Update(together)
         try:
@@ -342,7 +357,7 @@ class ModelManager:
                 graph.setdefault(name, set()).update(model.serving)
         return dict(graph)
 
-    async def _hold(self, needs: Mapping[str, Needs], held: dict[str, asyncio.Lock]) -> None:
+    async def _hold(self, needs: Mapping[str, Needs], held: set[str]) -> None:
         """Lock what is about to change, all that it needs and all that needs it.
 
         Always in the same order, or two might wait for each other; and again if meanwhile that has become more.
@@ -351,14 +366,33 @@ class ModelManager:
             graph = self._graph(needs)
             above = set(needs) | dependencies.dependents(needs, graph)
             names = above | dependencies.needed(above, graph)
-            if names <= held.keys():
+            if names <= held:
                 return
             for name in list(held):
-                held.pop(name).release()
+                held.remove(name)
+                self._unlock(name)
             for name in sorted(names):
-                lock = self._locks.setdefault(name, asyncio.Lock())
-                await lock.acquire()
-                held[name] = lock
+                await self._lock(name)
+                held.add(name)
+
+    async def _lock(self, name: str) -> None:
+        entry = self._locks.setdefault(name, _NameLock())
+        entry.users += 1
+        try:
+            await entry.lock.acquire()
+        except BaseException:
+            self._leave(name, entry)
+            raise
+
+    def _unlock(self, name: str) -> None:
+        entry = self._locks[name]
+        entry.lock.release()
+        self._leave(name, entry)
+
+    def _leave(self, name: str, entry: "_NameLock") -> None:
+        entry.users -= 1
+        if not entry.users:
+            del self._locks[name]
 
     def _retire_dependents(self, wanted: Mapping[str, ModelDirectory | None]) -> None:
         """Before models go, those go that need them."""
@@ -413,10 +447,12 @@ class ModelManager:
         """The versions to serve, or why they can not be told."""
         try:
             return await self._loader.wanted_versions(directory)
-        except ModserveError as error:
+        except Exception as error:  # whatever a backend does to one model, the others are loaded
+            failure = from_exception(error, f"failed to look at model '{directory.name}'")
+            foreign = None if isinstance(error, ModserveError) else error
             level = logging.ERROR if directory.config is None else logging.WARNING  # the caller's mistake, who is told
-            _log.log(level, "model '%s' can not be loaded: %s", directory.name, error.message)
-            return error
+            _log.log(level, "model '%s' can not be loaded: %s", directory.name, failure.message, exc_info=foreign)
+            return failure
 
     async def _apply(
         self,
@@ -588,8 +624,7 @@ class ModelManager:
     def _drop_if_empty(self, name: str) -> None:
         """A model of which there is nothing to say, and with which nothing is being done, is none."""
         model = self._models.get(name)
-        lock = self._locks.get(name)
-        if lock is not None and lock.locked():
+        if name in self._locks:
             return
         if model is not None and not model.versions and not model.problem:
             del self._models[name]

@@ -649,3 +649,10 @@ async def test_changes_are_told(bench: Bench) -> None:
     await turns(lambda: bench.states() == {("a", 1): UNAVAILABLE})
     states = [each["a", 1] for each in seen]
     assert list(dict.fromkeys(states)) == [LOADING, READY, UNLOADING, UNAVAILABLE]
+
+
+async def test_nothing_is_kept_of_names_that_were_only_tried(bench: Bench) -> None:
+    for number in range(3):
+        bench.loader.failures[ModelId(f"m{number}", 1)] = invalid("bad file")
+        assert await bench.update(f"m{number}", 1)
+    assert bench.manager.busy == []
