@@ -86,6 +86,7 @@ class InferenceServer(Server):
             threads,
             settings.model_load_retry_count,
         )
+        manager.expect(None)  # until the repositories have been looked through
         super().__init__(
             manager,
             settings.model_repository,

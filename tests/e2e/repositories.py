@@ -84,6 +84,10 @@ class Gate:
         """What begins from now on runs until the gate opens."""
         (self._directory / "runs").unlink(missing_ok=True)
 
+    def stick(self) -> None:
+        """The engine does not close any more."""
+        (self._directory / "stuck").touch()
+
     @property
     def begun(self) -> int:
         """How many executions have begun."""

@@ -106,26 +106,30 @@ def test_directories_that_are_no_versions_are_none(server: ServerProcess) -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "version", "status", "code", "text"),
+    ("model", "version", "status", "code", "text", "why"),
     [
-        ("cut", "", 404, grpc.StatusCode.NOT_FOUND, "'cut' has no available versions"),
-        ("cut", "1", 503, grpc.StatusCode.UNAVAILABLE, "'cut' version 1 is not at ready state"),
-        ("mistaken", "", 404, grpc.StatusCode.NOT_FOUND, "'mistaken' has no available versions"),
-        ("mistaken", "1", 404, grpc.StatusCode.NOT_FOUND, "'mistaken' version 1 is not found"),
-        ("no_versions", "", 404, grpc.StatusCode.NOT_FOUND, "'no_versions' has no available versions"),
-        ("a_file", "", 404, grpc.StatusCode.NOT_FOUND, "'a_file' is not found"),
-        (".hidden", "", 404, grpc.StatusCode.NOT_FOUND, "'.hidden' is not found"),
+        ("cut", "", 404, grpc.StatusCode.NOT_FOUND, "'cut' has no available versions", "model.onnx"),
+        ("cut", "1", 503, grpc.StatusCode.UNAVAILABLE, "'cut' version 1 is not at ready state", "model.onnx"),
+        ("mistaken", "", 404, grpc.StatusCode.NOT_FOUND, "'mistaken' has no available versions", "max_batch_sise"),
+        ("mistaken", "1", 404, grpc.StatusCode.NOT_FOUND, "'mistaken' version 1 is not found", "max_batch_sise"),
+        ("no_versions", "", 404, grpc.StatusCode.NOT_FOUND, "'no_versions' has no available versions", "at least one"),
+        ("a_file", "", 404, grpc.StatusCode.NOT_FOUND, "'a_file' is not found", ""),
+        (".hidden", "", 404, grpc.StatusCode.NOT_FOUND, "'.hidden' is not found", ""),
     ],
 )
 def test_inference_on_a_bad_model(
-    server: ServerProcess, model: str, version: str, status: int, code: grpc.StatusCode, text: str
+    server: ServerProcess, model: str, version: str, status: int, code: grpc.StatusCode, text: str, why: str
 ) -> None:
+    """Triton's text, and behind it why the model did not load."""
     text = f"Request for unknown model: {text}"
     answer = http_infer(server.http_port, Ask(model=model, version=version))
-    assert (answer.status, answer.json) == (status, {"error": text})
+    assert answer.status == status
+    found = answer.json["error"]
+    assert found.startswith(f"{text}: ") if why else found == text
+    assert why in found
     with pytest.raises(grpc.RpcError) as raised:
         grpc_infer(server.grpc_port, Ask(model=model, version=version))
-    assert (raised.value.code(), raised.value.details()) == (code, text)
+    assert (raised.value.code(), raised.value.details()) == (code, found)
 
 
 @pytest.mark.parametrize("model", ["cut", "mistaken", "no_versions"])

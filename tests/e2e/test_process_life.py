@@ -4,7 +4,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -76,6 +76,11 @@ def one_runs_and_one_waits(server: ServerProcess, gate: Gate) -> None:
     eventually(lambda: metric(server, "nv_inference_pending_request_count", model="model") == 1)
 
 
+def grpc_metadata(server: ServerProcess, model: str) -> service_pb2.ModelMetadataResponse:
+    with channel(server.grpc_port) as opened:
+        return stub(opened).ModelMetadata(service_pb2.ModelMetadataRequest(name=model), timeout=SECONDS)
+
+
 def refuses(port: int) -> bool:
     try:
         socket.create_connection((HOST, port), timeout=SECONDS).close()
@@ -109,7 +114,23 @@ def test_while_a_model_loads(repository: Path) -> None:
         assert http(server.http_port, "GET", "/v2/models/sluggish/ready").status == 400
         answer = http_infer(server.http_port, Ask(model="sluggish", version="1"))
         assert answer.status == 503
-        assert answer.json == {"error": "Request for unknown model: 'sluggish' version 1 is not at ready state"}
+        assert answer.json == {
+            "error": "Request for unknown model: 'sluggish' version 1 is not at ready state: it is still loading"
+        }
+        loading = "Request for unknown model: 'sluggish' has no available versions: it is still loading"
+        for answer in (
+            http_infer(server.http_port, Ask(model="sluggish")),
+            http(server.http_port, "GET", "/v2/models/sluggish"),
+        ):
+            assert (answer.status, answer.json) == (503, {"error": loading})
+        calls: list[Callable[[], object]] = [
+            lambda: grpc_infer(server.grpc_port, Ask(model="sluggish")),
+            lambda: grpc_metadata(server, "sluggish"),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as raised:
+                call()
+            assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.UNAVAILABLE, loading)
         # A server that is told to go does not wait for the model first.
         server.signal(signal.SIGTERM)
         server.wait(0)
@@ -278,3 +299,15 @@ def test_a_signal_to_an_idle_server_ends_it_though_clients_are_connected() -> No
         send(idle, "GET", "/v2/health/live")
         stub(opened).ServerLive(service_pb2.ServerLiveRequest(), timeout=SECONDS)
         server.stop()
+
+
+def test_an_engine_that_does_not_close(repository: Path) -> None:
+    """It is waited for until the exit time-out, and not until it has closed."""
+    gate = write_held(repository, "model")
+    gate.stick()
+    with started(repository, options=["--exit-timeout-secs=1"], environment=HELD) as server:
+        server.wait_for(LOADED)
+        begun = time.monotonic()
+        server.signal(signal.SIGTERM)
+        server.wait(1, errors=[r"Exit timeout expired\. Exiting immediately\."])
+        assert time.monotonic() - begun < 3

@@ -10,6 +10,14 @@ from .api import Backend
 
 GROUP = "modserve.backends"
 
+_ATTRIBUTES: dict[str, tuple[type, str]] = {
+    "default_model_filename": (str, "a file name, or an empty text if there need be no file"),
+    "default_cpu_instances": (int, "a number of 1 or more"),
+    "any_thread": (bool, "True or False"),
+}
+"""What a backend says of itself, of which type, and in words."""
+_METHODS = ("gpu_count", "open")
+
 
 class BackendRegistry:
     """The backends of this process. Safe to use from several threads."""
@@ -17,23 +25,50 @@ class BackendRegistry:
     def __init__(self, extra: dict[str, Backend] | None = None) -> None:
         self._entries = {entry.name: entry for entry in entry_points(group=GROUP)}
         self._loaded: dict[str, Backend] = dict(extra or {})
-        self._lock = threading.Lock()
+        # An import may take many seconds, during which models of other backends go on loading: a lock for each name.
+        self._locks = {name: threading.Lock() for name in self._entries}
 
     @property
     def names(self) -> list[str]:
         return sorted({*self._entries, *self._loaded})
 
     def get(self, name: str) -> Backend:
-        """The backend called `name`. Raises INVALID_ARG for an unknown name, INTERNAL if it can not be imported."""
-        with self._lock:
-            backend = self._loaded.get(name)
-            if backend is None:
-                entry = self._entries.get(name)
-                if entry is None:
-                    raise invalid(f"unable to find backend '{name}', installed backends are: {', '.join(self.names)}")
-                try:
-                    backend = cast(Backend, entry.load()())
-                except Exception as error:
-                    raise internal(f"failed to load backend '{name}' ({entry.value}): {error}") from error
-                self._loaded[name] = backend
-            return backend
+        """The backend called `name`.
+
+        Raises INVALID_ARG for an unknown name, INTERNAL if it cannot be imported or lacks a part of the backend API.
+        """
+        backend = self._loaded.get(name)
+        if backend is None:
+            if name not in self._entries:
+                raise invalid(f"unable to find backend '{name}', installed backends are: {', '.join(self.names)}")
+            with self._locks[name]:
+                backend = self._loaded.get(name)
+                if backend is None:
+                    backend = self._loaded[name] = self._import(name)
+        problem = _missing_part(backend)
+        if problem:
+            raise internal(f"backend '{name}' is no backend: {problem}")
+        return backend
+
+    def _import(self, name: str) -> Backend:
+        entry = self._entries[name]
+        try:
+            return cast(Backend, entry.load()())
+        except BaseException as error:  # SystemExit, too: the package may have been written to run as a program
+            text = str(error) or type(error).__name__
+            raise internal(f"failed to load backend '{name}' ({entry.value}): {text}") from error
+
+
+def _missing_part(backend: object) -> str:
+    """What a backend lacks of the backend API; empty if it has all that can be told before a model is opened."""
+    for name, (kind, words) in _ATTRIBUTES.items():
+        try:
+            value: object = getattr(backend, name)
+        except Exception as error:
+            return f"its attribute '{name}' ({words}) cannot be read: {error}"
+        if type(value) is not kind or (isinstance(value, int) and kind is int and value < 1):
+            return f"its attribute '{name}' is {value!r}, expected {words}"
+    for name in _METHODS:
+        if not callable(getattr(backend, name, None)):
+            return f"it has no method '{name}'"
+    return ""

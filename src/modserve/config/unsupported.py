@@ -33,6 +33,8 @@ SETTINGS = (
     Setting("output.is_non_linear_format_io", True, "it is for TensorRT"),
     Setting("model_repository_agents", True, "the files would not be prepared as it says"),
     Setting("model_operations", True, "the model would miss these operations"),
+    Setting("instance_group.passive", True, "the instances would take requests"),
+    Setting("ensemble_scheduling.step.model_namespace", True, "a step takes the one model of its name"),
     Setting("runtime", False, "each backend has one implementation"),
     Setting("model_warmup", False, "the first requests may be slow"),
     Setting("model_metrics", False, "the metrics have their default buckets"),
@@ -50,8 +52,12 @@ SETTINGS = (
     Setting("optimization.eager_batching", False, "a batch is formed when an instance is free"),
     Setting("instance_group.rate_limiter", False, "an instance runs whenever it is free"),
     Setting("instance_group.secondary_devices", False, "no secondary devices are used"),
-    Setting("instance_group.passive", False, "the instances take requests"),
     Setting("instance_group.host_policy", False, "instances are not pinned to cores or memory"),
+    Setting(
+        "sequence_batching.state.use_same_buffer_for_input_output",
+        False,
+        "the model gives each new state in memory of its own",
+    ),
 )
 
 

@@ -13,6 +13,9 @@ from modserve.pb import inference as pb
 from . import ensembles, extras, padding, platforms, ragged, response_cache, sequences, tensors
 from .problems import FieldPath, Problems
 
+MOST_INSTANCES = 1024
+"""Of one version of a model, in all of its groups."""
+
 
 def validate(
     message: pb.ModelConfig, directory: str, problems: Problems, *, partial: bool, gpu_count: int | None
@@ -39,6 +42,7 @@ def validate(
     response_cache.validate(message, problems)
     for index, group in enumerate(message.instance_group):
         _instance_group(group, index, message, problems, gpu_count)
+    _instance_count(message, problems, gpu_count)
 
 
 def _identity(message: pb.ModelConfig, directory: str, problems: Problems) -> None:
@@ -170,6 +174,22 @@ def _preserve_ordering(batching: pb.ModelDynamicBatching, name: str, problems: P
                 (*here, *path, "timeout_action"),
                 f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {name}",
             )
+
+
+def _instance_count(message: pb.ModelConfig, problems: Problems, gpu_count: int | None) -> None:
+    """Each instance is a thread, and a session of its own on a GPU: a slip of the pen must not end the server."""
+    total = 0
+    for index, group in enumerate(message.instance_group):
+        devices = 1
+        if group.kind in (pb.ModelInstanceGroup.KIND_GPU, pb.ModelInstanceGroup.KIND_AUTO):
+            devices = max(1, len(group.gpus) or gpu_count or 1)
+        total += max(1, group.count) * devices
+        if total > MOST_INSTANCES:
+            problems.add(
+                ("instance_group", index, "count"),
+                f"model {message.name} has {total} instances or more, at most {MOST_INSTANCES} are allowed",
+            )
+            return
 
 
 def _instance_group(

@@ -91,6 +91,14 @@ class Lease(Protocol):
     async def release(self) -> None: ...
 
 
+@dataclass(slots=True)
+class LoaderMemory:
+    """What a loader has read of a model directory already."""
+
+    draft: object | None = None
+    """The configuration, in a form that only the loader knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
     """A model in a model repository, and the versions that are there, in ascending order."""
@@ -107,6 +115,8 @@ class ModelDirectory:
     """
     lease: Lease | None = field(default=None, compare=False)
     """Of a temporary directory, None for a model in a repository."""
+    memory: LoaderMemory = field(init=False, compare=False, repr=False, default_factory=LoaderMemory)
+    """So that all versions of a load have one configuration, also when the file changes meanwhile."""
 
     def mark(self, version: int) -> object:
         """Equal for two directories from which a version would be loaded alike."""

@@ -10,6 +10,7 @@ from .errors import ModserveError, invalid, not_found, unavailable
 _VERSION_DIRECTORY = re.compile(r"[1-9][0-9]*")
 _MOST_DIGITS = 1000
 """Python refuses to read much longer numbers; leading zeros and spaces may make one long."""
+_MOST_REASON = 1000
 
 
 class ModelId(NamedTuple):
@@ -63,17 +64,34 @@ def _fits_long(digits: str) -> bool:
     return len(digits) <= _MOST_DIGITS and -(2**63) <= int(digits) < 2**63
 
 
-def unknown_model(name: str) -> ModserveError:
-    return not_found(f"Request for unknown model: '{name}' is not found")
+STILL_LOADING = "it is still loading"
 
 
-def unknown_version(name: str, version: int) -> ModserveError:
-    return not_found(f"Request for unknown model: '{name}' version {version} is not found")
+def unknown_model(name: str, why: str = "") -> ModserveError:
+    return not_found(f"Request for unknown model: '{name}' is not found{_because(why)}")
 
 
-def no_available_versions(name: str) -> ModserveError:
-    return not_found(f"Request for unknown model: '{name}' has no available versions")
+def unknown_version(name: str, version: int, why: str = "") -> ModserveError:
+    return not_found(f"Request for unknown model: '{name}' version {version} is not found{_because(why)}")
 
 
-def not_ready(name: str, version: int) -> ModserveError:
-    return unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
+def no_available_versions(name: str, why: str = "") -> ModserveError:
+    return not_found(f"Request for unknown model: '{name}' has no available versions{_because(why)}")
+
+
+def not_ready(name: str, version: int, why: str = "") -> ModserveError:
+    return unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state{_because(why)}")
+
+
+def still_loading(name: str, version: int | None) -> ModserveError:
+    """Unlike in Triton, a failure that clients take for a passing one."""
+    if version is not None:
+        return not_ready(name, version, STILL_LOADING)
+    return unavailable(no_available_versions(name, STILL_LOADING).message)
+
+
+def _because(why: str) -> str:
+    """The reason behind Triton's text, which clients may look for; cut where it becomes too long for an error."""
+    if not why:
+        return ""
+    return f": {why}" if len(why) <= _MOST_REASON else f": {why[:_MOST_REASON]}…"

@@ -2,17 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from modserve import config as model_config
 from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement, RequestInstance
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
-from modserve.core.model_config import InstanceKind, ModelConfig
+from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.core.sequence import file_state
 from modserve.core.servable import Borrow, ModelDirectory, Servable, UnreadableModelError
 from modserve.core.tensor import Tensor
@@ -73,18 +74,21 @@ class Loader:
 
     async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
         loop = asyncio.get_running_loop()
-        versions, cpu_instances = await loop.run_in_executor(self._executor, self._inspect, model)
+        doing = f"failed to look at model '{model.name}'"
+        versions, cpu_instances = await loop.run_in_executor(self._executor, _mapped, doing, self._inspect, model)
         # Known before the first model loads, so that each gets its share of the cores from the start.
         self._cpu_instances[model.name] = cpu_instances * len(versions)
         return versions
 
     async def needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._needs, model)
+        loop = asyncio.get_running_loop()
+        doing = f"failed to look at model '{model.name}'"
+        return await loop.run_in_executor(self._executor, _mapped, doing, self._needs, model)
 
     async def load(self, model: ModelDirectory, version: int) -> Servable:
         loop = asyncio.get_running_loop()
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        loading = self._executor.submit(self._load, model, version, share)
+        loading = self._executor.submit(_mapped, _doing(model, version), self._load, model, version, share)
         try:
             loaded = await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
@@ -130,7 +134,7 @@ class Loader:
         cpu_instances = 0
         if not draft.is_ensemble:
             backend, config = self._backend(draft)
-            cpu_instances = _count_cpu(self._place(config, backend))
+            cpu_instances = _count_cpu(_place(config, backend))
         if not versions:
             raise invalid(f"at least one version must be available under the version policy of model '{model.name}'")
         return versions, cpu_instances
@@ -160,43 +164,37 @@ class Loader:
             path=model.path / str(version) / filename,
             model_directory=model.path,
             cpu_threads=share,
-            cpu_instances=max(1, _count_cpu(self._place(provisional, backend))),
+            cpu_instances=max(1, _count_cpu(_place(provisional, backend))),
             options=self._options.backend_options.get(draft.backend, {}),
         )
         labels = _read_labels(model.path, provisional)
         initial_states = _read_initial_states(model.path, provisional)
-        doing = _doing(model, version)
-        try:
-            engine = backend.open(source)
-        except Exception as error:
-            raise from_exception(error, doing) from error
+        engine = backend.open(source)
         instances: list[tuple[str, Executor]] = []
         try:
             complete = model_config.finish(
                 draft,
-                engine.describe(),
+                _description(draft.backend, engine),
                 default_cpu_instances=backend.default_cpu_instances,
                 default_model_filename=backend.default_model_filename,
-                gpu_count=backend.gpu_count(),
+                gpu_count=_gpu_count(draft.backend, backend),
                 auto_complete=self._options.auto_complete,
             )
             for warning in complete.warnings:
                 _log.warning("%s", warning)
-            for name, placement in self._place(complete.config, backend):
+            for name, placement in _place(complete.config, backend):
                 instances.append((name, engine.instance(complete.config, placement)))
-                _check_fit(complete.config, instances[-1][1])
-        except Exception as error:
-            with ExitStack() as stack:  # whatever of it fails to close, the rest is closed and `error` is told
-                stack.push(lambda *failure: True)
-                stack.callback(engine.close)
-                for _, instance in instances:
-                    stack.callback(instance.close)
-            raise from_exception(error, doing) from error
+                _check_instance(complete.config, instances[-1][1])
+        except BaseException:
+            _close_all(engine, instances)
+            raise
         message = complete.message.SerializeToString(deterministic=True)
         return _Loaded(complete.config, message, engine, instances, backend.any_thread, labels, initial_states)
 
     def _draft(self, model: ModelDirectory) -> model_config.Draft:
-        """The configuration as far as it is known without the engine's help."""
+        """The configuration as far as it is known without the engine's help; read once for all versions of a load."""
+        if isinstance(model.memory.draft, model_config.Draft):
+            return model.memory.draft
         path = model.path / CONFIG_FILE
         try:
             if model.config is None:
@@ -206,6 +204,7 @@ class Loader:
         except ModserveError as error:
             raise UnreadableModelError(error.code, error.message) from error
         model_config.check(draft, auto_complete=self._options.auto_complete)
+        model.memory.draft = draft
         return draft
 
     def _backend(self, draft: model_config.Draft) -> tuple[Backend, ModelConfig]:
@@ -213,18 +212,78 @@ class Loader:
         backend = self._registry.get(draft.backend)
         return backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
 
-    def _place(self, config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
-        gpus = backend.gpu_count()
-        if config.instance_groups:
-            return placements(config.name, config.instance_groups, gpus)
-        kind = InstanceKind.GPU if gpus else InstanceKind.CPU
-        count = gpus or backend.default_cpu_instances
-        return [(f"{config.name}_{index}", Placement(kind, index if gpus else 0)) for index in range(count)]
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
-def _check_fit(config: ModelConfig, instance: Executor) -> None:
-    """Raises INVALID_ARG for what the server does to whole batches, where the engine wants the single requests."""
-    if config.fills_up and isinstance(instance, RequestInstance):
+def _mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    """The border between foreign code and the server: what is raised beyond it is a `ModserveError`, whatever it was.
+
+    Runs on a loading thread, where SystemExit means no more than that a backend cannot go on.
+    """
+    try:
+        return work(*args, **kwargs)
+    except ModserveError:
+        raise
+    except BaseException as error:
+        _log.debug("%s", doing, exc_info=error)
+        raise from_exception(error, doing) from error
+
+
+def _place(config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
+    gpus = _gpu_count(config.backend, backend)
+    if config.instance_groups:
+        return placements(config.name, config.instance_groups, gpus)
+    kind = InstanceKind.GPU if gpus else InstanceKind.CPU
+    count = gpus or backend.default_cpu_instances
+    return [(f"{config.name}_{index}", Placement(kind, index if gpus else 0)) for index in range(count)]
+
+
+def _gpu_count(name: str, backend: Backend) -> int:
+    """How many GPUs a backend says there are. Raises INTERNAL if it cannot tell."""
+    try:
+        count: object = backend.gpu_count()
+    except Exception as error:
+        raise internal(f"backend '{name}' cannot tell how many GPUs there are: {error}") from error
+    if not isinstance(count, int) or count < 0:
+        raise internal(f"backend '{name}' says that there are {count!r} GPUs, expected a number of 0 or more")
+    return count
+
+
+def _description(name: str, engine: BackendModel) -> ModelDescription | None:
+    """What the engine says of a model. Raises INTERNAL for what is no description."""
+    description: object = engine.describe()
+    if description is not None and not isinstance(description, ModelDescription):
+        raise internal(
+            f"backend '{name}' describes its model by a {type(description).__name__}, expected a "
+            "modserve.ModelDescription or None"
+        )
+    return description
+
+
+def _close_all(engine: BackendModel, instances: Sequence[tuple[str, Executor]]) -> None:
+    """Close what a failed load has opened; whatever of it fails to close, the rest is closed."""
+    with ExitStack() as stack:
+        stack.push(lambda *failure: True)
+        stack.callback(engine.close)
+        for _, instance in instances:
+            stack.callback(instance.close)
+
+
+def _check_instance(config: ModelConfig, instance: Executor) -> None:
+    """Whether the server can use an instance.
+
+    Raises INTERNAL for an object that is none, INVALID_ARG for what the server does to whole batches, where the engine
+    wants the single requests.
+    """
+    by_request = isinstance(instance, RequestInstance)
+    if not by_request and not callable(getattr(instance, "execute", None)):
+        raise internal(
+            f"backend '{config.backend}' made a {type(instance).__name__} for an instance, which has neither 'execute' "
+            "nor 'execute_requests'"
+        )
+    if config.fills_up and by_request:
         raise invalid(
             f"model '{config.name}': its parameters ask for padding ('padding.…' or 'scheduling.batch_sizes'), but "
             f"backend '{config.backend}' gets requests one by one and merges them itself, if at all"

@@ -33,6 +33,8 @@ from modserve.scheduling.scheduler import LoopClock, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 from modserve.scheduling.tuner import Tuner
 
+from .closing import close_aside
+
 _log = logging.getLogger(__name__)
 
 _PARAMETER = (str, int, float, bool, type(None))
@@ -148,7 +150,7 @@ class Model:
 
     async def close(self) -> None:
         self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
-        await asyncio.to_thread(self._close_engine)
+        await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
 
     def _close_engine(self) -> None:
         try:

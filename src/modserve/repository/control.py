@@ -62,8 +62,18 @@ class ModelControl:
 
         Raises INVALID_ARG if a repository can not be read.
         """
+        self._manager.expect(None)
+        try:
+            await self._start()
+        finally:
+            self._manager.expect(())
+        if self._options.mode is ControlMode.POLL and self._options.poll_seconds:
+            self._polling = asyncio.create_task(self._keep_polling(self._options.poll_seconds))
+
+    async def _start(self) -> None:
         scan = await asyncio.to_thread(source.scan, self._repositories)
         chosen = self._chosen(scan)
+        self._manager.expect(chosen & scan.models.keys())
         for name in chosen & set(scan.duplicates):
             _log.error("model '%s' appears in two or more repositories, none of them is served", name)
             self._manager.refuse(name, DUPLICATE)
@@ -77,8 +87,6 @@ class ModelControl:
         wanted |= await self._composing(wanted, scan.models.get)
         self._wanted.update(wanted)
         await self._manager.update(wanted)
-        if self._options.mode is ControlMode.POLL and self._options.poll_seconds:
-            self._polling = asyncio.create_task(self._keep_polling(self._options.poll_seconds))
 
     async def stop(self) -> None:
         """End polling and what clients have asked for, finish what is in flight, and unload everything."""

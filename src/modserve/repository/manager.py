@@ -4,11 +4,12 @@ import asyncio
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from modserve.core.errors import ModserveError, from_exception, internal, invalid
+from modserve.core.errors import ModserveError, from_exception, internal, invalid, unavailable
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
 from modserve.core.servable import (
     Handle,
@@ -22,6 +23,7 @@ from modserve.core.version import (
     ModelId,
     no_available_versions,
     not_ready,
+    still_loading,
     unknown_model,
     unknown_version,
 )
@@ -96,10 +98,19 @@ class _Loads:
 
 
 @dataclass
+class _NameLock:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+    """Who has it, and those who wait for it."""
+
+
+@dataclass
 class _Update:
     """What is known to all models that change in one go."""
 
     together: bool
+    coming: set[str]
+    """Those that are to be loaded, and have not been seen to."""
     failures: dict[str, ModserveError] = field(default_factory=dict)
     done: dict[str, asyncio.Event] = field(default_factory=dict)
     """Set for each model that has been seen to."""
@@ -142,7 +153,11 @@ class ModelManager:
         self._load_retries = load_retries
         self._loads = asyncio.Semaphore(max(1, parallel_loads))
         self._models: dict[str, _Model] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, _NameLock] = {}
+        """Of the models that something is being done with, or that somebody waits for."""
+        self._coming: Counter[str] = Counter()
+        """The models that are being loaded, each as often as somebody wants it."""
+        self._expected: set[str] | None = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._loans = Loans()
         self.on_change: Callable[[], None] = lambda: None
@@ -158,19 +173,53 @@ class ModelManager:
         """
         model = self._models.get(name)
         if model is None:
-            raise unknown_model(name)
+            raise self._absent(name, version)
         if version is None:
             found = model.latest
         else:
             entry = model.versions.get(version)
             if entry is None:
-                raise unknown_version(name, version)
+                raise self._without(name, model, version)
             found = entry.servable if entry.state.state is State.READY else None
         if model.finishing:
             found = _before(found, [each for each in model.finishing if version in (None, each.id.version)])
         if found is None:
-            raise no_available_versions(name) if version is None else not_ready(name, version)
+            raise self._unready(name, model, version)
         return found
+
+    def expect(self, names: Iterable[str] | None) -> None:
+        """Some models will be loaded, so that meanwhile they count as loading; None while nobody knows which."""
+        self._expected = None if names is None else set(names)
+
+    def _is_coming(self, name: str) -> bool:
+        """Whether a model of which no version is READY is being loaded, or is about to be."""
+        model = self._models.get(name)
+        if model is not None and model.latest is not None:
+            return False
+        return self._expected is None or name in self._expected or name in self._coming
+
+    def _absent(self, name: str, version: int | None) -> ModserveError:
+        if self._expected is None:
+            return unavailable(
+                f"Request for unknown model: '{name}' is not found: the server is starting and has not looked through "
+                "its model repositories yet"
+            )
+        return still_loading(name, version) if self._is_coming(name) else unknown_model(name)
+
+    def _without(self, name: str, model: _Model, version: int) -> ModserveError:
+        """A model is there, and not the version that was asked for."""
+        if self._is_coming(name):
+            return still_loading(name, version)
+        return unknown_version(name, version, model.problem if model.latest is None else "")
+
+    def _unready(self, name: str, model: _Model, version: int | None) -> ModserveError:
+        """What is asked for is known, and not READY."""
+        if version is None:
+            return still_loading(name, None) if self._is_coming(name) else no_available_versions(name, model.failure)
+        state = model.versions[version].state
+        if state.state is State.LOADING or self._is_coming(name):
+            return still_loading(name, version)
+        return not_ready(name, version, state.reason if state.state is State.UNAVAILABLE else "")
 
     def finishing(self, name: str, version: int | None) -> Servable | None:
         """What has sequences that have begun, and is or may be unloaded; of a version, or of all for None."""
@@ -197,13 +246,17 @@ class ModelManager:
     def state(self, name: str, version: int | None) -> VersionState:
         """The state of a version, or of the one that answers for None. Raises NOT_FOUND."""
         model = self._models.get(name)
-        if model is None:
-            raise unknown_model(name)
+        if model is None or (self._is_coming(name) and version not in (None, *model.versions)):
+            if self._is_coming(name) and self._expected is not None:
+                return VersionState(State.LOADING)
+            raise self._absent(name, version)
         if version is None:
             if model.latest is not None:
                 version = model.latest.id.version
             elif model.versions:
                 version = max(model.versions)
+            elif self._is_coming(name):
+                return VersionState(State.LOADING)
             else:
                 return VersionState(State.UNAVAILABLE, model.problem)
         found = model.versions.get(version)
@@ -224,6 +277,11 @@ class ModelManager:
 
     def names(self) -> list[str]:
         return sorted(self._models)
+
+    @property
+    def busy(self) -> list[str]:
+        """The names of the models that something is being done with."""
+        return sorted(self._locks)
 
     def index(self) -> list[IndexEntry]:
         """Every version of every model, by name and version."""
@@ -275,8 +333,12 @@ class ModelManager:
         return names
 
     async def needs(self, directory: ModelDirectory) -> Needs:
-        """The models that one needs to be loaded."""
-        return await self._loader.needs(directory)
+        """The models that one needs to be loaded; none for one of which that cannot be told."""
+        try:
+            return await self._loader.needs(directory)
+        except Exception:  # what is wrong with it shows when it is loaded
+            _log.debug("model '%s': what it needs cannot be told", directory.name, exc_info=True)
+            return {}
 
     async def update(
         self, changes: Mapping[str, ModelDirectory | None], *, together: bool = False
@@ -287,21 +349,37 @@ class ModelManager:
         tells it to who asked for the load. With `together`, all new versions of a model are taken or none; in any case
         so if it is being served. Models that need one of them are seen to as well.
         """
+        step = _Update(together, coming={name for name, directory in changes.items() if directory})
+        self._coming.update(step.coming)
+        if self._expected is not None:
+            self._expected -= changes.keys()
+        try:
+            return await self._update(changes, step)
+        finally:
+            for name in list(step.coming):
+                self._arrive(name, step)
+
+    def _arrive(self, name: str, step: "_Update") -> None:
+        """A model has been seen to: what there is to say of it is in its state."""
+        if name in step.coming:
+            step.coming.remove(name)
+            self._coming[name] -= 1
+            if not self._coming[name]:
+                del self._coming[name]
+
+    async def _update(self, changes: Mapping[str, ModelDirectory | None], step: "_Update") -> dict[str, ModserveError]:
         async with asyncio.TaskGroup() as tasks:
             asking = {
-                name: tasks.create_task(self._loader.needs(directory))
-                for name, directory in changes.items()
-                if directory
+                name: tasks.create_task(self.needs(directory)) for name, directory in changes.items() if directory
             }
         needs: dict[str, Needs] = {name: asking[name].result() if name in asking else {} for name in changes}
-        held: dict[str, asyncio.Lock] = {}
+        held: set[str] = set()
 
         def let_go(name: str, *_: object) -> None:
-            lock = held.pop(name, None)
-            if lock is not None:
-                lock.release()
+            if name in held:
+                held.remove(name)
+                self._unlock(name)
 
-        step = _Update(together)
         try:
             await self._hold(needs, held)
             others = dependencies.dependents(changes, self._graph(needs)) - changes.keys()
@@ -342,7 +420,7 @@ class ModelManager:
                 graph.setdefault(name, set()).update(model.serving)
         return dict(graph)
 
-    async def _hold(self, needs: Mapping[str, Needs], held: dict[str, asyncio.Lock]) -> None:
+    async def _hold(self, needs: Mapping[str, Needs], held: set[str]) -> None:
         """Lock what is about to change, all that it needs and all that needs it.
 
         Always in the same order, or two might wait for each other; and again if meanwhile that has become more.
@@ -351,14 +429,33 @@ class ModelManager:
             graph = self._graph(needs)
             above = set(needs) | dependencies.dependents(needs, graph)
             names = above | dependencies.needed(above, graph)
-            if names <= held.keys():
+            if names <= held:
                 return
             for name in list(held):
-                held.pop(name).release()
+                held.remove(name)
+                self._unlock(name)
             for name in sorted(names):
-                lock = self._locks.setdefault(name, asyncio.Lock())
-                await lock.acquire()
-                held[name] = lock
+                await self._lock(name)
+                held.add(name)
+
+    async def _lock(self, name: str) -> None:
+        entry = self._locks.setdefault(name, _NameLock())
+        entry.users += 1
+        try:
+            await entry.lock.acquire()
+        except BaseException:
+            self._leave(name, entry)
+            raise
+
+    def _unlock(self, name: str) -> None:
+        entry = self._locks[name]
+        entry.lock.release()
+        self._leave(name, entry)
+
+    def _leave(self, name: str, entry: "_NameLock") -> None:
+        entry.users -= 1
+        if not entry.users:
+            del self._locks[name]
 
     def _retire_dependents(self, wanted: Mapping[str, ModelDirectory | None]) -> None:
         """Before models go, those go that need them."""
@@ -385,6 +482,7 @@ class ModelManager:
                 unmet = _circular(name, circle) if circle else self._unmet(name, model.needs, step)
                 await self._apply(name, directory, selection, unmet, step, renewed=renewed, stale=stale)
         finally:
+            self._arrive(name, step)
             step.done[name].set()
 
     def _unmet(self, name: str, needs: Needs, step: "_Update") -> ModserveError | None:
@@ -413,10 +511,12 @@ class ModelManager:
         """The versions to serve, or why they can not be told."""
         try:
             return await self._loader.wanted_versions(directory)
-        except ModserveError as error:
+        except Exception as error:  # whatever a backend does to one model, the others are loaded
+            failure = from_exception(error, f"failed to look at model '{directory.name}'")
+            foreign = None if isinstance(error, ModserveError) else error
             level = logging.ERROR if directory.config is None else logging.WARNING  # the caller's mistake, who is told
-            _log.log(level, "model '%s' can not be loaded: %s", directory.name, error.message)
-            return error
+            _log.log(level, "model '%s' can not be loaded: %s", directory.name, failure.message, exc_info=foreign)
+            return failure
 
     async def _apply(
         self,
@@ -588,8 +688,7 @@ class ModelManager:
     def _drop_if_empty(self, name: str) -> None:
         """A model of which there is nothing to say, and with which nothing is being done, is none."""
         model = self._models.get(name)
-        lock = self._locks.get(name)
-        if lock is not None and lock.locked():
+        if name in self._locks:
             return
         if model is not None and not model.versions and not model.problem:
             del self._models[name]

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import errno
 import os
 import tempfile
 from collections.abc import Mapping
@@ -11,6 +12,11 @@ from modserve.core.errors import internal, invalid
 from modserve.core.servable import ModelDirectory
 
 from . import source
+
+MOST_PARTS = 64
+MOST_PART_BYTES = 255
+MOST_PATH_BYTES = 4096
+_MOST_SHOWN = 100
 
 
 class TemporaryRepository:
@@ -30,7 +36,11 @@ class TemporaryRepository:
     async def release(self) -> None:
         self._holders -= 1
         if not self._holders:
-            await asyncio.to_thread(self._directory.cleanup)
+            await asyncio.to_thread(self.remove)
+
+    def remove(self) -> None:
+        """Delete it at once. Blocking."""
+        self._directory.cleanup()
 
 
 def check_model_name(name: str) -> None:
@@ -38,6 +48,10 @@ def check_model_name(name: str) -> None:
     trimmed = name.strip()
     if not trimmed:
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
+    if len(_encoded(name)) > MOST_PART_BYTES:
+        raise invalid(
+            f"invalid model name '{_shown(name)}' of {len(_encoded(name))} bytes, at most {MOST_PART_BYTES} are allowed"
+        )
     if trimmed in (".", "..") or any(separator in name for separator in ("/", "\\", "\0")):
         raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
 
@@ -46,6 +60,7 @@ def check_files(files: Mapping[str, bytes]) -> None:
     """Raises INVALID_ARG for a path that is not inside the model's directory, or that is at the same time above one."""
     seen: dict[PurePosixPath, str] = {}
     for name in files:
+        _check_size(name)
         parts = name.split("/")
         if "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
             raise invalid(
@@ -59,12 +74,41 @@ def check_files(files: Mapping[str, bytes]) -> None:
                 raise invalid(f"file override '{seen[above]}' is a directory of file override '{path}', too")
 
 
+def _check_size(path: str) -> None:
+    """Raises INVALID_ARG for what no file system takes, or what takes too long to look through."""
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        raise invalid(f"invalid path '{_shown(path)}' of a file override: it is no valid Unicode text") from None
+    parts = path.split("/")
+    longest = max(len(_encoded(part)) for part in parts)
+    for what, count, most in (
+        ("parts", len(parts), MOST_PARTS),
+        ("bytes", size, MOST_PATH_BYTES),
+        ("bytes in one of its parts", longest, MOST_PART_BYTES),
+    ):
+        if count > most:
+            raise invalid(
+                f"invalid path '{_shown(path)}' of a file override: it has {count} {what}, at most {most} are allowed"
+            )
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _shown(text: str) -> str:
+    text = _encoded(text).decode("utf-8", "replace")
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
 def write(name: str, config: str, files: Mapping[str, bytes]) -> ModelDirectory:
     """A model made of a configuration and files by their path in its directory. Blocking.
 
     The caller releases the lease that comes with it. Raises INVALID_ARG, or INTERNAL if it can not be written.
     """
     check_files(files)
+    repository = None
     try:
         repository = TemporaryRepository()
         root = repository.path / name
@@ -74,7 +118,10 @@ def write(name: str, config: str, files: Mapping[str, bytes]) -> ModelDirectory:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
     except OSError as error:
-        raise internal(
+        if repository is not None:
+            repository.remove()
+        failure = invalid if error.errno == errno.ENAMETOOLONG else internal
+        raise failure(
             f"failed to load '{name}', failed to poll from model repository: can not write the files given: "
             f"{os.strerror(error.errno or 0)}"
         ) from error

@@ -31,6 +31,10 @@ class HeldModel(IdentityModel):
         found = super().instance(config, placement)
         return HeldInstance(found, self._gate)
 
+    def close(self) -> None:
+        while (self._gate / "stuck").exists():
+            time.sleep(0.002)
+
 
 class HeldInstance(IdentityInstance):
     def __init__(self, inner: IdentityInstance, gate: Path) -> None:

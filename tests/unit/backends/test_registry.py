@@ -1,8 +1,11 @@
 """Backends are found by their entry points, in this package and in others."""
 
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -114,3 +117,19 @@ def test_backends_that_can_not_be_loaded(name: str, message: str) -> None:
     assert refusal(registry, name) == (Code.INTERNAL, message)
     assert refusal(registry, name) == (Code.INTERNAL, message)
     assert isinstance(registry.get("identity"), IdentityBackend)
+
+
+def test_an_import_that_takes_long_holds_up_no_other_backend(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (elsewhere / "acme_broken.py").write_text(
+        "import sys\nsys.modules['acme_gate'].begun.set()\nsys.modules['acme_gate'].go_on.wait(30)\n"
+        "from acme_engine import Engine\n"
+    )
+    gate = SimpleNamespace(begun=threading.Event(), go_on=threading.Event())
+    monkeypatch.setitem(sys.modules, "acme_gate", gate)
+    registry = BackendRegistry()
+    with ThreadPoolExecutor(2) as threads:
+        imports = [threads.submit(registry.get, "broken") for _ in range(2)]
+        assert gate.begun.wait(30)
+        assert isinstance(registry.get("identity"), IdentityBackend)
+        gate.go_on.set()
+        assert imports[0].result(30) is imports[1].result(30)

@@ -13,6 +13,12 @@ FAILING = {
     "output.is_non_linear_format_io": ("output { is_non_linear_format_io: true }", "output[0].is_non_linear_format_io"),
     "model_repository_agents": ("model_repository_agents { agents { name: 'a' } }", "model_repository_agents"),
     "model_operations": ("model_operations { op_library_filename: 'a.so' }", "model_operations"),
+    "instance_group.passive": ("instance_group [ { }, { passive: true } ]", "instance_group[1].passive"),
+    "ensemble_scheduling.step.model_namespace": (
+        "platform: 'ensemble' ensemble_scheduling { step { model_name: 'a' model_version: -1 model_namespace: 'b' "
+        "input_map { key: 'x' value: 'IN' } output_map { key: 'y' value: 'OUT' } } }",
+        "ensemble_scheduling.step[0].model_namespace",
+    ),
 }
 WARNING = {
     "runtime": ("runtime: 'r'", "runtime"),
@@ -46,8 +52,12 @@ WARNING = {
         "instance_group { secondary_devices { } }",
         "instance_group[0].secondary_devices",
     ),
-    "instance_group.passive": ("instance_group { passive: true }", "instance_group[0].passive"),
     "instance_group.host_policy": ("instance_group { host_policy: 'p' }", "instance_group[0].host_policy"),
+    "sequence_batching.state.use_same_buffer_for_input_output": (
+        "sequence_batching { state { input_name: 'S' output_name: 'T' data_type: TYPE_FP32 dims: 1 "
+        "use_same_buffer_for_input_output: true } }",
+        "sequence_batching.state[0].use_same_buffer_for_input_output",
+    ),
 }
 
 

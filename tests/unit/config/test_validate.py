@@ -46,6 +46,12 @@ RULES = {
         "TYPE_STRING, TYPE_BF16"
     ],
     # Instance groups
+    "instance_group { count: 1025 }": [
+        "1:18: model foo has 1025 instances or more, at most 1024 are allowed",
+    ],
+    "instance_group [ { count: 1000 kind: KIND_CPU }, { count: 20000 kind: KIND_CPU } ]": [
+        "1:52: model foo has 21000 instances or more, at most 1024 are allowed",
+    ],
     "instance_group { count: -1 }": ["1:18: instance group foo_0 of model foo has count -1, a count must be > 0"],
     "instance_group { kind: KIND_CPU gpus: 0 }": [
         "1:33: instance group foo_0 of model foo has kind KIND_CPU but specifies one or more GPUs"
@@ -72,6 +78,9 @@ def test_rules(text: str, expected: list[str]) -> None:
 
 
 GPU_RULES = {
+    "instance_group { count: 600 kind: KIND_GPU }": [
+        "1:18: model foo has 1200 instances or more, at most 1024 are allowed",
+    ],
     "instance_group { kind: KIND_GPU gpus: [0, 2] }": [
         "1:43: instance group foo_0 of model foo specifies invalid or unsupported gpu id 2; GPUs are: 0, 1"
     ],
@@ -247,3 +256,8 @@ def test_a_file_is_needed_without_auto_complete() -> None:
     config.check(draft)
     with pytest.raises(ModserveError, match=r"config\.pbtxt: no such file, and automatic completion is off$"):
         config.check(draft, auto_complete=False)
+
+
+def test_as_many_instances_as_are_allowed() -> None:
+    text = "instance_group [ { count: 24 kind: KIND_CPU }, { count: 500 kind: KIND_GPU } ]"
+    assert len(finish(text + ONE_EACH, gpu_count=2).config.instance_groups) == 2

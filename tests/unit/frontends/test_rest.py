@@ -202,9 +202,13 @@ async def test_readiness_tells_what_is_in_the_way(tmp_path: Path) -> None:
         answer = await client.post("/v2/models/simple/versions/3/infer", content=JSON_BODY)
         assert (answer.status_code, answer.json()["error"]) == (
             503,
-            "Request for unknown model: 'simple' version 3 is not at ready state",
+            "Request for unknown model: 'simple' version 3 is not at ready state: it is still loading",
         )
-        assert (await client.get("/v2/models/simple")).status_code == 404
+        answer = await client.get("/v2/models/simple")
+        assert (answer.status_code, answer.json()["error"]) == (
+            503,
+            "Request for unknown model: 'simple' has no available versions: it is still loading",
+        )
 
         loader.go.set()
         await loading
@@ -238,7 +242,7 @@ async def test_a_model_without_a_version_has_its_reason(tmp_path: Path) -> None:
         answer = await client.post("/v2/models/echo/infer", content=b"{}")
         assert (answer.status_code, answer.json()["error"]) == (
             404,
-            "Request for unknown model: 'echo' has no available versions",
+            "Request for unknown model: 'echo' has no available versions: Internal: unreadable",
         )
 
 

@@ -136,7 +136,10 @@ NOT_READY = {"ready": False, "model_version_status": []}
         (
             "/v1/models/simple/versions/2/metadata",
             503,
-            {"error": "Request for unknown model: 'simple' version 2 is not at ready state"},
+            {
+                "error": "Request for unknown model: 'simple' version 2 is not at ready state: "
+                "Invalid argument: a bad one"
+            },
         ),
         (
             "/v1/models/simple/labels/canary",

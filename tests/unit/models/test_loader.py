@@ -230,6 +230,14 @@ async def test_a_model_asked_for_again_is_counted_once(bench: Bench) -> None:
     assert bench.backend.sources[0].cpu_threads == 4
 
 
+async def test_all_versions_of_a_load_have_one_configuration(bench: Bench) -> None:
+    directory = bench.write(CONFIG + "version_policy { all {} }", versions=("1", "2"))
+    assert await bench.loader.wanted_versions(directory) == [1, 2]
+    (directory.path / "config.pbtxt").write_text("this is no configuration")
+    models = [await bench.open_version(directory, version) for version in (1, 2)]
+    assert [model.config.max_batch_size for model in models] == [8, 8]
+
+
 # Failures
 
 

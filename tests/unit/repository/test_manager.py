@@ -9,7 +9,7 @@ import pytest
 from fake_loader import FakeLease, FakeLoader, turns
 
 from modserve.core.errors import Code, ModserveError, internal, invalid
-from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.lifecycle import IndexEntry, State, VersionState
 from modserve.core.request import InferenceRequest, ParameterValue
 from modserve.core.servable import ModelDirectory, UnreadableModelError
 from modserve.core.version import ModelId
@@ -98,8 +98,14 @@ async def test_states_while_loading(bench: Bench) -> None:
     await turns(lambda: len(bench.loader.loads) == 2)
     assert bench.states() == {("a", 1): LOADING, ("a", 2): LOADING}
     assert len(bench.manager.unready()) == 2
-    assert bench.refusal("a", 2) == (Code.UNAVAILABLE, "Request for unknown model: 'a' version 2 is not at ready state")
-    assert bench.refusal("a", None) == (Code.NOT_FOUND, "Request for unknown model: 'a' has no available versions")
+    assert bench.refusal("a", 2) == (
+        Code.UNAVAILABLE,
+        "Request for unknown model: 'a' version 2 is not at ready state: it is still loading",
+    )
+    assert bench.refusal("a", None) == (
+        Code.UNAVAILABLE,
+        "Request for unknown model: 'a' has no available versions: it is still loading",
+    )
     bench.loader.finish("a", 2)
     await turns(lambda: ("a", 2) in bench.states() and bench.states()["a", 2] is READY)
     assert bench.states()["a", 1] is LOADING
@@ -108,6 +114,45 @@ async def test_states_while_loading(bench: Bench) -> None:
     await task
     assert bench.manager.get("a", None).id == ("a", 2)
     assert bench.manager.unready() == []
+
+
+async def test_a_model_is_loading_from_the_moment_it_is_wanted(bench: Bench) -> None:
+    still = "it is still loading"
+    bench.manager.expect(None)
+    code, message = bench.refusal("a", None)
+    assert code is Code.UNAVAILABLE
+    assert message.startswith("Request for unknown model: 'a' is not found: the server is starting and has not looked")
+    with pytest.raises(ModserveError) as caught:
+        bench.manager.state("a", None)
+    assert caught.value.code is Code.UNAVAILABLE
+    bench.manager.expect(["a", "b"])
+    assert bench.refusal("x", None)[0] is Code.NOT_FOUND
+    for version in (None, 1, 7):
+        code, message = bench.refusal("a", version)
+        assert (code, message.endswith(still)) == (Code.UNAVAILABLE, True)
+        assert bench.manager.state("a", version) == VersionState(LOADING)
+    bench.loader.patient = True
+    bench.loader.unusable["b"] = invalid("no such field")
+    task = asyncio.create_task(bench.reconcile(a=(1,), b=(1,)))
+    await bench.loader.begun("a", 1)
+    assert bench.states() == {("a", 1): LOADING, ("b", None): UNAVAILABLE}
+    assert bench.refusal("a", 7) == (
+        Code.UNAVAILABLE,
+        f"Request for unknown model: 'a' version 7 is not at ready state: {still}",
+    )
+    # `b` is done for, while `a` is still being loaded.
+    assert bench.refusal("b", None)[0] is Code.NOT_FOUND
+    bench.loader.finish("a", 1)
+    await task
+    assert bench.refusal("a", 7) == (Code.NOT_FOUND, "Request for unknown model: 'a' version 7 is not found")
+
+
+async def test_a_reason_is_cut_where_it_becomes_too_long(bench: Bench) -> None:
+    bench.loader.unusable["a"] = invalid("x" * 5000)
+    await bench.reconcile(a=(1,))
+    message = bench.refusal("a", None)[1]
+    assert len(message) < 1100
+    assert message.endswith("xxx…")
 
 
 async def test_states_while_unloading(bench: Bench) -> None:
@@ -330,8 +375,14 @@ async def test_an_unusable_configuration_is_a_line_without_a_version(bench: Benc
     ]
     assert bench.states()["b", 1] is READY
     assert [entry.name for entry in bench.manager.unready()] == ["a"]
-    assert bench.refusal("a", None) == (Code.NOT_FOUND, "Request for unknown model: 'a' has no available versions")
-    assert bench.refusal("a", 1) == (Code.NOT_FOUND, "Request for unknown model: 'a' version 1 is not found")
+    assert bench.refusal("a", None) == (
+        Code.NOT_FOUND,
+        "Request for unknown model: 'a' has no available versions: Invalid argument: no such field",
+    )
+    assert bench.refusal("a", 1) == (
+        Code.NOT_FOUND,
+        "Request for unknown model: 'a' version 1 is not found: Invalid argument: no such field",
+    )
     bench.loader.unusable.clear()
     await bench.reconcile(a=(1,), b=(1,))
     assert bench.manager.unready() == []
@@ -353,7 +404,9 @@ async def test_refused_models_are_listed(bench: Bench) -> None:
     await bench.reconcile(a=(1,))
     assert bench.reasons() == {("twice", None): "model appears in two or more repositories"}
     assert [entry.name for entry in bench.manager.unready()] == ["twice"]
-    assert bench.refusal("twice", None)[1] == "Request for unknown model: 'twice' has no available versions"
+    assert bench.refusal("twice", None)[1] == (
+        "Request for unknown model: 'twice' has no available versions: model appears in two or more repositories"
+    )
 
 
 # What is said of models that can not answer
@@ -365,8 +418,19 @@ async def test_refused_models_are_listed(bench: Bench) -> None:
         ("x", None, Code.NOT_FOUND, "Request for unknown model: 'x' is not found"),
         ("x", 1, Code.NOT_FOUND, "Request for unknown model: 'x' is not found"),
         ("a", 7, Code.NOT_FOUND, "Request for unknown model: 'a' version 7 is not found"),
-        ("broken", 1, Code.UNAVAILABLE, "Request for unknown model: 'broken' version 1 is not at ready state"),
-        ("broken", None, Code.NOT_FOUND, "Request for unknown model: 'broken' has no available versions"),
+        (
+            "broken",
+            1,
+            Code.UNAVAILABLE,
+            "Request for unknown model: 'broken' version 1 is not at ready state: Invalid argument: bad file",
+        ),
+        (
+            "broken",
+            None,
+            Code.NOT_FOUND,
+            "Request for unknown model: 'broken' has no available versions: version 1 is at UNAVAILABLE state: "
+            "Invalid argument: bad file;",
+        ),
     ],
     ids=["name", "name with version", "version", "not ready", "none ready"],
 )
@@ -649,3 +713,10 @@ async def test_changes_are_told(bench: Bench) -> None:
     await turns(lambda: bench.states() == {("a", 1): UNAVAILABLE})
     states = [each["a", 1] for each in seen]
     assert list(dict.fromkeys(states)) == [LOADING, READY, UNLOADING, UNAVAILABLE]
+
+
+async def test_nothing_is_kept_of_names_that_were_only_tried(bench: Bench) -> None:
+    for number in range(3):
+        bench.loader.failures[ModelId(f"m{number}", 1)] = invalid("bad file")
+        assert await bench.update(f"m{number}", 1)
+    assert bench.manager.busy == []

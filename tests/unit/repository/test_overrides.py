@@ -24,6 +24,36 @@ def test_paths_inside_the_model(path: str) -> None:
     overrides.check_files({path: b""})
 
 
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("1/" + "a/" * 2000 + "x", "it has 2002 parts, at most 64 are allowed"),
+        ("1/" + "a" * 300, "it has 300 bytes in one of its parts, at most 255 are allowed"),
+        ("1/" + "ü" * 128, "it has 256 bytes in one of its parts, at most 255 are allowed"),
+        ("1" + ("/" + "a" * 200) * 30, "it has 6031 bytes, at most 4096 are allowed"),
+        ("1/\ud800", "it is no valid Unicode text"),
+    ],
+    ids=["deep", "long part", "long part in bytes", "long", "half a character"],
+)
+def test_paths_that_no_file_can_have(path: str, fault: str) -> None:
+    with pytest.raises(ModserveError) as caught:
+        overrides.write("m", "{}", {path: b""})
+    assert caught.value.code is Code.INVALID_ARG
+    assert caught.value.message.endswith(f"of a file override: {fault}")
+    assert len(caught.value.message) < 300
+    caught.value.message.encode()
+
+
+def test_the_longest_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too long only together with where it is written is a mistake, too, and leaves nothing behind."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    overrides.check_files({"1/" + "a/" * 62 + "x": b"", "2/" + "a" * 255: b""})
+    with pytest.raises(ModserveError, match="can not write the files given: File name too long") as caught:
+        overrides.write("m", "{}", {"/".join(["1", *["a" * 255] * 15, "a" * 250]): b""})
+    assert caught.value.code is Code.INVALID_ARG
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_that_is_a_directory() -> None:
     with pytest.raises(ModserveError, match="file override '1' is a directory of file override '1/a/b', too"):
         overrides.check_files({"1/a/b": b"", "1": b""})
@@ -33,6 +63,12 @@ def test_a_file_that_is_a_directory() -> None:
 def test_names_that_are_paths(name: str) -> None:
     with pytest.raises(ModserveError, match="must not contain path traversal characters"):
         overrides.check_model_name(name)
+
+
+def test_a_name_that_no_directory_can_have() -> None:
+    with pytest.raises(ModserveError, match="of 300 bytes, at most 255 are allowed") as caught:
+        overrides.check_model_name("a" * 300)
+    assert len(caught.value.message) < 300
 
 
 @pytest.mark.parametrize("name", ["a", "a.b", "..a", "a..b", "ü", "a b"])

@@ -1,0 +1,52 @@
+"""Closing engines, which may hang."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from modserve.core.errors import internal
+
+LIMIT_SECONDS = 60.0
+
+
+async def close_aside(close: Callable[[], None], who: str, limit: float = LIMIT_SECONDS) -> None:
+    """Run `close`, which blocks, on a thread of its own that does not keep the process from ending.
+
+    The event loop's own threads are joined when it ends, however long that takes. A caller that is cancelled leaves the
+    thread to itself. Raises what `close` raises, and INTERNAL if it has not ended after `limit` seconds.
+    """
+    loop = asyncio.get_running_loop()
+    closed: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if closed.done():
+            return
+        if error is None:
+            closed.set_result(None)
+        else:
+            closed.set_exception(internal(f"{type(error).__name__}: {error}") if _is_reserved(error) else error)
+
+    def work() -> None:
+        failure: BaseException | None = None
+        try:
+            close()
+        except BaseException as error:
+            failure = error
+        try:
+            loop.call_soon_threadsafe(settle, failure)
+        except RuntimeError:
+            pass  # the loop has closed: the server ended without waiting
+
+    threading.Thread(target=work, name=f"close-{who}", daemon=True).start()
+    try:
+        async with asyncio.timeout(limit):
+            await closed
+    except TimeoutError as error:
+        if closed.done() and not closed.cancelled():
+            raise
+        raise internal(f"{who}: the engine has not closed within {limit:g} s, and is left to itself") from error
+
+
+def _is_reserved(error: BaseException) -> bool:
+    """Whether an exception would mean something else to the event loop than that an engine failed to close."""
+    return isinstance(error, StopIteration | asyncio.CancelledError) or not isinstance(error, Exception)
