@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
-from modserve import InferenceServer, Ports, Settings, __version__, cli
-from modserve.app import log_settings
+from modserve import InferenceServer, Ports, Settings, __version__, app, cli
+from modserve.cli import log_settings
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.observability.logging import Logs
 from modserve.settings import OPTIONS
@@ -124,7 +124,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[
             on_loaded(cast(InferenceServer, server))
             return 5
 
-        monkeypatch.setattr(cli, "serve", fake)
+        monkeypatch.setattr(app, "serve", fake)
 
     return prepare
 
