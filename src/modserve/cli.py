@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args, get_origin
 
 from . import console, supervisor
 from .__about__ import __version__
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("modserve: see 'modserve --help'", file=sys.stderr)
         return 2
     if line.settings.supervise:
-        return supervise(line.settings, given)
+        supervise(line.settings, given)
     return run(line.settings, line.warnings)
 
 
@@ -64,10 +64,16 @@ def usage() -> str:
             lines.append(f"\n{HEADINGS[option.name]}:")
         value = "" if option.flag else f" {_value(option)}"
         lines.append(f"  --{option.name}{value}")
-        lines += textwrap.wrap(
-            option.help + _default(option.field), 100, initial_indent=" " * 6, subsequent_indent=" " * 6
-        )
+        lines += _paragraph(option.help + _default(option.field))
     return "\n".join(lines)
+
+
+def _paragraph(text: str) -> list[str]:
+    """Lines below an option, which break between words only."""
+    indent = " " * 6
+    return textwrap.wrap(
+        text, 100, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def _value(option: Option) -> str:
@@ -99,8 +105,8 @@ def log_settings(settings: Settings) -> LogSettings:
     )
 
 
-def supervise(settings: Settings, arguments: Sequence[str]) -> int:
-    """Become the supervisor of a server with the same arguments. Returns only if that fails."""
+def supervise(settings: Settings, arguments: Sequence[str]) -> NoReturn:
+    """Become the supervisor of a server with the same arguments."""
     server = [sys.executable, "-m", __package__, "serve", *arguments, "--supervise=false"]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *supervisor.arguments(log_settings(settings), server)])
