@@ -256,12 +256,23 @@ async def serve(
         failed = loading.done() and not loading.result()
         if not failed:
             await waiting
-            _log.info("stopping: no new requests, those in flight have %d s", settings.exit_timeout_secs)
+            _log.info("%s", stopping_line(server.in_flight(), settings.exit_timeout_secs))
         waiting.cancel()
         loading.cancel()
         await asyncio.wait((loading,))
         in_time = await front.drain()
         return 0 if in_time and not failed else 1
+
+
+def stopping_line(in_flight: Mapping[str, int], seconds: int) -> str:
+    """What the log says at the first signal."""
+    if not in_flight:
+        return "stopping: no new requests, and none are in flight"
+    listed = ", ".join(f"{count} of model '{name}'" for name, count in sorted(in_flight.items()))
+    return (
+        f"stopping: no new requests; those in flight have {seconds} s: {listed}. "
+        "A second SIGTERM or SIGINT (Ctrl-C) ends the server at once."
+    )
 
 
 async def _load(server: InferenceServer, settings: Settings, on_loaded: Callable[[InferenceServer], None]) -> bool:

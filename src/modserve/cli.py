@@ -13,7 +13,7 @@ from . import console, supervisor
 from .__about__ import __version__
 from .core.log_settings import LogFormat, LogSettings
 from .observability.logging import Logs
-from .settings import HEADINGS, OPTIONS, Option, OptionError, Settings, from_command_line
+from .settings import HEADINGS, OPTIONS, Option, OptionError, RestrictedCategory, Settings, from_command_line
 
 if TYPE_CHECKING:
     from .app import InferenceServer, Ports
@@ -137,14 +137,39 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> int:
                 print(f"{name} listening on {address}:{port}", flush=True)
 
     def on_loaded(server: "InferenceServer") -> None:
-        print(f"\n{console.models_table(server.index())}\n", flush=True)
-        models = [servable.config for servable in server.ready_models()]
-        if opened[0].http is not None and models:
-            scheme = "https" if settings.http_use_ssl or settings.http_use_ssl_mutual else "http"
-            print(f"Try it:\n  {console.example_call(models, opened[0].http, scheme)}\n", flush=True)
+        print(f"\n{hints(server, settings, opened[0].http)}\n", flush=True)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
+
+
+def hints(server: "InferenceServer", settings: Settings, http_port: int | None) -> str:
+    """What is said once the models have loaded: what there is, and a call to try or what to do if there is none."""
+    place = None
+    if http_port is not None:
+        tls = settings.http_use_ssl or settings.http_use_ssl_mutual
+        place = console.Place(settings.http_address, http_port, tls)
+    if settings.http_use_ssl_mutual or not settings.http_restricted_api.keys().isdisjoint(_TRIED):
+        place = None  # the line would need a certificate or a secret
+    entries = server.index()
+    waiting = server.waiting_models
+    models = [servable.config for servable in server.ready_models()]
+    paragraphs = [console.models_table(entries)]
+    if waiting:
+        restricted = "model-repository" in settings.http_restricted_api
+        paragraphs.append(console.waiting_line(waiting, None if restricted else place))
+    elif not entries:
+        listed = ", ".join(map(str, settings.repositories))
+        paragraphs.append(
+            f"There are no models in {listed}. Each needs a directory of its own there: NAME/1/model.onnx"
+        )
+    if models and place is not None:
+        paragraphs.append(f"Try it:\n  {console.example_call(models, place)}")
+    return "\n\n".join(paragraphs)
+
+
+_TRIED: Sequence[RestrictedCategory] = ("inference", "metadata")
+"""What the printed call may ask for."""
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -24,7 +24,7 @@ Settings(model_repository=7)  # type: ignore[arg-type]
 
 
 def shown() -> str:
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks: list[str] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     (found,) = [block for block in blocks if "InferenceServer(" in block and "asyncio" in block]
     return found
 

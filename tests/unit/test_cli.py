@@ -4,16 +4,17 @@ import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from modserve import InferenceServer, Ports, Settings, __version__, app, cli
 from modserve.cli import log_settings
 from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.model_config import ModelConfig
 from modserve.observability.logging import Logs
 from modserve.settings import OPTIONS
 from modserve.testing import config
@@ -110,14 +111,22 @@ def untouched_logging() -> Iterator[None]:
     root.setLevel(level)
 
 
+def loaded(
+    models: Sequence[ModelConfig] = (), entries: Sequence[IndexEntry] = (), waiting: Sequence[str] = ()
+) -> InferenceServer:
+    """As much of a server as is looked at when it has loaded its models."""
+    servables = [SimpleNamespace(config=each) for each in models]
+    server = SimpleNamespace(index=lambda: entries, ready_models=lambda: servables, waiting_models=waiting)
+    return cast(InferenceServer, server)
+
+
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[[Ports, bool], None]:
     """Makes `run` serve nothing on given ports, with or without a model."""
 
     def prepare(ports: Ports, with_model: bool) -> None:
         entry = IndexEntry("simple", 1, State.READY, "", 20_000_000)
-        models = [SimpleNamespace(config=config("simple", max_batch_size=0))] if with_model else []
-        server = SimpleNamespace(index=lambda: [entry], ready_models=lambda: models)
+        server = loaded([config("simple", max_batch_size=0)] if with_model else [], [entry])
 
         async def fake(
             settings: Settings,
@@ -128,7 +137,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[
         ) -> int:
             assert logs.settings == log_settings(settings)
             on_open(ports)
-            on_loaded(cast(InferenceServer, server))
+            on_loaded(server)
             return 5
 
         monkeypatch.setattr(app, "serve", fake)
@@ -171,6 +180,48 @@ def test_a_start_with_nothing_to_try(
     out = capsys.readouterr().out
     assert "Try it" not in out
     assert ("HTTP listening" in out) == (ports.http is not None)
+
+
+SIMPLE = config("simple")
+READY = IndexEntry("simple", 1, State.READY, "")
+
+
+def said(port: int | None = 81, waiting: Sequence[str] = (), models: bool = True, **settings: Any) -> str:
+    """What is said when models have loaded, but for the table."""
+    server = loaded([SIMPLE] if models else [], [READY] if models else [], waiting)
+    text = cli.hints(server, SETTINGS.model_copy(update=settings), port)
+    assert text.startswith("model ")
+    return text.partition("\n\n")[2]
+
+
+def test_what_to_try_is_where_it_can_be_reached() -> None:
+    assert said().startswith("Try it:\n  curl localhost:81/v2/models/simple/infer -d ")
+    assert said(http_address="127.0.0.2").startswith("Try it:\n  curl 127.0.0.2:81/")
+    assert said(http_use_ssl=True).startswith("Try it:\n  curl -k https://localhost:81/")
+
+
+@pytest.mark.parametrize("category", ["inference", "metadata", "trace"])
+def test_no_secret_is_printed(category: str) -> None:
+    text = said(http_restricted_api={category: ("key", "SECRET")})
+    assert bool(text) == (category == "trace")
+    assert "SECRET" not in text
+
+
+def test_nothing_to_try_without_a_certificate() -> None:
+    assert said(http_use_ssl_mutual=True) == ""
+
+
+def test_models_that_wait_for_a_load_call() -> None:
+    line = "2 models wait for a load call: a, b"
+    call = "\n  curl localhost:81/v2/repository/models/a/load -X POST"
+    assert said(waiting=["a", "b"], models=False) == line + call
+    assert said(None, waiting=["a", "b"], models=False) == line
+    assert said(waiting=["a", "b"], models=False, http_restricted_api={"model-repository": ("k", "v")}) == line
+    assert said(waiting=["a", "b"]).startswith(line + call + "\n\nTry it:\n")
+
+
+def test_an_empty_repository() -> None:
+    assert said(models=False) == "There are no models in m. Each needs a directory of its own there: NAME/1/model.onnx"
 
 
 def test_options_without_effect_are_warned_of(

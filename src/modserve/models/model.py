@@ -113,6 +113,10 @@ class Model:
         self._outstanding += 1
         return inflight
 
+    @property
+    def outstanding(self) -> int:
+        return self._outstanding
+
     async def drain(self) -> None:
         self._scheduler.stop()
         while self._outstanding or self.open_sequences:
