@@ -36,7 +36,10 @@ from wire import (
     stub,
 )
 
-STOPPING = r"modserve\.app: stopping: no new requests, those in flight have {} s$"
+STOPPING = (
+    r"modserve\.app: stopping: no new requests; those in flight have {} s: 2 of model 'model'\. "
+    r"A second SIGTERM or SIGINT \(Ctrl-C\) ends the server at once\.$"
+)
 DATA = ints(3, 4)
 ASK = Ask((Input("INPUT0", "INT32", (1, 2), DATA),), model="model")
 
