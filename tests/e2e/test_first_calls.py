@@ -47,7 +47,7 @@ def test_a_misspelled_option() -> None:
 
 
 def test_documentation_pages(server: ServerProcess) -> None:
-    assert b"swagger" in http(server.http_port, "GET", "/docs").body
+    assert b"<title>modserve" in http(server.http_port, "GET", "/docs").body
     paths = http(server.http_port, "GET", "/openapi.json").json["paths"]
     assert {"/v2", "/v2/health/ready", "/v2/models", "/v2/models/{model}/infer"} <= set(paths)
     assert "simple" in http(server.http_port, "GET", "/v2/models").json["models"]

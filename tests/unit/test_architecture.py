@@ -49,7 +49,7 @@ RULES = {
         "fastapi google.protobuf grpc grpc_health grpc_reflection httptools orjson pydantic starlette uvicorn",
     ),
     "app": Rule(EVERYTHING - {"cli", "console", "supervisor", "testing", "__init__", "__main__"}),
-    "console": rule("core"),
+    "console": rule("core protocol.examples"),
     "supervisor": rule("core observability"),
     "cli": rule("app console core settings observability supervisor", "uvloop"),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
