@@ -1,22 +1,27 @@
 """An inference server that speaks KServe v2 as NVIDIA Triton speaks it, and a library to embed it."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .__about__ import __version__
-from .app import InferenceServer, Ports, serve
-from .backends.api import (
-    Backend,
-    BackendInstance,
-    BackendModel,
-    EngineRequest,
-    ModelSource,
-    Placement,
-    RequestInstance,
-)
-from .core.dtypes import Datatype
-from .core.errors import Code, ModserveError
-from .core.model_config import DescribedTensor, ModelConfig, ModelDescription
-from .core.response import InferenceResponse
-from .core.tensor import Tensor
-from .settings import Settings
+
+if TYPE_CHECKING:
+    from .app import InferenceServer, Ports, serve
+    from .backends.api import (
+        Backend,
+        BackendInstance,
+        BackendModel,
+        EngineRequest,
+        ModelSource,
+        Placement,
+        RequestInstance,
+    )
+    from .core.dtypes import Datatype
+    from .core.errors import Code, ModserveError
+    from .core.model_config import DescribedTensor, ModelConfig, ModelDescription
+    from .core.response import InferenceResponse
+    from .core.tensor import Tensor
+    from .settings import Settings
 
 __all__ = [
     "Backend",
@@ -40,3 +45,32 @@ __all__ = [
     "__version__",
     "serve",
 ]
+
+_HOMES = {
+    "app": ("InferenceServer", "Ports", "serve"),
+    "backends.api": (
+        "Backend",
+        "BackendInstance",
+        "BackendModel",
+        "EngineRequest",
+        "ModelSource",
+        "Placement",
+        "RequestInstance",
+    ),
+    "core.dtypes": ("Datatype",),
+    "core.errors": ("Code", "ModserveError"),
+    "core.model_config": ("DescribedTensor", "ModelConfig", "ModelDescription"),
+    "core.response": ("InferenceResponse",),
+    "core.tensor": ("Tensor",),
+    "settings": ("Settings",),
+}
+"""The modules of the public names, which are imported when they are used: the supervisor needs none of them."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            value = getattr(importlib.import_module(f".{module}", __name__), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,12 +1,15 @@
 """The composition root: builds every object, opens and closes the ports, and orders start and shutdown."""
 
 import asyncio
+import contextlib
+import errno
 import functools
 import logging
 import operator
 import re
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +20,6 @@ from typing import Self
 from .backends.api import Backend
 from .backends.registry import BackendRegistry
 from .core.errors import ModserveError
-from .core.log_settings import LogFormat, LogSettings
 from .core.memory import MemoryBudget
 from .core.servable import Servable
 from .core.trace_settings import TraceLevel, TraceSettings
@@ -89,7 +91,7 @@ class InferenceServer(Server):
         manager.expect(None)  # until the repositories have been looked through
         super().__init__(
             manager,
-            settings.model_repository,
+            settings.repositories,
             name=settings.id,
             strict_readiness=settings.strict_readiness,
             logs=logs,
@@ -150,17 +152,6 @@ def grpc_message_limit(settings: Settings) -> int:
     if settings.grpc_max_message_size is not None:
         return settings.grpc_max_message_size
     return min(2**31 - 1, allowed_memory() // 8)
-
-
-def log_settings(settings: Settings) -> LogSettings:
-    """What is logged from the start on."""
-    return LogSettings(
-        settings.log_info,
-        settings.log_warning,
-        settings.log_error,
-        settings.log_verbose,
-        LogFormat(settings.log_format),
-    )
 
 
 def trace_settings(settings: Settings) -> TraceSettings:
@@ -275,8 +266,8 @@ async def serve(
             front = FrontEnds(server, settings, tasks, watchdog)
             try:
                 on_open(await front.start())
-            except (OSError, CertificateError) as error:
-                _log.error("%s" if isinstance(error, CertificateError) else "can not open a port: %s", error)
+            except (PortError, CertificateError) as error:
+                _log.error("%s", error)
                 await front.stop()
                 return 1
             stack.enter_context(watchdog)
@@ -287,12 +278,23 @@ async def serve(
             failed = loading.done() and not loading.result()
             if not failed:
                 await waiting
-                _log.info("stopping: no new requests, those in flight have %d s", settings.exit_timeout_secs)
+                _log.info("%s", stopping_line(server.in_flight(), settings.exit_timeout_secs))
             waiting.cancel()
             loading.cancel()
             await asyncio.wait((loading,))
             in_time = await front.drain()
             return 0 if in_time and not failed else 1
+
+
+def stopping_line(in_flight: Mapping[str, int], seconds: int) -> str:
+    """What the log says at the first signal."""
+    if not in_flight:
+        return "stopping: no new requests, and none are in flight"
+    listed = ", ".join(f"{count} of model '{name}'" for name, count in sorted(in_flight.items()))
+    return (
+        f"stopping: no new requests; those in flight have {seconds} s: {listed}. "
+        "A second SIGTERM or SIGINT (Ctrl-C) ends the server at once."
+    )
 
 
 async def _load(server: InferenceServer, settings: Settings, on_loaded: Callable[[InferenceServer], None]) -> bool:
@@ -324,6 +326,51 @@ def _handle_signals(stopping: asyncio.Event) -> None:
         loop.add_signal_handler(number, ask)
 
 
+class PortError(Exception):
+    """A port cannot be opened; the text says which, why, and which option changes that."""
+
+
+_ADVICE = {
+    errno.EADDRINUSE: "the port is in use, perhaps by another server; '--{0}-port' chooses another one",
+    errno.EACCES: "this user may not open it; '--{0}-port' chooses another one",
+    errno.EADDRNOTAVAIL: "this machine does not have that address; '--{0}-address' chooses another one",
+}
+
+
+@contextlib.contextmanager
+def _opening(name: str, address: str, port: int) -> Iterator[None]:
+    """Raises PortError for the OSError with which a port of the front end `name` is refused."""
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0) or f"{error}; see '--{{0}}-address' and '--{{0}}-port'"
+        place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        raise PortError(f"cannot open the {name} port {place}: {advice.format(name.lower())}") from error
+
+
+async def probe_port(address: str, port: int) -> None:
+    """See whether a port can be opened for listening, without doing so. Raises OSError.
+
+    Of a name's addresses those that this machine does not have may be left out, as long as one can be opened.
+    """
+    if port == 0:
+        return
+    loop = asyncio.get_running_loop()
+    places = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    failures = []
+    for family, kind, protocol, _, place in places:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            failures.append(error)
+    if len(failures) == len(places):
+        raise failures[0]
+
+
 class FrontEnds:
     """The open ports of a server, closed from the outside in."""
 
@@ -351,12 +398,19 @@ class FrontEnds:
             )
 
     async def start(self) -> Ports:
-        """Open every port. Raises OSError, or CertificateError."""
-        return Ports(
-            http=await self._http.start() if self._http else None,
-            grpc=await self._grpc.start() if self._grpc else None,
-            metrics=await self._metrics.start() if self._metrics else None,
-        )
+        """Open every port. Raises PortError, or CertificateError."""
+        settings = self._settings
+        if self._grpc and not settings.reuse_grpc_port:
+            # Asked beforehand, since gRPC's library writes lines of its own to standard error when it fails.
+            with _opening("gRPC", settings.grpc_address, settings.grpc_port):
+                await probe_port(settings.grpc_address, settings.grpc_port)
+        with _opening("HTTP", settings.http_address, settings.http_port):
+            http = await self._http.start() if self._http else None
+        with _opening("gRPC", settings.grpc_address, settings.grpc_port):
+            grpc = await self._grpc.start() if self._grpc else None
+        with _opening("metrics", settings.metrics_address or settings.http_address, settings.metrics_port):
+            metrics = await self._metrics.start() if self._metrics else None
+        return Ports(http, grpc, metrics)
 
     async def drain(self) -> bool:
         """Stop in order: take what has arrived, not ready, accept nothing, finish, unload, metrics last."""

@@ -1,18 +1,27 @@
 """``modserve serve --model-repository DIR``, or tritonserver's command line with ``modserve`` for ``tritonserver``."""
 
 import asyncio
+import faulthandler
 import logging
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args, get_origin
 
-from . import console
+from . import console, supervisor
 from .__about__ import __version__
-from .app import InferenceServer, Ports, log_settings, serve
+from .core.log_settings import LogFormat, LogSettings
 from .observability.logging import Logs
-from .settings import OPTIONS, OptionError, Settings, from_command_line
+from .settings import HEADINGS, OPTIONS, Option, OptionError, RestrictedCategory, Settings, from_command_line
+
+if TYPE_CHECKING:
+    from .app import InferenceServer, Ports
 
 _log = logging.getLogger(__name__)
+
+CRASHED = 70
+"""The exit code after an error that nobody foresaw, which is EX_SOFTWARE of sysexits.h."""
 
 _USAGE = """\
 usage: modserve [serve] --model-repository DIR [options]
@@ -20,7 +29,8 @@ usage: modserve [serve] --model-repository DIR [options]
 
 Serves the models in DIR over KServe v2: HTTP, gRPC, and Prometheus metrics.
 
-options (also as environment variables, e.g. MODSERVE_HTTP_PORT):
+Each option can also be set in the environment: --http-port is MODSERVE_HTTP_PORT.
+tritonserver's options that are not listed here are accepted without effect, or refused with the reason.
 """
 
 
@@ -41,16 +51,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"modserve: {error}", file=sys.stderr)
         print("modserve: see 'modserve --help'", file=sys.stderr)
         return 2
-    return run(line.settings, line.without_effect)
+    if line.settings.supervise:
+        supervise(line.settings, given)
+    return run(line.settings, line.warnings)
 
 
 def usage() -> str:
     """The text of ``--help``."""
-    lines = []
+    lines = [_USAGE]
     for option in OPTIONS.values():
-        value = "" if option.flag else " VALUE"
-        lines.append(f"  --{option.name}{value}\n      {option.help}{_default(option.field)}")
-    return _USAGE + "\n".join(lines)
+        if option.name in HEADINGS:
+            lines.append(f"\n{HEADINGS[option.name]}:")
+        value = "" if option.flag else f" {_value(option)}"
+        lines.append(f"  --{option.name}{value}")
+        lines += _paragraph(option.help + _default(option.field))
+    return "\n".join(lines)
+
+
+def _paragraph(text: str) -> list[str]:
+    """Lines below an option, which break between words only."""
+    indent = " " * 6
+    return textwrap.wrap(
+        text, 100, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def _value(option: Option) -> str:
+    """What an option's value looks like."""
+    annotation = Settings.model_fields[option.field].annotation
+    if annotation is bool:
+        return "true|false"
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
+    return option.metavar
 
 
 def _default(field: str) -> str:
@@ -60,15 +93,40 @@ def _default(field: str) -> str:
     return f" (default {default})" if isinstance(default, int | str) and default != "" else ""
 
 
-def run(settings: Settings, without_effect: Sequence[str] = ()) -> int:
+def log_settings(settings: Settings) -> LogSettings:
+    """What is logged from the start on, how and where."""
+    return LogSettings(
+        settings.log_info,
+        settings.log_warning,
+        settings.log_error,
+        settings.log_verbose,
+        LogFormat(settings.log_format),
+        settings.log_file,
+    )
+
+
+def supervise(settings: Settings, arguments: Sequence[str]) -> NoReturn:
+    """Become the supervisor of a server with the same arguments."""
+    server = [sys.executable, "-m", __package__, "serve", *arguments, "--supervise=false"]
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *supervisor.arguments(log_settings(settings), server)])
+
+
+def run(settings: Settings, warnings: Sequence[str] = ()) -> int:
     """Serve on a fresh event loop, with uvloop where it is installed."""
+    from .app import serve
+
     logs = Logs(log_settings(settings))
-    logs.install()
-    for name in without_effect:
-        _log.warning("option '--%s' has no effect in modserve", name)
+    try:
+        logs.install()
+    except OSError as error:
+        print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
+        return 1
+    for warning in warnings:
+        _log.warning("%s", warning)
     opened: list[Ports] = []
 
-    def on_open(ports: Ports) -> None:
+    def on_open(ports: "Ports") -> None:
         opened.append(ports)
         for name, address, port in (
             ("HTTP", settings.http_address, ports.http),
@@ -78,15 +136,40 @@ def run(settings: Settings, without_effect: Sequence[str] = ()) -> int:
             if port is not None:
                 print(f"{name} listening on {address}:{port}", flush=True)
 
-    def on_loaded(server: InferenceServer) -> None:
-        print(f"\n{console.models_table(server.index())}\n", flush=True)
-        models = [servable.config for servable in server.ready_models()]
-        if opened[0].http is not None and models:
-            scheme = "https" if settings.http_use_ssl or settings.http_use_ssl_mutual else "http"
-            print(f"Try it:\n  {console.example_call(models, opened[0].http, scheme)}\n", flush=True)
+    def on_loaded(server: "InferenceServer") -> None:
+        print(f"\n{hints(server, settings, opened[0].http)}\n", flush=True)
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
+
+
+def hints(server: "InferenceServer", settings: Settings, http_port: int | None) -> str:
+    """What is said once the models have loaded: what there is, and a call to try or what to do if there is none."""
+    place = None
+    if http_port is not None:
+        tls = settings.http_use_ssl or settings.http_use_ssl_mutual
+        place = console.Place(settings.http_address, http_port, tls)
+    if settings.http_use_ssl_mutual or not settings.http_restricted_api.keys().isdisjoint(_TRIED):
+        place = None  # the line would need a certificate or a secret
+    entries = server.index()
+    waiting = server.waiting_models
+    models = [servable.config for servable in server.ready_models()]
+    paragraphs = [console.models_table(entries)]
+    if waiting:
+        restricted = "model-repository" in settings.http_restricted_api
+        paragraphs.append(console.waiting_line(waiting, None if restricted else place))
+    elif not entries:
+        listed = ", ".join(map(str, settings.repositories))
+        paragraphs.append(
+            f"There are no models in {listed}. Each needs a directory of its own there: NAME/1/model.onnx"
+        )
+    if models and place is not None:
+        paragraphs.append(f"Try it:\n  {console.example_call(models, place)}")
+    return "\n\n".join(paragraphs)
+
+
+_TRIED: Sequence[RestrictedCategory] = ("inference", "metadata")
+"""What the printed call may ask for."""
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -99,8 +182,16 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def entry() -> None:
-    """The console script. The process ends here, without waiting for engines that hang in a call."""
-    code = main()
+    """The console script. The process ends here, without waiting for engines that hang in a call.
+
+    Native code that crashes leaves the Python stack of each thread on standard error.
+    """
+    faulthandler.enable()
+    try:
+        code = main()
+    except Exception:
+        _log.critical("the server ends by an error that was not foreseen: this is a bug", exc_info=True)
+        code = CRASHED
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()

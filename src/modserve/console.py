@@ -1,24 +1,36 @@
 """What a starting server prints for the person who started it."""
 
 import json
-import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from .core.lifecycle import IndexEntry
-from .core.model_config import ModelConfig, TensorSpec
-
-_VALUES: dict[str, Callable[[int], object]] = {
-    "bool": lambda index: index % 2 == 0,
-    "int": lambda index: index % 100,
-    "float": lambda index: index % 100,
-    "string": lambda index: f"text {index}",
-}
-"""An example element by `Datatype.json_kind`."""
-
+from .core.model_config import ModelConfig
+from .protocol import examples
 
 _MOST_ELEMENTS = 256
+
+_ANY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the HTTP port can be reached from this machine. `tls`: with a certificate that nobody may know."""
+
+    address: str
+    port: int
+    tls: bool = False
+
+    def curl(self, path: str) -> str:
+        """The curl command for a path, without the request's body."""
+        host = "localhost" if self.address in _ANY_ADDRESS else self.address
+        scheme = "https://" if self.tls else ""
+        options = " -k" if self.tls else ""
+        if ":" in host:
+            return f"curl -g{options} {shlex.quote(f'{scheme}[{host}]:{self.port}{path}')}"
+        return f"curl{options} {scheme}{host}:{self.port}{path}"
 
 
 def models_table(entries: Sequence[IndexEntry]) -> str:
@@ -37,31 +49,41 @@ def models_table(entries: Sequence[IndexEntry]) -> str:
     return "\n".join(out)
 
 
-def example_call(models: Sequence[ModelConfig], port: int, scheme: str = "http") -> str:
-    """A curl line that works when pasted, for the model with the least to type; empty if there is no model.
+def example_call(models: Sequence[ModelConfig], place: Place) -> str:
+    """A curl line that works when pasted, for the model whose answer says most; empty if there is no model.
 
     Where even that is more than a screen takes, it asks for the model's metadata.
     """
     if not models:
         return ""
-    host = f"localhost:{port}" if scheme == "http" else f"{scheme}://localhost:{port}"
-    config = min(models, key=lambda model: (_elements(model), model.name))
-    if _elements(config) > _MOST_ELEMENTS:
-        return f"curl {host}/v2/models/{quote(config.name, safe='')}"
-    body = {"inputs": [_example(config, spec) for spec in config.inputs if not spec.optional]}
-    text = json.dumps(body, separators=(",", ":"))
-    return f"curl {host}/v2/models/{quote(config.name, safe='')}/infer -d {shlex.quote(text)}"
+    by_name = {model.name: model for model in models}
+    config = min(models, key=lambda model: _effort(model, by_name))
+    path = f"/v2/models/{quote(config.name, safe='')}"
+    if examples.elements(config) > _MOST_ELEMENTS:
+        return place.curl(path)
+    call = "infer_stream" if examples.decoupled(config, by_name) else "infer"
+    text = json.dumps(examples.infer(config, by_name), separators=(",", ":"))
+    return f"{place.curl(f'{path}/{call}')} -d {shlex.quote(text)}"
 
 
-def _elements(config: ModelConfig) -> int:
-    return sum(math.prod(_shape(config, spec)) for spec in config.inputs)
+def waiting_line(names: Sequence[str], place: Place | None) -> str:
+    """What to do where models are loaded only when somebody asks for them, and nobody has."""
+    count = f"{len(names)} models wait" if len(names) != 1 else "1 model waits"
+    text = f"{count} for a load call: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
+    if place is None:
+        return text
+    path = f"/v2/repository/models/{quote(names[0], safe='')}/load"
+    return f"{text}\n  {place.curl(path)} -X POST"
 
 
-def _shape(config: ModelConfig, spec: TensorSpec) -> list[int]:
-    return [abs(size) for size in config.full_dims(spec)]
-
-
-def _example(config: ModelConfig, spec: TensorSpec) -> dict[str, object]:
-    shape = _shape(config, spec)
-    data: list[object] = [_VALUES[spec.datatype.json_kind](index) for index in range(math.prod(shape))]
-    return {"name": spec.name, "datatype": spec.datatype.name, "shape": shape, "data": data}
+def _effort(config: ModelConfig, by_name: Mapping[str, ModelConfig]) -> tuple[object, ...]:
+    """Least for what is easiest to type and to make sense of: of known sizes, answered by itself and at once."""
+    return (
+        examples.elements(config) > _MOST_ELEMENTS,
+        bool(examples.sequences(config, by_name)),
+        examples.decoupled(config, by_name),
+        any(size < 0 for spec in config.inputs for size in spec.dims),
+        len(examples.composing(config, by_name)) > 1,
+        examples.elements(config),
+        config.name,
+    )

@@ -17,7 +17,7 @@ from .core.lifecycle import IndexEntry, State
 from .core.memory import MemoryBudget
 from .core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from .core.response import InferenceResponse, OneAnswer
-from .core.servable import Handle, Servable, Submitter
+from .core.servable import Handle, RequestHolder, Servable, Submitter
 from .core.tensor import Array, Tensor
 from .observability.failure_log import FailureLog
 from .observability.logging import Logs
@@ -241,6 +241,11 @@ class Server:
             return [entry for entry in self.index() if entry.state is State.READY]
         return await self._control.index()
 
+    @property
+    def waiting_models(self) -> Sequence[str]:
+        """The models in the repositories that were not loaded at the start, since nobody had asked for them."""
+        return self._control.waiting
+
     def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
         """The READY versions of a model, or of all models for None, by name and version.
 
@@ -256,6 +261,14 @@ class Server:
     def ready_models(self) -> list[Servable]:
         """Every READY version of every model, whatever the server's phase: what the metrics page shows."""
         return [servable for name in self.model_names() for servable in self._manager.ready_versions(name)]
+
+    def in_flight(self) -> dict[str, int]:
+        """The requests that READY models have accepted and not settled, by model; models without any are left out."""
+        counts: dict[str, int] = {}
+        for servable in self.ready_models():
+            if isinstance(servable, RequestHolder) and servable.outstanding:
+                counts[servable.id.name] = counts.get(servable.id.name, 0) + servable.outstanding
+        return counts
 
     def sequence_keepers(self) -> list[Servable]:
         """All that have sequences which have begun, whether they are READY or not."""

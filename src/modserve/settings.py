@@ -12,9 +12,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self, get_args
+from typing import Annotated, Any, Literal, NoReturn, Self, cast, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Milliseconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -32,11 +41,20 @@ RestrictedCategory = Literal[
 ]
 
 
-def _paths(value: object) -> object:
+def _paths(value: object) -> tuple[Path, ...]:
     """One path or several: a set, as tritonserver treats a repeated --model-repository."""
-    if isinstance(value, str | Path):
-        value = [value]
-    return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else value
+    each = [value] if isinstance(value, str | Path) else value
+    if not isinstance(each, list | tuple) or not all(isinstance(path, str | Path) for path in each):
+        raise ValueError("expected a path, or a list of paths")
+    if not each:
+        raise ValueError("no model repository given; say '--model-repository DIR'")
+    for path in each:
+        if _REMOTE.match(str(path)):
+            raise ValueError(
+                f"remote repositories are not supported by this version of modserve, got: {path}; "
+                "mount or copy the bucket, and give the directory where its models are"
+            )
+    return tuple(dict.fromkeys(map(Path, each)))
 
 
 def _lower(value: object) -> object:
@@ -71,6 +89,8 @@ def _origin(text: str) -> str:
 
 
 _CASE_MATTERS = "(?-i)"
+_REMOTE = re.compile(r"(?:s3|gs|as|az|abfss?|hdfs|https?):/", re.IGNORECASE)
+"""How a repository's place begins that is no directory; a `Path` has one slash of two only."""
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#,@*]+")
 HeaderPattern = Annotated[str, AfterValidator(_checked_pattern)]
 Origin = Annotated[str, AfterValidator(_origin)]
@@ -81,8 +101,8 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model_repository: Annotated[tuple[Path, ...], BeforeValidator(_paths), Field(min_length=1)]
-    """Directories of models."""
+    model_repository: Annotated[str | Path | Sequence[str | Path], PlainValidator(_paths)]
+    """One or several directories of models; `repositories` has them as paths."""
     id: str = "modserve"
     """The server's name in its metadata."""
     exit_on_error: bool = False
@@ -205,6 +225,8 @@ class Settings(BaseModel):
     log_error: bool = True
     log_format: Literal["default", "ISO8601"] = "ISO8601"
     """How log lines look; default: as Triton's do by default."""
+    log_file: str = ""
+    """A file to which log lines are added, in place of standard error."""
 
     trace_level: tuple[Literal["OFF", "TIMESTAMPS", "TENSORS"], ...] = ()
     """What is recorded of traced requests; nothing if OFF is among them."""
@@ -216,6 +238,14 @@ class Settings(BaseModel):
     """How many traces go into one file, which then has an index behind its name; 0: all into one, without."""
     trace_file: str = ""
     """Where traces are written; without it, nothing is traced."""
+
+    supervise: bool = False
+    """The command runs the server as a child process, and starts it again when it crashes. Not for the library."""
+
+    @property
+    def repositories(self) -> tuple[Path, ...]:
+        """The directories of models, each once."""
+        return cast(tuple[Path, ...], self.model_repository)
 
     @model_validator(mode="after")
     def _check_control(self) -> Self:
@@ -258,6 +288,26 @@ class Option:
     """Given several times, the values form a list."""
     flag: bool = False
     """Takes no value."""
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in ``--help``."""
+        if self.parse in (_int, _verbosity):
+            return "N"
+        return _METAVARS.get(self.name.rpartition("-")[2], "VALUE")
+
+
+_METAVARS = {
+    "address": "ADDRESS",
+    "cert": "FILE",
+    "file": "FILE",
+    "key": "FILE",
+    "model": "NAME",
+    "origin": "ORIGIN",
+    "repository": "DIR",
+    "store": "DIR",
+}
+"""By the last word of an option's name."""
 
 
 def _bool(text: str) -> bool:
@@ -386,6 +436,7 @@ OPTIONS = {
     for option in (
         _option("model-repository", str, "a directory of models; may be given several times", repeatable=True),
         _option("model-store", str, "the same as --model-repository", repeatable=True, field="model_repository"),
+        _option("supervise", _bool, "start the server as a child process, and again when it crashes", flag=True),
         _option("id", str, "the server's name in its metadata"),
         _option("exit-on-error", _bool, "stop if a model fails to load at the start"),
         _option("exit-timeout-secs", _int, "how long to wait for what is in flight when stopping"),
@@ -519,6 +570,7 @@ OPTIONS = {
         _option("log-warning", _bool, "log warnings"),
         _option("log-error", _bool, "log errors"),
         _option("log-format", str, "how log lines look: ISO8601, or default, which is Triton's"),
+        _option("log-file", str, "a file to which log lines are added, in place of standard error"),
         _option(
             "trace-config",
             _trace_config,
@@ -534,70 +586,88 @@ OPTIONS = {
     )
 }
 
-WITHOUT_EFFECT = frozenset(
-    {
-        "allow-cpu-metrics",
-        "allow-gpu-metrics",
-        "backend-directory",
-        "buffer-manager-thread-count",
-        "cuda-memory-pool-byte-size",
-        "cuda-virtual-address-size",
-        "enable-peer-access",
-        "grpc-infer-allocation-pool-size",
-        "grpc-infer-thread-count",
-        "grpc-max-response-pool-size",
-        "http-thread-count",
-        "metrics-interval-ms",
-        "min-supported-compute-capability",
-        "model-load-gpu-limit",
-        "pinned-memory-pool-byte-size",
-        "sagemaker-port",
-        "sagemaker-safe-port-range",
-        "sagemaker-thread-count",
-        "vertex-ai-default-model",
-        "vertex-ai-port",
-        "vertex-ai-thread-count",
-    }
-)
-"""tritonserver's options that tune what modserve does not have: accepted with a warning, so that scripts still work."""
+_NO_GPU_METRICS = "the metrics page has no figures of GPUs or of the machine; node and GPU exporters do"
+_NO_POOLS = "memory comes from the system, there are no pools to be sized"
+_OWN_THREADS = "requests are handled on one event loop, and models run on threads of their own"
+_NO_ENDPOINT = "the endpoints of SageMaker and Vertex AI are not served; those of KServe v2 are"
 
-NOT_SUPPORTED = frozenset(
-    {
-        "allow-sagemaker",
-        "allow-vertex-ai",
-        "cache-directory",
-        "host-policy",
-        "log-file",
-        "metrics-config",
-        "model-config-name",
-        "model-namespacing",
-        "rate-limit",
-        "rate-limit-resource",
-        "repoagent-directory",
-    }
-)
-"""tritonserver's options that would change what the server does; refused, since ignoring them could hurt.
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "allow-cpu-metrics": _NO_GPU_METRICS,
+    "allow-gpu-metrics": _NO_GPU_METRICS,
+    "allow-sagemaker": _NO_ENDPOINT,
+    "allow-vertex-ai": _NO_ENDPOINT,
+    "backend-directory": "backends are installed as Python packages",
+    "buffer-manager-thread-count": _OWN_THREADS,
+    "cache-directory": "the response cache is built in, see --cache-config",
+    "cuda-memory-pool-byte-size": _NO_POOLS,
+    "cuda-virtual-address-size": _NO_POOLS,
+    "enable-peer-access": "no memory is copied between GPUs",
+    "grpc-infer-allocation-pool-size": _NO_POOLS,
+    "grpc-infer-thread-count": _OWN_THREADS,
+    "grpc-max-response-pool-size": _NO_POOLS,
+    "host-policy": "threads are not bound to cores or NUMA nodes; numactl and taskset do that",
+    "http-thread-count": _OWN_THREADS,
+    "metrics-config": "histograms of latencies are always there, and there are no summaries",
+    "metrics-interval-ms": "metrics are read when they are asked for",
+    "min-supported-compute-capability": "the engine decides on which GPUs it runs",
+    "model-load-gpu-limit": "what a model may take of a GPU is the engine's to say",
+    "model-namespacing": "names of models must be unique over all repositories; those that are not do not load",
+    "pinned-memory-pool-byte-size": _NO_POOLS,
+    "repoagent-directory": "there are no repository agents; models that ask for one do not load",
+    "sagemaker-port": _NO_ENDPOINT,
+    "sagemaker-safe-port-range": _NO_ENDPOINT,
+    "sagemaker-thread-count": _NO_ENDPOINT,
+    "vertex-ai-default-model": _NO_ENDPOINT,
+    "vertex-ai-port": _NO_ENDPOINT,
+    "vertex-ai-thread-count": _NO_ENDPOINT,
+}
+"""tritonserver's options whose absence harms nobody, and why: accepted with a warning, so that scripts still work."""
+
+_NO_RATE_LIMIT = "there is no rate limiter, and models would run at times at which they must not"
+
+NOT_SUPPORTED: Mapping[str, str] = {
+    "model-config-name": "other configurations than config.pbtxt are not read, and models would run with the wrong one",
+    "rate-limit": _NO_RATE_LIMIT,
+    "rate-limit-resource": _NO_RATE_LIMIT,
+}
+"""tritonserver's options that would change what the server does, and what would go wrong without: refused.
 
 Only those that switch such a thing off are taken, for off it is.
 """
 
-_SWITCHES = frozenset(
-    {
-        "allow-sagemaker",
-        "allow-vertex-ai",
-        "model-namespacing",
-    }
-)
+_SWITCHES = frozenset({"allow-sagemaker", "allow-vertex-ai", "model-namespacing"})
+"""Those without effect of which nothing is said when they switch it off."""
 _OFF: Mapping[str, str] = {"rate-limit": "off"}
-"""Those that are no switches, and their value for off."""
+"""Those that are refused unless they have this value."""
+
+HEADINGS: Mapping[str, str] = {
+    "model-repository": "models and server",
+    "request-memory-limit": "limits and memory",
+    "allow-http": "HTTP",
+    "allow-grpc": "gRPC",
+    "allow-metrics": "metrics and timing",
+    "log-verbose": "log",
+    "trace-config": "traces",
+}
+"""The headings of ``--help``, by the option that comes first below each."""
+
+_OTHER_NAMES: Mapping[str, str] = {
+    "address": "http-address",
+    "host": "http-address",
+    "model": "model-repository",
+    "models": "model-repository",
+    "model-dir": "model-repository",
+    "port": "http-port",
+}
+"""What people write who do not know an option's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What a command line says: settings, and the options that were taken without effect."""
+    """What a command line says: settings, and warnings about what was taken without effect."""
 
     settings: Settings
-    without_effect: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def from_command_line(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> CommandLine:
@@ -605,11 +675,8 @@ def from_command_line(arguments: Sequence[str], environment: Mapping[str, str] |
 
     Raises OptionError; its text names the option and, for a misspelled one, the nearest.
     """
-    values: dict[str, Any] = {}
-    for name, text in _environment(os.environ if environment is None else environment):
-        _take(values, OPTIONS[name], text, f"environment variable MODSERVE_{name.upper().replace('-', '_')}")
+    values, warnings = _environment(os.environ if environment is None else environment)
     given: dict[str, Any] = {}
-    ignored: list[str] = []
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
@@ -624,53 +691,87 @@ def from_command_line(arguments: Sequence[str], environment: Mapping[str, str] |
             if not remaining:
                 raise OptionError(f"option '--{name}' requires a value")
             text = remaining.pop(0)
-        if name in NOT_SUPPORTED:
-            _check_off(name, text)
-        elif option is None:
-            ignored.append(name)
-        else:
+        if option is not None:
             _take(given, option, text, f"option '--{name}'")
+        elif _matters(name, text, f"option '--{name}'"):
+            warnings.append(f"option '--{name}' has no effect in modserve: {WITHOUT_EFFECT[name]}")
     try:
-        return CommandLine(Settings(**_assembled({**values, **given})), tuple(dict.fromkeys(ignored)))
+        settings = Settings(**_assembled({**values, **given}))
     except ValidationError as error:
         raise OptionError(_explained(error)) from None
+    return CommandLine(settings, tuple(dict.fromkeys(warnings)))
 
 
-def _environment(environment: Mapping[str, str]) -> list[tuple[str, str]]:
-    variables = {"MODSERVE_" + name.upper().replace("-", "_"): name for name in OPTIONS}
-    return [(variables[key], text) for key, text in environment.items() if key in variables]
+_PREFIX = "MODSERVE_"
+_LINK = re.compile(r"[a-z]+://\S+:\d+", re.ASCII)
+"""The value of the variable ``X_PORT`` that Kubernetes and Docker set for a service called x."""
+_LINKED = re.compile(r"MODSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+"""The names of the other variables that they set, for a service called modserve or modserve-…"""
+
+
+def _environment(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """What the environment says of options, and warnings about what it says in vain."""
+    options = {_PREFIX + name.upper().replace("-", "_"): name for name in (*OPTIONS, *WITHOUT_EFFECT, *NOT_SUPPORTED)}
+    values: dict[str, Any] = {}
+    warnings = []
+    for variable, text in environment.items():
+        if not variable.startswith(_PREFIX) or _LINKED.fullmatch(variable):
+            continue
+        name = options.get(variable)
+        if variable.endswith("_PORT") and _LINK.fullmatch(text):
+            if name is not None:
+                service = variable.removesuffix("_PORT").lower().replace("_", "-")
+                warnings.append(
+                    f"environment variable {variable}={text} is ignored: it is what Kubernetes sets for a service "
+                    f"called {service}; '--{name}' or 'enableServiceLinks: false' in the pod avoids the clash"
+                )
+        elif name is None:
+            nearest = difflib.get_close_matches(variable, options, n=1, cutoff=0.8)
+            hint = f"; did you mean {nearest[0]}?" if nearest and options[nearest[0]] in OPTIONS else ""
+            warnings.append(f"environment variable {variable} is ignored: there is no such option{hint}")
+        elif name in OPTIONS:
+            _take(values, OPTIONS[name], text, f"environment variable {variable}")
+        elif _matters(name, text, f"environment variable {variable}"):
+            warnings.append(f"environment variable {variable} has no effect in modserve: {WITHOUT_EFFECT[name]}")
+    return values, warnings
 
 
 def _resolve(spelled: str) -> str:
+    """The option that a name, or the beginning of one, stands for. Raises OptionError."""
     known = (*OPTIONS, *WITHOUT_EFFECT, *NOT_SUPPORTED)
     name = spelled.replace("_", "-")
     if name not in known:
         matches = [candidate for candidate in known if name and candidate.startswith(name)]
+        if not matches or name in _OTHER_NAMES:
+            _unknown(spelled)
         if len(matches) > 1:
             listed = ", ".join(f"--{match}" for match in sorted(matches))
             raise OptionError(f"option '--{spelled}' is ambiguous: {listed}")
-        if not matches:
-            _unknown(spelled, known)
         name = matches[0]
     return name
 
 
-def _check_off(name: str, text: str) -> None:
-    """Raises for an option that is not supported, unless it says that it is not wanted."""
-    if text.lower() == _OFF.get(name):
-        return
+def _matters(name: str, text: str, where: str) -> bool:
+    """Whether something has to be said about an option that does nothing here, for its value `text` asks for it.
+
+    Raises OptionError for one that is not supported, unless it says that it is not wanted.
+    """
     if name in _SWITCHES:
         try:
-            wanted = _bool(text)
+            return _bool(text)
         except ValueError as error:
-            raise OptionError(f"option '--{name}': {error}") from None
-        if not wanted:
-            return
-    raise OptionError(f"option '--{name}' of tritonserver is not supported by this version of modserve")
+            raise OptionError(f"{where}: {error}") from None
+    if name in WITHOUT_EFFECT:
+        return True
+    if text.lower() == _OFF.get(name):
+        return False
+    raise OptionError(f"{where}: not supported by this version of modserve: {NOT_SUPPORTED[name]}")
 
 
-def _unknown(spelled: str, known: Sequence[str]) -> NoReturn:
-    nearest = difflib.get_close_matches(spelled, known, n=1, cutoff=0.5)
+def _unknown(spelled: str) -> NoReturn:
+    """Raises OptionError, which suggests none but options that work."""
+    name = spelled.replace("_", "-")
+    nearest = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, OPTIONS, 1, 0.6)
     hint = f"; did you mean '--{nearest[0]}'?" if nearest else "; 'modserve --help' lists all options"
     raise OptionError(f"unknown option '--{spelled}'{hint}")
 
@@ -733,8 +834,10 @@ def _explained(error: ValidationError) -> str:
         name = str(problem["loc"][0]).replace("_", "-") if problem["loc"] else ""
         if not problem["loc"]:
             lines.append(problem["msg"].removeprefix("Value error, "))
-        elif name == "model-repository":
+        elif problem["type"] == "missing":
             lines.append("no model repository given; say '--model-repository DIR'")
+        elif name == "model-repository":
+            lines.append(problem["msg"].removeprefix("Value error, "))
         else:
             said = problem["msg"].removeprefix("Value error, ")
             lines.append(f"option '--{name}': {said}, got: {problem['input']}")

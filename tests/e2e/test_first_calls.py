@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from typing import Any
@@ -20,16 +19,6 @@ from wire import HOST, SECONDS, SERVING, channel, fields, health, http, text
 import modserve
 
 MIB = 1 << 20
-
-
-def test_the_printed_curl_line(server: ServerProcess) -> None:
-    assert shutil.which("curl"), "curl is not on PATH, and this test runs the line that the server prints for it"
-    line = server.wait_for(r"^Try it:\n  (curl .*)$")[1]
-    done = subprocess.run(["sh", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=SECONDS, check=True)
-    assert done.stderr == ""
-    answer = json.loads(done.stdout)
-    assert answer["model_name"] in line
-    assert answer["outputs"][0]["data"]
 
 
 def test_the_content_type_does_not_matter(server: ServerProcess) -> None:
@@ -57,7 +46,7 @@ def test_a_misspelled_option() -> None:
 
 
 def test_documentation_pages(server: ServerProcess) -> None:
-    assert b"swagger" in http(server.http_port, "GET", "/docs").body
+    assert b"<title>modserve" in http(server.http_port, "GET", "/docs").body
     paths = http(server.http_port, "GET", "/openapi.json").json["paths"]
     assert {"/v2", "/v2/health/ready", "/v2/models", "/v2/models/{model}/infer"} <= set(paths)
     assert "simple" in http(server.http_port, "GET", "/v2/models").json["models"]

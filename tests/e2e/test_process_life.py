@@ -36,7 +36,10 @@ from wire import (
     stub,
 )
 
-STOPPING = r"modserve\.app: stopping: no new requests, those in flight have {} s$"
+STOPPING = (
+    r"modserve\.app: stopping: no new requests; those in flight have {} s: 2 of model 'model'\. "
+    r"A second SIGTERM or SIGINT \(Ctrl-C\) ends the server at once\.$"
+)
 DATA = ints(3, 4)
 ASK = Ask((Input("INPUT0", "INT32", (1, 2), DATA),), model="model")
 
@@ -89,6 +92,11 @@ def refuses(port: int) -> bool:
     except ConnectionResetError:  # it has just been in the backlog of the closing port
         return False
     return False
+
+
+def free_port() -> int:
+    with closing(socket.create_server((HOST, 0))) as taken:
+        return int(taken.getsockname()[1])
 
 
 # --- start ------------------------------------------------------------------------------------------------------------
@@ -146,20 +154,37 @@ def test_ready_as_soon_as_the_last_model_is(repository: Path) -> None:
         server.stop()
 
 
-@pytest.mark.parametrize("name", ["http", "grpc", "metrics"])
-def test_a_port_in_use(name: str) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "localhost"])
+@pytest.mark.parametrize("name", ["HTTP", "gRPC", "metrics"])
+def test_a_port_in_use(name: str, address: str) -> None:
+    """One line says which, and what to do; no library has anything to add."""
     with closing(socket.create_server(("0.0.0.0", 0))) as taken:
         port = taken.getsockname()[1]
-        with started(EXAMPLES, options=[f"--{name}-port={port}"]) as server:
-            server.wait(1, errors=[rf"can not open a port: .*\b{port}\b"])
-            assert "Traceback" not in server.log
+        option = f"--{name.lower()}"
+        with started(EXAMPLES, options=[f"{option}-port={port}", f"{option}-address={address}"]) as server:
+            server.wait(
+                1,
+                errors=[
+                    rf"cannot open the {name} port {address}:{port}: the port is in use, perhaps by another server; "
+                    rf"'{option}-port' chooses another one$"
+                ],
+            )
+            assert len(server.log.splitlines()) == 1, server.log
+
+
+@pytest.mark.parametrize("name", ["HTTP", "gRPC", "metrics"])
+def test_an_address_of_another_machine(name: str) -> None:
+    option = f"--{name.lower()}"
+    with started(EXAMPLES, options=[f"{option}-address=192.0.2.1", f"{option}-port={free_port()}"]) as server:
+        server.wait(1, errors=[rf"cannot open the {name} port 192.0.2.1:\d+: this machine .*; '{option}-address' "])
+        assert len(server.log.splitlines()) == 1, server.log
 
 
 def test_two_servers_do_not_share_a_port() -> None:
     """gRPC would let them by default, and half of the requests to one would be answered by the other."""
     with serving(EXAMPLES) as first:
         with started(EXAMPLES, options=[f"--grpc-port={first.grpc_port}"]) as second:
-            second.wait(1, errors=["can not open a port"])
+            second.wait(1, errors=["cannot open the gRPC port"])
         assert_serving(first)
 
 

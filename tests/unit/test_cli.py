@@ -1,18 +1,20 @@
 """The command: what it prints, what it starts, and how it ends."""
 
+import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from modserve import InferenceServer, Ports, Settings, __version__, cli
-from modserve.app import log_settings
+from modserve import InferenceServer, Ports, Settings, __version__, app, cli
+from modserve.cli import log_settings
 from modserve.core.lifecycle import IndexEntry, State
+from modserve.core.model_config import ModelConfig
 from modserve.observability.logging import Logs
 from modserve.settings import OPTIONS
 from modserve.testing import config
@@ -25,8 +27,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """What `main` would have run."""
     found: Started = []
 
-    def run(settings: Settings, without_effect: tuple[str, ...] = ()) -> int:
-        found.append((settings, without_effect))
+    def run(settings: Settings, warnings: tuple[str, ...] = ()) -> int:
+        found.append((settings, warnings))
         return 7
 
     monkeypatch.setattr(cli, "run", run)
@@ -38,9 +40,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 @pytest.mark.parametrize("words", [[], ["serve"]], ids=["as tritonserver", "serve"])
 def test_serving(started: Started, words: list[str]) -> None:
     assert cli.main([*words, "--model-repository", "m", "--http-port=1", "--http-thread-count=8"]) == 7
-    ((settings, without_effect),) = started
+    ((settings, (warning,)),) = started
     assert (settings.model_repository, settings.http_port) == ((Path("m"),), 1)
-    assert without_effect == ("http-thread-count",)
+    assert warning.startswith("option '--http-thread-count' has no effect in modserve: ")
 
 
 def test_the_process_s_arguments_are_the_default(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +63,16 @@ def test_help(started: Started, capsys: pytest.CaptureFixture[str], arguments: l
     assert cli.main(arguments) == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: modserve")
-    lines = text.splitlines()
+    said = " ".join(text.split())
     for option in OPTIONS.values():
-        index = lines.index(f"  --{option.name}" + ("" if option.flag else " VALUE"))
-        assert lines[index + 1].strip().startswith(option.help)
+        assert f" --{option.name} " in said
+        assert option.help in said
+    assert "\nHTTP:\n  --allow-http true|false\n" in text
+    assert "  --model-control-mode none|explicit|poll\n" in text
+    assert "  --http-port N\n" in text
+    assert "  --log-file FILE\n" in text
+    assert "  --supervise\n" in text
+    assert max(map(len, text.splitlines())) <= 108
     assert "the port HTTP listens on; 0 takes a free one (default 8000)" in text
     assert "serve gRPC (default true)" in text
     assert "modserve --version" in text
@@ -103,14 +111,22 @@ def untouched_logging() -> Iterator[None]:
     root.setLevel(level)
 
 
+def loaded(
+    models: Sequence[ModelConfig] = (), entries: Sequence[IndexEntry] = (), waiting: Sequence[str] = ()
+) -> InferenceServer:
+    """As much of a server as is looked at when it has loaded its models."""
+    servables = [SimpleNamespace(config=each) for each in models]
+    server = SimpleNamespace(index=lambda: entries, ready_models=lambda: servables, waiting_models=waiting)
+    return cast(InferenceServer, server)
+
+
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[[Ports, bool], None]:
     """Makes `run` serve nothing on given ports, with or without a model."""
 
     def prepare(ports: Ports, with_model: bool) -> None:
         entry = IndexEntry("simple", 1, State.READY, "", 20_000_000)
-        models = [SimpleNamespace(config=config("simple", max_batch_size=0))] if with_model else []
-        server = SimpleNamespace(index=lambda: [entry], ready_models=lambda: models)
+        server = loaded([config("simple", max_batch_size=0)] if with_model else [], [entry])
 
         async def fake(
             settings: Settings,
@@ -121,10 +137,10 @@ def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[
         ) -> int:
             assert logs.settings == log_settings(settings)
             on_open(ports)
-            on_loaded(cast(InferenceServer, server))
+            on_loaded(server)
             return 5
 
-        monkeypatch.setattr(cli, "serve", fake)
+        monkeypatch.setattr(app, "serve", fake)
 
     return prepare
 
@@ -166,12 +182,98 @@ def test_a_start_with_nothing_to_try(
     assert ("HTTP listening" in out) == (ports.http is not None)
 
 
+SIMPLE = config("simple")
+READY = IndexEntry("simple", 1, State.READY, "")
+
+
+def said(port: int | None = 81, waiting: Sequence[str] = (), models: bool = True, **settings: Any) -> str:
+    """What is said when models have loaded, but for the table."""
+    server = loaded([SIMPLE] if models else [], [READY] if models else [], waiting)
+    text = cli.hints(server, SETTINGS.model_copy(update=settings), port)
+    assert text.startswith("model ")
+    return text.partition("\n\n")[2]
+
+
+def test_what_to_try_is_where_it_can_be_reached() -> None:
+    assert said().startswith("Try it:\n  curl localhost:81/v2/models/simple/infer -d ")
+    assert said(http_address="127.0.0.2").startswith("Try it:\n  curl 127.0.0.2:81/")
+    assert said(http_use_ssl=True).startswith("Try it:\n  curl -k https://localhost:81/")
+
+
+@pytest.mark.parametrize("category", ["inference", "metadata", "trace"])
+def test_no_secret_is_printed(category: str) -> None:
+    text = said(http_restricted_api={category: ("key", "SECRET")})
+    assert bool(text) == (category == "trace")
+    assert "SECRET" not in text
+
+
+def test_nothing_to_try_without_a_certificate() -> None:
+    assert said(http_use_ssl_mutual=True) == ""
+
+
+def test_models_that_wait_for_a_load_call() -> None:
+    line = "2 models wait for a load call: a, b"
+    call = "\n  curl localhost:81/v2/repository/models/a/load -X POST"
+    assert said(waiting=["a", "b"], models=False) == line + call
+    assert said(None, waiting=["a", "b"], models=False) == line
+    assert said(waiting=["a", "b"], models=False, http_restricted_api={"model-repository": ("k", "v")}) == line
+    assert said(waiting=["a", "b"]).startswith(line + call + "\n\nTry it:\n")
+
+
+def test_an_empty_repository() -> None:
+    assert said(models=False) == "There are no models in m. Each needs a directory of its own there: NAME/1/model.onnx"
+
+
 def test_options_without_effect_are_warned_of(
     serve: Callable[[Ports, bool], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     serve(Ports(81, 82, 83), False)
-    cli.run(SETTINGS, ["http-thread-count"])
-    assert "WARNING modserve.cli: option '--http-thread-count' has no effect in modserve" in capsys.readouterr().err
+    cli.run(SETTINGS, ["it has no effect"])
+    assert "WARNING modserve.cli: it has no effect\n" in capsys.readouterr().err
+
+
+def test_a_log_file(serve: Callable[[Ports, bool], None], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_text("what was there\n")
+    serve(Ports(81, 82, 83), False)
+    cli.run(SETTINGS.model_copy(update={"log_file": str(file)}), ["é"])
+    logging.shutdown()
+    assert capsys.readouterr().err == ""
+    lines = file.read_text("utf-8").splitlines()
+    assert lines[0] == "what was there"
+    assert lines[1].endswith("WARNING modserve.cli: é")
+
+
+def test_a_log_file_that_cannot_be_opened(
+    serve: Callable[[Ports, bool], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    serve(Ports(81, 82, 83), False)
+    assert cli.run(SETTINGS.model_copy(update={"log_file": str(tmp_path)})) == 1
+    assert capsys.readouterr().err.startswith("modserve: cannot open the log file; '--log-file' names another: ")
+
+
+# Supervision
+
+
+def test_the_supervisor_takes_the_place_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced: list[list[str]] = []
+
+    def execv(file: str, arguments: list[str]) -> None:
+        replaced.append([file, *arguments])
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execv", execv)
+    given = ["--model-repository=m", "--supervise", "--log-format=default", "--log-file=f"]
+    with pytest.raises(SystemExit):
+        cli.main(["serve", *given])
+    python = sys.executable
+    server = [python, "-m", "modserve", "serve", *given, "--supervise=false"]
+    assert replaced == [[python, python, "-m", "modserve.supervisor", "default", "f", *server]]
+
+
+def test_what_the_supervisor_starts_is_not_supervised(started: Started) -> None:
+    assert cli.main(["serve", "--model-repository=m", "--supervise", "--supervise=false"]) == 7
+    assert cli.main(["serve", "--model-repository=m", "--supervise=false"]) == 7
 
 
 @pytest.mark.parametrize(
@@ -196,10 +298,30 @@ def test_log_switches(
     assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == levels.split()
 
 
-def test_the_console_script_ends_the_process_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> list[int]:
+    """The codes with which the process would have ended."""
     codes: list[int] = []
-    monkeypatch.setattr(cli, "main", lambda: 3)
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
+    monkeypatch.setattr(faulthandler, "enable", lambda: codes.append(-1))
+    return codes
+
+
+def test_the_console_script_ends_the_process_with_the_code(monkeypatch: pytest.MonkeyPatch, ended: list[int]) -> None:
+    monkeypatch.setattr(cli, "main", lambda: 3)
     cli.entry()
-    assert codes == [3]
+    assert ended == [-1, 3], "native crashes are to leave a stack, and the code is that of the command"
+
+
+def test_an_error_that_nobody_foresaw_is_a_crash_to_the_supervisor(
+    monkeypatch: pytest.MonkeyPatch, ended: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> int:
+        raise ZeroDivisionError("here")
+
+    monkeypatch.setattr(cli, "main", fail)
+    cli.entry()
+    assert ended == [-1, cli.CRASHED]
+    assert "this is a bug" in caplog.text
+    assert "ZeroDivisionError: here" in caplog.text

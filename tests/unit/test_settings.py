@@ -58,6 +58,7 @@ OWN_OPTIONS = [
     "http-use-ssl-mutual",
     "request-memory-limit",
     "server-timing",
+    "supervise",
 ]
 """Those that tritonserver does not have."""
 CERTIFICATES = ["--grpc-server-cert=cert.pem", "--grpc-server-key=key.pem", "--grpc-root-cert=root.pem"]
@@ -87,21 +88,22 @@ def test_every_setting_has_an_option() -> None:
 
 
 def test_an_option_without_effect_is_taken_with_its_value() -> None:
-    for name in WITHOUT_EFFECT:
-        line = read(f"--{name}", "7", "--id", "x", f"--{name}=8")
-        assert (line.without_effect, line.settings.id) == ((name,), "x")
+    for name, reason in WITHOUT_EFFECT.items():
+        line = read(f"--{name}", "1", "--id", "x", f"--{name}=1")
+        assert line.warnings == (f"option '--{name}' has no effect in modserve: {reason}",)
+        assert line.settings.id == "x"
 
 
 def test_an_option_that_would_change_what_happens_is_refused() -> None:
-    for name in NOT_SUPPORTED:
-        assert error(f"--{name}=1") == f"option '--{name}' of tritonserver is not supported by this version of modserve"
+    for name, reason in NOT_SUPPORTED.items():
+        assert error(f"--{name}=1") == f"option '--{name}': not supported by this version of modserve: {reason}"
 
 
 def test_switching_off_what_is_not_there_is_fine() -> None:
     line = read(
         "--allow-sagemaker=false", "--allow-vertex-ai", "0", "--model-namespacing=off", "--rate-limit=OFF", "--id=x"
     )
-    assert (line.without_effect, line.settings.id) == ((), "x")
+    assert (line.warnings, line.settings.id) == ((), "x")
     assert error("--allow-sagemaker=maybe") == "option '--allow-sagemaker': invalid value for bool option: maybe"
 
 
@@ -252,7 +254,7 @@ def test_options_of_backends() -> None:
 )
 def test_two_options_for_configurations_that_say_everything(arguments: str, disabled: bool) -> None:
     line = read(*arguments.split())
-    assert (line.settings.disable_auto_complete_config, line.without_effect) == (disabled, ())
+    assert (line.settings.disable_auto_complete_config, line.warnings) == (disabled, ())
 
 
 # The environment
@@ -291,7 +293,105 @@ def test_the_process_s_environment_is_the_default(monkeypatch: pytest.MonkeyPatc
 
 
 def test_other_variables_are_nobody_s_business() -> None:
-    assert read(MODSERVE_NOSUCH="1", HTTP_PORT="1", MODSERVE_="1").settings == read().settings
+    assert read(NOSUCH="1", HTTP_PORT="x", XMODSERVE_HTTP_PORT="x") == read()
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("MODSERVE_NOSUCH", ""),
+        ("MODSERVE_", "; did you mean MODSERVE_ID?"),
+        ("MODSERVE_HTPP_PORT", "; did you mean MODSERVE_HTTP_PORT?"),
+        ("MODSERVE_MODEL_REPOSITORIES", "; did you mean MODSERVE_MODEL_REPOSITORY?"),
+        ("MODSERVE_http_port", ""),
+    ],
+)
+def test_a_misspelled_variable_is_told(variable: str, hint: str) -> None:
+    line = read(**{variable: "1"})
+    assert line.warnings == (f"environment variable {variable} is ignored: there is no such option{hint}",)
+    assert line.settings == read().settings
+
+
+SERVICE = {
+    "SERVICE_HOST": "10.0.0.7",
+    "SERVICE_PORT": "8002",
+    "SERVICE_PORT_HTTP_METRICS": "8002",
+    "PORT": "tcp://10.0.0.7:8002",
+    "PORT_8002_TCP": "tcp://10.0.0.7:8002",
+    "PORT_8002_TCP_ADDR": "10.0.0.7",
+    "PORT_8002_TCP_PORT": "8002",
+    "PORT_8002_TCP_PROTO": "tcp",
+    "PORT_53_UDP": "udp://[fd00::7]:53",
+}
+"""What Kubernetes tells of a service, behind its name."""
+
+
+@pytest.mark.parametrize("service", ["", "WEB_", "MODEL_REPOSITORY_", "METRICS_", "HTTP_", "GRPC_"])
+def test_what_kubernetes_tells_of_services_is_no_setting(service: str) -> None:
+    """Only what would be a setting otherwise is mentioned."""
+    line = read(**{f"MODSERVE_{service}{name}": text for name, text in SERVICE.items()})
+    assert line.settings == read().settings
+    clashes = service in ("METRICS_", "HTTP_", "GRPC_")
+    assert len(line.warnings) == clashes
+    if clashes:
+        option = service.lower()
+        assert line.warnings[0] == (
+            f"environment variable MODSERVE_{service}PORT=tcp://10.0.0.7:8002 is ignored: it is what Kubernetes sets "
+            f"for a service called modserve-{option[:-1]}; '--{option[:-1]}-port' or 'enableServiceLinks: false' in "
+            "the pod avoids the clash"
+        )
+
+
+def test_a_link_to_something_else_than_a_service_is_a_mistake() -> None:
+    assert "invalid value for integer option: tcp:8002" in error(MODSERVE_METRICS_PORT="tcp:8002")
+    assert "invalid value for integer option: tcp://x" in error(MODSERVE_METRICS_PORT="tcp://x")
+
+
+def test_a_variable_of_an_option_without_effect_or_not_supported() -> None:
+    (warning,) = read(MODSERVE_HTTP_THREAD_COUNT="8").warnings
+    assert warning.startswith("environment variable MODSERVE_HTTP_THREAD_COUNT has no effect in modserve: ")
+    assert error(MODSERVE_RATE_LIMIT="execution_count").startswith(
+        "environment variable MODSERVE_RATE_LIMIT: not supported by this version of modserve: "
+    )
+    assert read(MODSERVE_RATE_LIMIT="off", MODSERVE_ALLOW_SAGEMAKER="false").warnings == ()
+
+
+# Repositories
+
+
+@pytest.mark.parametrize(
+    ("repository", "paths"),
+    [
+        ("a", (Path("a"),)),
+        (Path("a"), (Path("a"),)),
+        (["a", Path("b"), "a"], (Path("a"), Path("b"))),
+        ((Path("a"),), (Path("a"),)),
+        ("s3", (Path("s3"),)),
+        ("/mnt/s3:x", (Path("/mnt/s3:x"),)),
+    ],
+)
+def test_repositories_are_paths_or_strings(repository: Any, paths: tuple[Path, ...]) -> None:
+    assert Settings(model_repository=repository).repositories == paths
+
+
+@pytest.mark.parametrize("repository", [[], (), None, 7, [7], {"a": "b"}], ids=str)
+def test_what_is_no_repository(repository: Any) -> None:
+    with pytest.raises(ValidationError):
+        Settings(model_repository=repository)
+
+
+@pytest.mark.parametrize(
+    "remote",
+    ["s3://bucket/models", "gs://bucket", "as://account/container", "https://host/models", "HTTP://host", "S3://b"],
+)
+def test_a_remote_repository(remote: str) -> None:
+    said = (
+        f"remote repositories are not supported by this version of modserve, got: {remote}; "
+        "mount or copy the bucket, and give the directory where its models are"
+    )
+    assert error(f"--model-repository={remote}") == said
+    with pytest.raises(ValidationError, match="remote repositories are not supported"):
+        Settings(model_repository=Path(remote))
 
 
 # Mistakes
@@ -303,6 +403,13 @@ def test_other_variables_are_nobody_s_business() -> None:
         (["--htp-port=1"], "unknown option '--htp-port'; did you mean '--http-port'?"),
         (["--grpcport", "1"], "unknown option '--grpcport'; did you mean '--grpc-port'?"),
         (["--modelrepository=x"], "unknown option '--modelrepository'; did you mean '--model-repository'?"),
+        (
+            ["--tf-allow-soft-placement=1"],
+            "unknown option '--tf-allow-soft-placement'; 'modserve --help' lists all options",
+        ),
+        (["--host", "127.0.0.1"], "unknown option '--host'; did you mean '--http-address'?"),
+        (["--port=80"], "unknown option '--port'; did you mean '--http-port'?"),
+        (["--models=x"], "unknown option '--models'; did you mean '--model-repository'?"),
         (["--xyzzy"], "unknown option '--xyzzy'; 'modserve --help' lists all options"),
         (["--"], "unknown option '--'; 'modserve --help' lists all options"),
         (["models"], "Unexpected argument: models"),
@@ -469,9 +576,14 @@ def test_an_ambiguous_prefix(prefix: str, listed: str) -> None:
     assert error(f"--{prefix}=1") == f"option '--{prefix}' is ambiguous: {listed}"
 
 
+def test_nothing_that_is_refused_itself_is_suggested() -> None:
+    for name in (*NOT_SUPPORTED, *WITHOUT_EFFECT):
+        assert f"'--{name}'?" not in error(f"--x{name}=1")
+
+
 def test_a_whole_name_is_no_prefix() -> None:
     assert any(name != "rate-limit" and name.startswith("rate-limit") for name in NOT_SUPPORTED)
-    assert "'--rate-limit' of tritonserver is not supported" in error("--rate-limit=execution_count")
+    assert error("--rate-limit=execution_count").startswith("option '--rate-limit': not supported")
 
 
 def test_a_mistake_in_the_environment() -> None:

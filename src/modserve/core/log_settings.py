@@ -22,3 +22,5 @@ class LogSettings:
     error: bool = True
     verbose_level: int = 0
     format: LogFormat = LogFormat.ISO8601
+    file: str = ""
+    """Where lines are added, in place of standard error. It is chosen at the start, and stays."""

@@ -51,6 +51,16 @@ class Servable(Protocol):
 
 
 @runtime_checkable
+class RequestHolder(Protocol):
+    """A servable that knows how many requests it has accepted and not settled."""
+
+    @property
+    def outstanding(self) -> int:
+        """An ensemble's own requests; those to its steps are counted by the models that run them."""
+        ...
+
+
+@runtime_checkable
 class SequenceKeeper(Submitter, Protocol):
     """A servable that lets the sequences that have begun go on while it drains, and refuses all other requests."""
 

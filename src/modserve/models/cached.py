@@ -8,7 +8,7 @@ from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, ResponseSink
-from modserve.core.servable import Servable, Submitter
+from modserve.core.servable import RequestHolder, Servable, Submitter
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
 from modserve.core.tracing import ParentTrace
@@ -57,6 +57,10 @@ class CachedModel:
             if self._order is not None and held is not None:
                 self._order.withdraw(held)
             raise
+
+    @property
+    def outstanding(self) -> int:
+        return self._servable.outstanding if isinstance(self._servable, RequestHolder) else 0
 
     async def drain(self) -> None:
         self._stopped = True

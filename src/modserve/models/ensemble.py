@@ -60,6 +60,10 @@ class EnsembleModel:
         self._settled.clear()
         return inflight
 
+    @property
+    def outstanding(self) -> int:
+        return self._outstanding
+
     async def drain(self) -> None:
         self._scheduler.stop()
         await self._settled.wait()

@@ -117,6 +117,10 @@ class Model:
         self._outstanding += 1
         return inflight
 
+    @property
+    def outstanding(self) -> int:
+        return self._outstanding
+
     def _apart(self, request: InferenceRequest) -> object:
         """What parameters keep a request apart by. Raises INVALID_ARG for values that parameters cannot have."""
         values: list[object] = []

@@ -1,4 +1,4 @@
-"""Log lines on standard error: which of them, and how they look, can be changed while the server runs."""
+"""Log lines, on standard error or in a file: which of them, and how they look, can be changed while the server runs."""
 
 import json
 import logging
@@ -15,6 +15,7 @@ class Logs:
 
     def __init__(self, settings: LogSettings | None = None) -> None:
         self._installed = False
+        self._handler: logging.Handler
         self.change(settings or LogSettings())
 
     @property
@@ -22,9 +23,13 @@ class Logs:
         return self._settings
 
     def install(self) -> None:
-        """Write all that this process logs to standard error, in place of what was set up for it before."""
+        """Write all that this process logs to the settings' file, or to standard error if they name none.
+
+        Takes the place of what was set up for logging before. Raises OSError if the file cannot be opened.
+        """
+        file = self._settings.file
+        self._handler = logging.FileHandler(file, encoding="utf-8") if file else logging.StreamHandler(sys.stderr)
         self._installed = True
-        self._handler = logging.StreamHandler(sys.stderr)
         self._handler.addFilter(self._wants)
         logging.getLogger().handlers[:] = [self._handler]
         # Others' chatter about every connection is nobody's idea of verbose.

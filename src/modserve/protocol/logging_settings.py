@@ -17,7 +17,7 @@ _FORMATS = {each.value: each for each in LogFormat}
 
 def json(settings: LogSettings) -> JsonObject:
     return {
-        "log_file": "",
+        "log_file": settings.file,
         "log_info": settings.info,
         "log_warning": settings.warning,
         "log_error": settings.error,

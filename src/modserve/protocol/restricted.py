@@ -34,7 +34,7 @@ CATEGORIES: Mapping[str, Calls] = {
     ),
     "metadata": Calls(
         ("ServerMetadata", "ModelMetadata"),
-        paths=("/v2", "/v2/models", "/v1/models"),
+        paths=("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}"),
         model_paths=("",),
         v1_paths=("/metadata",),
     ),
@@ -86,7 +86,7 @@ CATEGORIES: Mapping[str, Calls] = {
     "logging": Calls(("LogSettings",), paths=("/v2/logging",)),
 }
 
-OPEN_PATHS = frozenset({"/docs", "/docs/oauth2-redirect", "/openapi.json"})
+OPEN_PATHS = frozenset({"/docs", "/openapi.json"})
 """Paths of no category: the documentation, which is the same for every server."""
 
 RPC_CATEGORY = {rpc: category for category, calls in CATEGORIES.items() for rpc in calls.rpcs}

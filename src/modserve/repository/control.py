@@ -53,6 +53,8 @@ class ModelControl:
         """What polling found the last time; None for what has to be looked at again."""
         self._polling: asyncio.Task[None] | None = None
         self._operations: set[asyncio.Task[None]] = set()
+        self.waiting: tuple[str, ...] = ()
+        """The models that were in the repositories at the start and were not loaded then."""
 
     def __repr__(self) -> str:
         return f"ModelControl({self._options.mode.value}, {len(self._wanted)} models wanted)"
@@ -86,6 +88,9 @@ class ModelControl:
         wanted = {name: directory for name, directory in scan.models.items() if name in chosen}
         wanted |= await self._composing(wanted, scan.models.get)
         self._wanted.update(wanted)
+        self.waiting = tuple(sorted(scan.models.keys() - wanted.keys()))
+        if wanted:
+            _log.info("loading %d model%s", len(wanted), "s" if len(wanted) > 1 else "")
         await self._manager.update(wanted)
 
     async def stop(self) -> None:

@@ -7,7 +7,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
 from modserve.core.sequence import membership
-from modserve.core.servable import SequenceKeeper, Servable, Submitter
+from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, Submitter
 
 
 class Succession:
@@ -40,6 +40,11 @@ class Succession:
         if not (isinstance(self.heir, SequenceKeeper) and self.heir.has_sequence(says.id)):
             taker = next((retired for retired in self._retired if retired.has_sequence(says.id)), taker)
         return taker.submit(request, sink, now_ns)
+
+    @property
+    def outstanding(self) -> int:
+        """Those of the retired, too."""
+        return sum(each.outstanding for each in (self.heir, *self._retired) if isinstance(each, RequestHolder))
 
     async def drain(self) -> None:
         await self.heir.drain()

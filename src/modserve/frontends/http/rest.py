@@ -31,7 +31,7 @@ from modserve.protocol.http_infer import Body
 from modserve.protocol.status import MIME_JSON
 from modserve.server import Phase, Server
 
-from . import generate, infer_stream, methods, v1
+from . import docs, generate, infer_stream, methods, v1
 from .answers import (
     ERRORS,
     SCHEMA_REFERENCE,
@@ -193,6 +193,7 @@ class _App(FastAPI):
                 given = operation.get("parameters", [])
                 operation["parameters"] = [parameter for parameter in given if parameter["in"] != "query"]
             document.setdefault("components", {}).setdefault("schemas", {}).update(described_schemas())
+            docs.add_examples(document)
         return super().openapi()
 
 
@@ -205,6 +206,7 @@ def create_app(server: Server, options: HttpOptions) -> FastAPI:
         description="KServe v2 inference protocol, as NVIDIA Triton speaks it.",
         redirect_slashes=False,
         dependencies=[Depends(methods.with_slashes)],
+        docs_url=None,
         redoc_url=None,
     )
     app.add_exception_handler(HTTPException, _http_error)
@@ -225,6 +227,7 @@ def create_app(server: Server, options: HttpOptions) -> FastAPI:
     app.include_router(shared_memory_router(server, max_json), tags=["shared memory"])
     app.include_router(trace_router(server, max_json), tags=["trace"])
     app.include_router(v1.router(server, options), tags=["KServe v1, TensorFlow Serving"])
+    app.include_router(docs.router(server))
     return app
 
 

@@ -25,6 +25,7 @@ from modserve.protocol.predict_v1 import Prediction
 from modserve.protocol.status import MIME_JSON
 from modserve.server import Phase, Server
 
+from . import docs
 from .answers import ERRORS, Described, ErrorAnswer, answer, answers, deadline_ns, forwarded_headers, json_answer
 from .gone import unless_gone
 from .infer import check_json_size
@@ -155,10 +156,12 @@ def _add_inference(found: APIRouter, server: Server, options: HttpOptions) -> No
 
 
 def _add_models(found: APIRouter, server: Server) -> None:
-    async def alive() -> Response:
-        """KServe's liveness."""
+    async def alive(request: Request) -> Response:
+        """KServe's liveness; browsers, which ask for HTML, get a link to the documentation."""
         if server.phase is Phase.STOPPING:
             return json_answer({"error": "Server exiting"}, 503)
+        if "text/html" in request.headers.get("accept", ""):
+            return docs.root_page()
         return json_answer({"status": "alive"})
 
     async def models() -> Response:

@@ -1,0 +1,95 @@
+"""The pages for people with a browser: the REST surface, to read and to try out.
+
+Everything comes from this server, so that it works without the Internet: one HTML file with its style and script, which
+reads ``/openapi.json``, and the examples that it fills in for a model.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from modserve.protocol import examples
+from modserve.protocol.status import MIME_JSON
+from modserve.server import Server
+
+from .answers import json_answer
+
+_PAGE = resources.files("modserve.frontends.http").joinpath("docs.html").read_bytes()
+_SCRIPT = re.search(rb"<script>(.*)</script>", _PAGE, re.DOTALL)
+assert _SCRIPT is not None, "the page has one script: this is a bug"
+
+HEADERS = {
+    "Content-Security-Policy": "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'sha256-{base64.b64encode(hashlib.sha256(_SCRIPT[1]).digest()).decode()}'",
+            "style-src 'unsafe-inline'",
+            "connect-src 'self'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""Models' names and answers are others' texts: no script but the page's own runs, and it asks this server only."""
+
+_ROOT_PAGE = b"""\
+<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>modserve</title></head>
+<body><h1>modserve</h1><p>This server is alive. <a href="docs">What it answers, and how to try it out</a></p></body>
+</html>
+"""
+
+_BODIES: Mapping[str, object] = {
+    "/v2/repository/index": {"ready": True},
+    "/v2/repository/{repository}/index": {"ready": True},
+    "/v2/repository/models/{model}/load": {},
+    "/v2/repository/models/{model}/unload": {"parameters": {"unload_dependents": False}},
+    "/v2/logging": {"log_verbose_level": 0},
+    "/v2/trace/setting": {"trace_rate": "1000"},
+    "/v2/models/{model}/trace/setting": {"trace_rate": "1000"},
+    "/v2/systemsharedmemory/region/{region}/register": {"key": "/my_region", "offset": 0, "byte_size": 64},
+    "/v2/systemsharedmemory/register": {"name": "my_region", "key": "/my_region", "offset": 0, "byte_size": 64},
+}
+"""Examples of bodies that need no model to be looked at, by path."""
+
+
+def root_page() -> Response:
+    """What a browser gets at ``/``."""
+    return Response(_ROOT_PAGE, media_type="text/html")
+
+
+def add_examples(document: dict[str, Any]) -> None:
+    """Put examples of bodies into an OpenAPI document."""
+    for path, body in _BODIES.items():
+        operation = document["paths"].get(path, {}).get("post", {})
+        content = operation.get("requestBody", {}).get("content", {}).get(MIME_JSON)
+        if content is not None:
+            content["example"] = body
+
+
+def router(server: Server) -> APIRouter:
+    """The page, and what it asks for that no client of the protocol does. Not in the OpenAPI document."""
+    found = APIRouter(include_in_schema=False)
+
+    @found.get("/docs")
+    async def page() -> Response:
+        """The REST surface for people."""
+        return Response(_PAGE, headers=HEADERS, media_type="text/html")
+
+    @found.get("/docs/examples/{model}")
+    async def model_examples(model: str) -> Response:
+        """Bodies of calls that this model answers, by call."""
+        models = {servable.id.name: servable.config for servable in server.models()}
+        return json_answer(examples.bodies(server.model(model).config, models))
+
+    return found

@@ -1,0 +1,129 @@
+"""Requests that a model answers: what the documentation page and a starting server show for people to try.
+
+They fit the model's signature. Whether the model likes their values only it can tell: the first input counts up, and
+the others are ones, so that a person can see what the model makes of them.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from modserve.core import dtypes
+from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.sequence_config import SequenceBatching
+
+JsonObject: TypeAlias = dict[str, object]
+
+Models: TypeAlias = Mapping[str, ModelConfig]
+"""The models that are READY, by name: what an ensemble needs is for its steps to say."""
+
+MOST_ELEMENTS = 20_000
+"""Examples with more elements than that are longer than anybody reads, or wants in a browser's text field."""
+
+_COUNTING: Mapping[str, Callable[[int], object]] = {
+    "bool": lambda index: index % 2 == 0,
+    "int": lambda index: index % 100,
+    "float": lambda index: index % 100,
+    "string": lambda index: f"text {index}",
+}
+"""An element of the first input by `Datatype.json_kind`."""
+
+_ONES: Mapping[str, object] = {"bool": True, "int": 1, "float": 1, "string": "one"}
+"""All elements of the other inputs."""
+
+
+def infer(config: ModelConfig, models: Models) -> JsonObject:
+    """The body of an ``infer`` or ``infer_stream`` call."""
+    tensors = [
+        {"name": spec.name, "datatype": spec.datatype.name, "shape": _shape(config, spec), "data": data}
+        for spec, data in _data(config)
+    ]
+    parameters = _parameters(config, models)
+    return {"parameters": parameters, "inputs": tensors} if parameters else {"inputs": tensors}
+
+
+def generate(config: ModelConfig, models: Models) -> JsonObject:
+    """The body of a ``generate`` or ``generate_stream`` call."""
+    body: JsonObject = dict(_parameters(config, models))
+    for spec, data in _data(config):
+        body[spec.name] = data[0] if len(data) == 1 else data
+    return body
+
+
+def predict(config: ModelConfig) -> JsonObject:
+    """The body of a v1 ``:predict`` call, in the column format."""
+    return {"inputs": {spec.name: _nested(data, _shape(config, spec)) for spec, data in _data(config)}}
+
+
+def bodies(config: ModelConfig, models: Models) -> JsonObject:
+    """By the name of the call, bodies that the model answers; a `note` says why there are fewer than calls."""
+    if elements(config) > MOST_ELEMENTS:
+        count = elements(config)
+        return {"note": f"An example would have {count} elements, too many to show. See the model's metadata."}
+    flat, tensors = generate(config, models), infer(config, models)
+    streams: JsonObject = {"infer_stream": tensors, "generate_stream": flat}
+    if decoupled(config, models):
+        note = "This model may answer any number of times: send it infer_stream or generate_stream."
+        return {"note": note, **streams}
+    single: JsonObject = {**streams, "infer": tensors, "generate": flat}
+    if sequences(config, models):
+        return {"note": "This model takes sequences of requests, which v1 predictions cannot be part of.", **single}
+    return {"note": "", **single, "predict": predict(config)}
+
+
+def elements(config: ModelConfig) -> int:
+    """How many elements the inputs of an example have."""
+    return sum(math.prod(_shape(config, spec)) for spec in config.inputs)
+
+
+def decoupled(config: ModelConfig, models: Models) -> bool:
+    """Whether a request may have any number of responses, so that only calls that stream are of use."""
+    return any(each.decoupled for each in composing(config, models))
+
+
+def sequences(config: ModelConfig, models: Models) -> list[SequenceBatching]:
+    """What is said of sequences by those models that take no request without one."""
+    batchings = [each.sequence_batching for each in composing(config, models)]
+    return [batching for batching in batchings if batching is not None and not batching.iterative]
+
+
+def composing(config: ModelConfig, models: Models) -> list[ModelConfig]:
+    """A model, and all that an ensemble is made of."""
+    if config.ensemble is None:
+        return [config]
+    steps = [models[step.model] for step in config.ensemble.steps if step.model in models]
+    return [config, *(each for step in steps for each in composing(step, models))]
+
+
+def _parameters(config: ModelConfig, models: Models) -> JsonObject:
+    """Of a request that is a sequence of its own, where the model takes no others."""
+    batchings = sequences(config, models)
+    if not batchings:
+        return {}
+    texts = any(each.correlation is not None and each.correlation.datatype is dtypes.BYTES for each in batchings)
+    return {"sequence_id": "1" if texts else 1, "sequence_start": True, "sequence_end": True}
+
+
+def _data(config: ModelConfig) -> list[tuple[TensorSpec, list[object]]]:
+    """The inputs that are needed, or the first one if none is, with all their elements."""
+    needed = [spec for spec in config.inputs if not spec.optional] or config.inputs[:1]
+    inputs = []
+    for spec in needed:
+        kind, count = spec.datatype.json_kind, math.prod(_shape(config, spec))
+        inputs.append((spec, [_COUNTING[kind](i) if spec is needed[0] else _ONES[kind] for i in range(count)]))
+    return inputs
+
+
+def _shape(config: ModelConfig, spec: TensorSpec) -> list[int]:
+    """With 1 for every size that may vary."""
+    return [abs(size) for size in config.full_dims(spec)]
+
+
+def _nested(data: list[object], shape: list[int]) -> object:
+    """Elements as lists in lists; a scalar for the shape of one."""
+    if not shape:
+        return data[0]
+    if len(shape) == 1:
+        return data
+    step = math.prod(shape[1:])
+    return [_nested(data[start * step : (start + 1) * step], shape[1:]) for start in range(shape[0])]

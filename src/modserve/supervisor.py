@@ -1,0 +1,206 @@
+"""The parent process of ``modserve serve --supervise``: starts the server, and starts it again when it crashes.
+
+Engines run native code in the server's process, so a fault in one of them ends the whole process and no handler inside
+can prevent it. This process stays outside. It holds no socket and imports next to nothing, so that little can go wrong
+in it. As process 1 of a container it also reaps what others leave behind.
+"""
+
+import ctypes
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .core.log_settings import LogFormat, LogSettings
+from .observability.logging import Logs
+
+_log = logging.getLogger("modserve.supervisor")
+
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that ask for the end. They are passed on to the server, which knows what to finish first."""
+
+_DELIBERATE = frozenset({0, 1, 2})
+"""Exit codes after which another start would not help: an orderly stop, a failed start, a wrong command line."""
+
+_HEALTHY_S = 60.0
+"""A server that has run for so many seconds is healthy: its next crash counts as the first."""
+
+_LONGEST_DELAY_S = 60.0
+
+_MEANINGS: Mapping[int, str] = {
+    signal.SIGABRT: "native code gave up, after a failed check or allocation",
+    signal.SIGBUS: "native code used memory that is not there; a mapped file may have been cut, or /dev/shm is full",
+    signal.SIGFPE: "an engine divided by zero or overflowed natively",
+    signal.SIGILL: "native code used an instruction that this CPU does not have",
+    signal.SIGKILL: "somebody ended it by force, mostly the kernel for lack of memory",
+    signal.SIGSEGV: "an engine or a library used memory that is not its own",
+    signal.SIGSYS: "a system call was made that is forbidden here",
+}
+
+_PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal a process gets when its parent dies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ended. `code` is what a shell would say: 128 and the signal's number if one ended it."""
+
+    code: int
+    crashed: bool
+    text: str
+
+
+def ending(status: int) -> Ending:
+    """What the status that wait(2) gives means."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        meaning = _MEANINGS.get(number)
+        text = f"was killed by {name}" + (f": {meaning}" if meaning else "")
+        return Ending(128 + number, True, text)
+    code = os.waitstatus_to_exitcode(status)
+    return Ending(code, code not in _DELIBERATE, f"ended with exit code {code}")
+
+
+class BackOff:
+    """How long to wait before the next start: not at all after the first crash, then 1, 2, 4 … 60 seconds."""
+
+    def __init__(self) -> None:
+        self._crashes = 0
+
+    def delay(self, lived_s: float) -> float:
+        """Seconds to wait after a crash of a process that had lived for `lived_s` seconds."""
+        self._crashes = 1 if lived_s >= _HEALTHY_S else self._crashes + 1
+        return 0.0 if self._crashes == 1 else min(_LONGEST_DELAY_S, 2.0 ** min(self._crashes - 2, 16))
+
+
+class _Signals:
+    """Signals as a stream of numbers, which `next` waits for."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, lambda number, frame: None)
+
+    def next(self, timeout_s: float | None) -> int | None:
+        """The next signal's number; None after `timeout_s` seconds without one."""
+        readable, _, _ = select.select([self._read], [], [], timeout_s)
+        return os.read(self._read, 1)[0] if readable else None
+
+
+def start(command: Sequence[str]) -> int:
+    """Start `command` as a child and return its process id.
+
+    It has a process group of its own: a Ctrl-C in the terminal reaches this process only, which passes it on, and
+    the server does not take it for two. It is asked to stop if this process dies (on Linux).
+    """
+    # Held back meanwhile: what arrived in the child before the exec would be taken for this process's.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (*_STOPPING, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+            if os.getppid() != parent:
+                os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.execv(command[0], list(command))
+    except BaseException as error:
+        os.write(2, f"modserve: cannot start {command[0]}: {error}\n".encode())
+    finally:
+        os._exit(1)
+
+
+def supervise(
+    command: Sequence[str], signals: _Signals | None = None, clock: Callable[[], float] = time.monotonic
+) -> int:
+    """Run `command`, and run it again when it crashes; returns the exit code of the last run.
+
+    It is not started again after an exit code of 0, 1 or 2, nor once one of the signals that ask for the end came.
+    Every such signal is passed on.
+    """
+    signals = signals or _Signals((*_STOPPING, signal.SIGCHLD))
+    back_off = BackOff()
+    while True:
+        pid, begun = start(command), clock()
+        _log.info("supervising the server, process %d", pid)
+        end, stopping = _watch(pid, signals)
+        if stopping or not end.crashed:
+            return end.code
+        delay = back_off.delay(clock() - begun)
+        when = f"in {delay:g} s" if delay else "at once"
+        _log.error("the server, process %d, %s; starting it again %s", pid, end.text, when)
+        if _stopped_within(delay, signals, clock):
+            return end.code
+
+
+def _watch(pid: int, signals: _Signals) -> tuple[Ending, bool]:
+    """Wait for the end of the child, pass signals on, reap orphans; with the ending, whether somebody asked for it."""
+    stopping = False
+    while True:
+        number = signals.next(None)
+        if number == signal.SIGCHLD:
+            end = _reap(pid)
+            if end is not None:
+                return end, stopping
+        elif number is not None:
+            stopping = True
+            os.kill(pid, number)
+
+
+def _reap(pid: int) -> Ending | None:
+    """Reap every child that has ended; how `pid` ended, if it is among them."""
+    end = None
+    while True:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return end
+        if ended == 0:
+            return end
+        if ended == pid:
+            end = ending(status)
+
+
+def _stopped_within(delay: float, signals: _Signals, clock: Callable[[], float]) -> bool:
+    """Wait `delay` seconds; True as soon as a signal asks for the end."""
+    until = clock() + delay
+    while (left := until - clock()) > 0:
+        number = signals.next(left)
+        if number == signal.SIGCHLD:
+            _reap(0)
+        elif number is not None:
+            return True
+    return False
+
+
+def arguments(logs: LogSettings, command: Sequence[str]) -> list[str]:
+    """The command line, behind the interpreter's name, of the process that supervises `command`."""
+    return ["-m", "modserve.supervisor", logs.format.value, logs.file, *command]
+
+
+def main() -> int:
+    """Supervise what the process's arguments, made by `arguments`, say."""
+    log_format, log_file, *command = sys.argv[1:]
+    Logs(LogSettings(format=LogFormat(log_format), file=log_file)).install()
+    return supervise(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

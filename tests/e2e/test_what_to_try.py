@@ -1,0 +1,150 @@
+"""The call that a server prints when it has loaded its models, pasted into a shell."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from authority import Authority
+from repositories import (
+    EXAMPLES,
+    copy_example,
+    write_accumulator,
+    write_identity,
+    write_onnx_identity,
+    write_sequence_echo,
+    write_text_keeper,
+)
+from server_process import ServerProcess, serving
+from wire import SECONDS, assert_serving, http
+
+LINE = r"^Try it:\n  (curl .*)$"
+
+
+def pasted(server: ServerProcess, pattern: str = LINE) -> tuple[str, Any]:
+    """The line, and the JSON that it answers; of a stream, that of the first message."""
+    assert shutil.which("curl"), "curl is not on PATH, and this test runs the line that the server prints for it"
+    line = server.wait_for(pattern)[1]
+    done = subprocess.run(["sh", "-c", f"{line} -sS"], capture_output=True, text=True, timeout=SECONDS, check=True)
+    assert done.stderr == ""
+    first = done.stdout.splitlines()[0].removeprefix("data: ") if done.stdout else "null"
+    return line, json.loads(first)
+
+
+def answered(server: ServerProcess, model: str) -> list[Any]:
+    """The elements of the first output, from `model`."""
+    _, answer = pasted(server)
+    assert answer["model_name"] == model, answer
+    data: list[Any] = answer["outputs"][0]["data"]
+    assert data
+    return data
+
+
+def test_the_examples() -> None:
+    """A sum and a difference, which one can check in the head."""
+    with serving(EXAMPLES) as server:
+        _, answer = pasted(server)
+        assert answer["model_name"] == "simple"
+        results = {output["name"]: output["data"] for output in answer["outputs"]}
+        assert results == {"OUTPUT0": list(range(1, 17)), "OUTPUT1": list(range(-1, 15))}
+
+
+@pytest.mark.parametrize("example", ["digits", "digits_resize", "repeat"])
+def test_each_kind_of_example(tmp_path: Path, example: str) -> None:
+    copy_example(tmp_path, example, example)
+    with serving(tmp_path) as server:
+        answered(server, example)
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "FP16", "FP32", "BYTES"])
+def test_datatypes(tmp_path: Path, datatype: str) -> None:
+    """In dimensions of any size."""
+    write_onnx_identity(tmp_path, "model", datatype)
+    with serving(tmp_path) as server:
+        assert answered(server, "model") == [{"BOOL": True, "BYTES": "text 0"}.get(datatype, 0)]
+
+
+@pytest.mark.parametrize("id_type", ["UINT64", "BYTES"])
+def test_a_sequence(tmp_path: Path, id_type: str) -> None:
+    write_sequence_echo(tmp_path, "model", "direct { }", id_type=id_type)
+    with serving(tmp_path) as server:
+        assert answered(server, "model") == [0]
+        assert answered(server, "model") == [0]  # it ends with the request, and may begin again
+
+
+def test_states(tmp_path: Path) -> None:
+    write_accumulator(tmp_path, "sum", "oldest { }")
+    with serving(tmp_path) as server:
+        answered(server, "sum")
+
+
+def test_a_model_without_batches(tmp_path: Path) -> None:
+    write_text_keeper(tmp_path, "keeper")
+    with serving(tmp_path) as server:
+        assert answered(server, "keeper") == ["first", "text 0"]
+
+
+def test_a_large_model_is_asked_for_its_metadata(tmp_path: Path) -> None:
+    large = 'input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] } ]'
+    result = 'output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 3, 224, 224 ] } ]'
+    (tmp_path / "image" / "1").mkdir(parents=True)
+    (tmp_path / "image" / "config.pbtxt").write_text(f'backend: "identity"\nmax_batch_size: 2\n{large}\n{result}')
+    with serving(tmp_path) as server:
+        _, answer = pasted(server)
+        assert answer["inputs"][0]["shape"] == [-1, 3, 224, 224]
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.2", "::1", "::", "localhost"])
+def test_addresses(address: str) -> None:
+    with serving(EXAMPLES, options=[f"--http-address={address}"]) as server:
+        assert ("localhost" in pasted(server)[0]) == (address in ("0.0.0.0", "::", "localhost"))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_tls(tmp_path: Path, address: str) -> None:
+    """With a certificate that curl does not know."""
+    certificate, key = Authority(tmp_path, "authority").issue("server")
+    options = [f"--http-address={address}", "--http-use-ssl=true"]
+    options += [f"--http-server-cert={certificate}", f"--http-server-key={key}"]
+    with serving(EXAMPLES, options=options) as server:
+        assert "https://" in pasted(server)[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--allow-http=false"],
+        ["--http-restricted-api=inference:key=SECRET"],
+        ["--http-restricted-api=metadata:key=SECRET"],
+    ],
+)
+def test_nothing_is_printed_that_would_not_work(options: Sequence[str]) -> None:
+    with serving(EXAMPLES, options=options) as server:
+        pass
+    assert "Try it" not in server.log
+    assert "SECRET" not in server.log
+
+
+def test_models_that_wait_to_be_loaded() -> None:
+    """Only what is there is loaded, and the line loads the first of them."""
+    with serving(EXAMPLES, options=["--model-control-mode=explicit"]) as server:
+        line, _ = pasted(server, r"^\d models wait for a load call: .*\n  (curl .*)$")
+        assert "/models/digits/load" in line
+        assert http(server.http_port, "GET", "/v2/models/digits/ready").status == 200
+
+
+def test_an_empty_repository(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.wait_for(rf"^There are no models in {tmp_path}\.")
+
+
+def test_a_start_says_what_it_does(tmp_path: Path) -> None:
+    write_identity(tmp_path, "model")
+    with serving(tmp_path) as server:
+        server.wait_for(r"modserve\.repository\.control: loading 1 model$")
+    with serving(EXAMPLES) as server:
+        server.wait_for(r"modserve\.repository\.control: loading 5 models$")
+        assert_serving(server)
