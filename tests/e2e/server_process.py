@@ -32,13 +32,18 @@ T = TypeVar("T")
 class ServerProcess:
     """Standard output and standard error are one log, in which `wait_for` waits for lines.
 
-    `environment` is added to that of the tests, of which what sets options of the server is left out.
+    `environment` is added to that of the tests, of which what sets options of the server is left out. `before` is the
+    command that the server's command line is given to, which becomes the server.
     """
 
     def __init__(
-        self, repositories: Sequence[Path], options: Sequence[str] = (), environment: Mapping[str, str] = _NOTHING
+        self,
+        repositories: Sequence[Path],
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] = _NOTHING,
+        before: Sequence[str] = (),
     ) -> None:
-        command = [sys.executable, "-m", "modserve", "serve"]
+        command = [*before, sys.executable, "-m", "modserve", "serve"]
         for repository in repositories:
             command += ["--model-repository", str(repository)]
         for port in ("--http-port", "--grpc-port", "--metrics-port"):
@@ -152,10 +157,13 @@ def _is_stall(line: str) -> bool:
 
 @contextmanager
 def started(
-    *repositories: Path, options: Sequence[str] = (), environment: Mapping[str, str] = _NOTHING
+    *repositories: Path,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] = _NOTHING,
+    before: Sequence[str] = (),
 ) -> Iterator[ServerProcess]:
     """A server from its first moment on; the test ends it, and what it leaves is killed."""
-    server = ServerProcess(repositories, options, environment)
+    server = ServerProcess(repositories, options, environment, before)
     try:
         yield server
     finally:

@@ -1,0 +1,211 @@
+"""What an attack costs the server, and those who use it meanwhile."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from server_process import ServerProcess, eventually
+
+from attack.probe import cpu_seconds
+
+LIVE_SECONDS = 0.1
+"""In which health must be answered, during an attack and after it."""
+
+_ENDLESS = 5.0
+"""Seconds after which health counts as not answered, whatever the server's CPU time says."""
+
+_LEFT_MB = 64.0
+"""What may be left of an attack in memory: allocators keep some of what was freed."""
+_LEFT_THREADS = 8
+"""Pools of threads fill as they are first used."""
+_RECOVERY_SECONDS = 5.0
+_LOG_BYTES = 64 * 1024
+_TROUBLE = re.compile(r" (?:ERROR|CRITICAL) |Traceback|Warning:|^E\d{4} ", re.MULTILINE)
+_PROBE = Path(__file__).parent / "probe.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a process holds."""
+
+    rss_mb: float
+    descriptors: int
+    threads: int
+
+
+def footprint(pid: int) -> Footprint:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return Footprint(_status(status, "VmRSS") / 1024, len(os.listdir(f"/proc/{pid}/fd")), _status(status, "Threads"))
+
+
+def peak_mb(pid: int) -> float:
+    """The most resident memory since `forget_peak`."""
+    return status_number(pid, "VmHWM") / 1024
+
+
+def forget_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def status_number(pid: int, field_name: str) -> int:
+    """A number in a process's status, as the system has it: kibibytes of memory, threads."""
+    return _status(Path(f"/proc/{pid}/status").read_text(), field_name)
+
+
+def _status(text: str, field_name: str) -> int:
+    match = re.search(rf"^{field_name}:\s+(\d+)", text, re.MULTILINE)
+    assert match is not None, f"no {field_name} in:\n{text}"
+    return int(match[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an attack may cost."""
+
+    peak_mb: float = 256.0
+    """More resident memory than before, at any time."""
+    cpu_seconds: float | None = None
+    """The server's CPU time, from the first byte until it has recovered."""
+    left_mb: float = _LEFT_MB
+    log_bytes: int = _LOG_BYTES
+    live_seconds: float = LIVE_SECONDS
+    errors: str = ""
+    """A pattern of the lines that the log may have as errors; empty: it has none."""
+
+
+@dataclass
+class Cost:
+    """Of one attack; filled when it is over."""
+
+    name: str
+    live_seconds: float = 0.0
+    """The longest that health took, less what the machine is to blame for."""
+    live_raw_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    before: Footprint = field(default_factory=lambda: Footprint(0, 0, 0))
+    after: Footprint = field(default_factory=lambda: Footprint(0, 0, 0))
+    peak_mb: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: live {self.live_seconds * 1e3:.0f} ms (on the clock {self.live_raw_seconds * 1e3:.0f}), "
+            f"CPU {self.cpu_seconds:.2f} s, RSS {self.before.rss_mb:.0f} -> {self.after.rss_mb:.0f} MB "
+            f"(peak {self.peak_mb:.0f}), descriptors {self.before.descriptors} -> {self.after.descriptors}, "
+            f"threads {self.before.threads} -> {self.after.threads}"
+        )
+
+
+COSTS: list[Cost] = []
+"""Of all attacks so far, for the report at the end."""
+
+
+@contextmanager
+def attacked(server: ServerProcess, name: str, limits: Limits = Limits()) -> Iterator[Cost]:
+    """Watches the server while the block attacks it; afterwards it must be as before, within `limits`."""
+    cost = Cost(name, before=footprint(server.pid))
+    logged = len(server.log)
+    forget_peak(server.pid)
+    began = cpu_seconds(server.pid)
+    with _watching(server) as watching:
+        yield cost
+        try:
+            eventually(lambda: _recovered(cost, limits, footprint(server.pid)), _RECOVERY_SECONDS)
+        except (AssertionError, OSError):
+            pass  # said below, in words
+        watching.stop()
+    assert server.running, f"the server has ended:\n{server.log[-4000:]}"
+    cost.cpu_seconds = cpu_seconds(server.pid) - began
+    cost.after, cost.peak_mb = footprint(server.pid), peak_mb(server.pid)
+    cost.live_seconds, cost.live_raw_seconds = watching.worst()
+    COSTS.append(cost)
+    _check(cost, limits, watching.failure, server.log[logged:])
+
+
+def _recovered(cost: Cost, limits: Limits, now: Footprint) -> bool:
+    return (
+        now.rss_mb <= cost.before.rss_mb + limits.left_mb
+        and now.descriptors <= cost.before.descriptors + 1  # the probe's own connection
+        and now.threads <= cost.before.threads + _LEFT_THREADS
+    )
+
+
+def _check(cost: Cost, limits: Limits, failure: str, log: str) -> None:
+    """All that is wrong in one text."""
+    wrong = [failure] if failure else []
+    if cost.live_seconds > limits.live_seconds:
+        wrong.append(f"health took more than {limits.live_seconds * 1e3:.0f} ms")
+    if limits.cpu_seconds is not None and cost.cpu_seconds > limits.cpu_seconds:
+        wrong.append(f"it took more than {limits.cpu_seconds} s of CPU")
+    if cost.peak_mb > cost.before.rss_mb + limits.peak_mb:
+        wrong.append(f"memory grew by more than {limits.peak_mb:.0f} MB")
+    if not _recovered(cost, limits, cost.after):
+        wrong.append("it kept memory, descriptors or threads")
+    if len(log) > limits.log_bytes:
+        wrong.append(f"it logged {len(log)} bytes, beginning {log[:2000]}")
+    errors = [line for line in log.splitlines() if _TROUBLE.search(line)]
+    if unexpected := [line for line in errors if not (limits.errors and re.search(limits.errors, line))]:
+        wrong.append(f"it logged errors: {unexpected[:5]}")
+    assert not wrong, f"{'; '.join(wrong)}\n{cost}"
+
+
+class _Watching:
+    """The probe, as it runs."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._pid = server.pid
+        self._process = subprocess.Popen(
+            [sys.executable, str(_PROBE), str(server.pid), str(server.http_port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        first = self._process.stdout.readline()
+        assert first == "watching\n", f"health was not answered before the attack: {first}"
+        self.failure = ""
+        self._server: list[tuple[float, float, float]] = []
+        self._control: list[tuple[float, float, float]] = []
+
+    def stop(self) -> None:
+        """It asks no more, and what it has found is here."""
+        assert self._process.stdin is not None
+        time.sleep(0.02)  # one more question after the attack
+        output, _ = self._process.communicate()
+        found = json.loads(output)
+        self.failure, self._server, self._control = found["failure"], found["server"], found["control"]
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def worst(self) -> tuple[float, float]:
+        """The longest that health took: less what the machine is to blame for, and as it was on the clock."""
+        waits = [ended - asked for asked, ended, _ in self._server]
+        blamed = [self._blamed(*sample) for sample in self._server]
+        return max(blamed, default=0.0), max(waits, default=0.0)
+
+    def _blamed(self, asked: float, ended: float, computed: float) -> float:
+        """Of an answer's time, what the server itself has used, and the control has not waited as well."""
+        waited = ended - asked
+        machine = max((min(ended, end) - max(asked, begin) for begin, end, _ in self._control), default=0.0)
+        return waited if waited > _ENDLESS else max(0.0, min(waited, computed) - max(0.0, machine))
+
+
+@contextmanager
+def _watching(server: ServerProcess) -> Iterator[_Watching]:
+    watching = _Watching(server)
+    try:
+        yield watching
+    finally:
+        watching.kill()
