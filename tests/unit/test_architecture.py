@@ -34,7 +34,7 @@ RULES = {
     "core": rule(foreign="numpy ml_dtypes"),
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb", "google.protobuf"),
-    "protocol": rule("core pb", "google.protobuf numpy orjson simdjson"),
+    "protocol": rule("core pb", "google.protobuf numpy orjson"),
     "settings": rule(foreign="pydantic"),
     "backends": rule("core", "numpy onnxruntime"),
     "resources": rule("core"),

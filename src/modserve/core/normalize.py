@@ -7,6 +7,7 @@ dimension, batch size, and then each input's datatype, shape and byte size.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from . import dtypes
 from .errors import ModserveError, invalid
@@ -18,6 +19,7 @@ from .response import ResponseSink
 from .tensor import Buffer, Shape, Tensor, TruncatedError, format_shape
 
 _MOST = 2**63 - 1
+_SHOWN = 10
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
@@ -143,9 +145,11 @@ class Signature:
     def _check_outputs(self, request: InferenceRequest) -> None:
         known = self.config.outputs_by_name
         names = request.outputs
-        if len(set(names)) != len(names):
-            twice = next(name for index, name in enumerate(names) if name in names[:index])
-            raise invalid(f"{request.label}output '{twice}' already exists in request")
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise invalid(f"{request.label}output '{name}' already exists in request")
+            seen.add(name)
         for name in names:
             if name not in known:
                 raise invalid(f"unexpected inference output '{name}' for model '{self.config.name}'")
@@ -284,4 +288,8 @@ def _reshape(spec: TensorSpec, batch: Shape, item: Shape) -> Shape:
 
 
 def _names(names: Iterable[str]) -> str:
-    return "[" + ",".join(f"'{name}'" for name in names) + "]"
+    """The first of them, since a client may send thousands."""
+    shown = [f"'{name}'" for name in islice(names, _SHOWN + 1)]
+    if len(shown) > _SHOWN:
+        shown[_SHOWN] = "..."
+    return f"[{','.join(shown)}]"

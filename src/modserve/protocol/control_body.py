@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from modserve.core.errors import invalid
 
-from . import http_infer, json_data
+from . import json_text
 from .json_data import JsonTypeError
 from .json_message import JsonObject
 
@@ -20,8 +20,8 @@ def read(body: bytes) -> JsonObject:
     """The object that `body` holds. Raises INVALID_ARG, where Triton answers a mistaken INTERNAL with the same text."""
     if not body:
         raise invalid("failed to parse the request JSON buffer: The document is empty. at 0")
-    document = http_infer.parse_any(body)
-    if body.count(b"[") + body.count(b"{") >= json_data.MAX_DEPTH:  # few bodies have as many, and need a closer look
+    document = json_text.parse_any(body)
+    if body.count(b"[") + body.count(b"{") >= json_text.MAX_DEPTH:  # few bodies have as many, and need a closer look
         _check_depth(document)
     return typed(document, dict)
 
@@ -29,7 +29,7 @@ def read(body: bytes) -> JsonObject:
 def _check_depth(document: object) -> None:
     """Raises INVALID_ARG for values in 100 or more objects and arrays, one in the other."""
     level = [document]
-    for _ in range(json_data.MAX_DEPTH):
+    for _ in range(json_text.MAX_DEPTH):
         inner: list[object] = []
         for value in level:
             if type(value) is list:
@@ -38,7 +38,7 @@ def _check_depth(document: object) -> None:
                 inner += value.values()
         level = inner
     if level:
-        raise json_data.too_deep()
+        raise json_text.too_deep()
 
 
 def typed(value: object, wanted: type[T], what: str = "") -> T:

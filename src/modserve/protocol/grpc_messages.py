@@ -16,7 +16,7 @@ from modserve.core.tensor import Buffer, Tensor, encode_elements
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
 
-from . import failures, parameters, shared_memory
+from . import failures, limits, parameters, shared_memory
 from .classification import MANY_ELEMENTS
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -42,6 +42,8 @@ def decode_request(message: pb.ModelInferRequest, deadline_ns: int = 0, lease: L
     raise UNSUPPORTED without it; it is the caller's to release.
     """
     version = parse_requested(message.model_version)
+    limits.check_tensors("outputs", len(message.outputs))
+    limits.check_parameters(len(message.parameters))
     given = _parameters(message.parameters) if message.parameters else {}
     inputs = _inputs(message, lease)
     outputs = tuple(output.name for output in message.outputs) if message.outputs else ()
@@ -142,12 +144,14 @@ def encode_stream_error(
 def _inputs(message: pb.ModelInferRequest, lease: Lease | None) -> Mapping[str, Tensor]:
     raws = message.raw_input_contents
     model = message.model_name
+    limits.check_tensors("inputs", len(message.inputs))
     inputs: dict[str, Tensor] = {}
     elsewhere = 0
     for position, tensor in enumerate(message.inputs):
         name = tensor.name
         if name in inputs:
             raise invalid(f"{label(message.id)}input '{name}' already exists in request")
+        limits.check_rank(name, len(tensor.shape))
         datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
         if tensor.parameters:
             place = shared_memory.message_place(name, tensor.parameters)

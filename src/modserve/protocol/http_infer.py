@@ -4,7 +4,6 @@ object, and the binary tensor data extension).
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,8 +19,9 @@ from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Lend, Place
 from modserve.core.tensor import Buffer, Shape, Tensor, encode_elements
 
-from . import failures, json_data, large_json, parameters, shared_memory
+from . import failures, json_data, large_json, limits, parameters, shared_memory
 from .json_data import JsonTypeError, unable
+from .json_text import parse_any
 
 HEADER_LENGTH = "inference-header-content-length"
 _MAX_DIMENSION = 2**63 - 1
@@ -192,7 +192,17 @@ def _remember(text: bytes, header: _Header) -> None:
 
 
 def _read_header(text: Buffer, max_json_tensor: int) -> _Header:
-    document = large_json.parse(text) or parse(text)
+    if len(text) >= large_json.LARGE:
+        try:
+            return _header(large_json.parse(text), max_json_tensor)
+        except ModserveError:
+            if len(text) > limits.LIMITS.other_json:
+                raise
+            # The plain way, which sees the whole, names the mistake better.
+    return _header(parse(text), max_json_tensor)
+
+
+def _header(document: JsonObject, max_json_tensor: int) -> _Header:
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise unable("id", JsonTypeError("string", "string"))
@@ -252,14 +262,6 @@ def parse(text: Buffer) -> JsonObject:
     return document
 
 
-def parse_any(text: Buffer) -> object:
-    """The JSON value in `text`. Raises INVALID_ARG."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return _parse_leniently(bytes(text))
-
-
 def encode_response(response: InferenceResponse, reply: Reply) -> Body:
     """The body of an answer; its JSON keys are in Triton's order. Raises INVALID_ARG for what JSON can not carry."""
     outputs: list[JsonObject] = []
@@ -314,25 +316,6 @@ def encode_message(message: str) -> bytes:
         return orjson.dumps({"error": message.encode(errors="replace").decode()})
 
 
-def _parse_leniently(text: bytes) -> object:
-    try:
-        document = json.loads(text.decode())
-        if b"\\u" in text:  # lone surrogates are no text: they could not be sent back
-            json.dumps(document, ensure_ascii=False).encode()
-        return document
-    except UnicodeEncodeError:
-        raise invalid("failed to parse the request JSON buffer: The surrogate pair in string is invalid.") from None
-    except json.JSONDecodeError as error:
-        raise invalid(f"failed to parse the request JSON buffer: {error.msg} at {error.pos}") from None
-    except UnicodeDecodeError as error:
-        raise invalid(f"failed to parse the request JSON buffer: invalid UTF-8 at {error.start}") from None
-    except RecursionError:
-        raise json_data.too_deep() from None
-    except ValueError:
-        digits = sys.get_int_max_str_digits()
-        raise invalid(f"failed to parse the request JSON buffer: a number has more than {digits} digits") from None
-
-
 def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
     """The request's parameters, and whether outputs that are not listed come back as binary data."""
     value = document.get("parameters")
@@ -340,6 +323,7 @@ def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
         return {}, False
     if type(value) is not dict:
         raise unable("parameters", JsonTypeError("object", "object"))
+    limits.check_parameters(len(value))
     binary_output = False
     found: dict[str, ParameterValue] = {}
     for key, element in value.items():
@@ -393,6 +377,7 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
         raise unable("outputs", JsonTypeError("array", "array"))
     if not value:
         return (), _BINARY_REPLY if binary_output else _JSON_REPLY
+    limits.check_tensors("outputs", len(value))
     names: list[str] = []  # also what is asked for twice, which the model refuses
     binary: list[str] = []
     classes: dict[str, int] = {}
@@ -435,6 +420,7 @@ def _inputs(
         if "inputs" not in document:
             raise unable("inputs", _missing("inputs"))
         raise unable("inputs", JsonTypeError("array", "array"))
+    limits.check_tensors("inputs", len(value))
     inputs: dict[str, _Input] = {}
     places: dict[str, tuple[_Input, Place]] = {}
     for element in value:
@@ -442,7 +428,7 @@ def _inputs(
         if name in inputs or name in places:
             raise invalid(f"{label(request_id)}input '{name}' already exists in request")
         datatype = dtypes.BY_NAME.get(_string(element, "datatype"), dtypes.INVALID)
-        shape = _shape(element)
+        shape = _shape(name, element)
         size = _binary_size(element)
         tensor: Tensor | None = None
         if isinstance(size, Place):
@@ -469,10 +455,11 @@ def _missing(key: str) -> ValueError:
     return ValueError(f"attempt to access non-existing object member '{key}'")
 
 
-def _shape(element: JsonObject) -> Shape:
+def _shape(name: str, element: JsonObject) -> Shape:
     value = element.get("shape")
     if type(value) is not list:
         raise unable("shape", _missing("shape") if "shape" not in element else JsonTypeError("array", "array"))
+    limits.check_rank(name, len(value))
     for size in value:
         if type(size) is not int or not 0 <= size <= _MAX_DIMENSION:
             raise unable("shape", _UNSIGNED)

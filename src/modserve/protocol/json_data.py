@@ -18,8 +18,8 @@ from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.tensor import Array, Shape, Tensor, encode_elements, format_shape
 
-MAX_DEPTH = 100
-"""Arrays within arrays: an element of `data` may be in 99, as Triton counts."""
+from .json_text import MAX_DEPTH, too_deep
+from .long_array import LongArray
 
 _MOST = 2**63 - 1
 _AT_A_TIME = 32 * 1024
@@ -41,19 +41,13 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
 
     Raises INVALID_ARG for elements of the wrong type, number or range, and for more than `max_bytes` bytes of them.
     """
-    if isinstance(data, np.ndarray):
-        return _from_array(name, datatype, shape, data, max_bytes)
+    if isinstance(data, LongArray):
+        return _from_pieces(name, datatype, shape, data, max_bytes)
     if not isinstance(data, list):
         raise unable("data", JsonTypeError("array", "array"))
     expected = _element_count(name, shape)
     _check_size(name, expected, datatype, max_bytes)
-    flat, depth = _flatten(data)
-    numbers: Array | None = None
-    if datatype.json_kind == "float" and (values := _doubles(flat)) is not None:
-        with np.errstate(over="ignore"):
-            numbers = values.astype(datatype.numpy)
-    else:
-        flat = _checked(flat, depth, datatype)
+    flat, numbers = _flat(data, datatype)
     _check_count(name, len(flat), expected)
     if datatype is dtypes.BYTES:
         raw = encode_elements(_encoded(name, flat))
@@ -65,18 +59,42 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
     return _shaped(datatype, shape, numbers)
 
 
-def _from_array(name: str, datatype: Datatype, shape: Shape, data: Array, max_bytes: int) -> Tensor:
-    """`data` has 64-bit numbers of the datatype's kind (see `large_json`)."""
+def _flat(data: list[object], datatype: Datatype) -> tuple[list[object], Array | None]:
+    """The elements, and those of the float types also as an array, where that is quick."""
+    flat, depth = _flatten(data)
+    if datatype.json_kind == "float" and (values := _doubles(flat)) is not None:
+        with np.errstate(over="ignore"):
+            return flat, values.astype(datatype.numpy)
+    return _checked(flat, depth, datatype), None
+
+
+def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, max_bytes: int) -> Tensor:
     expected = _element_count(name, shape)
     _check_size(name, expected, datatype, max_bytes)
-    _check_count(name, len(data), expected)
-    if datatype.json_kind == "float":
-        with np.errstate(over="ignore"):
-            return _shaped(datatype, shape, data.astype(datatype.numpy))
-    numbers = data.astype(datatype.numpy)
-    if not np.array_equal(numbers, data):
-        numbers = _numbers(name, datatype, data.tolist())  # which raises, and says where
-    return _shaped(datatype, shape, numbers)
+    # The shape says how many there should be, but not more memory is taken for that than the text could fill.
+    room = expected if datatype.size and expected <= len(data) else 0
+    array = np.empty(room, datatype.numpy)
+    texts: list[bytes] = []
+    count = size = 0
+    for some in data.lists():
+        flat, numbers = _flat(some, datatype)
+        before, count = count, count + len(flat)
+        if count > expected:  # how many they are is all that is still of interest
+            continue
+        if datatype is dtypes.BYTES:
+            raw = encode_elements(_encoded(name, flat))
+            size += len(raw)
+            if size > max_bytes:
+                raise _too_large(name, size, max_bytes)
+            texts.append(raw)
+        else:
+            numbers = _numbers(name, datatype, flat, before) if numbers is None else numbers
+            if room:
+                array[before:count] = numbers
+    _check_count(name, count, expected)
+    if datatype is dtypes.BYTES:
+        return Tensor.from_raw(datatype, shape, b"".join(texts))
+    return _shaped(datatype, shape, array)
 
 
 def _check_count(name: str, count: int, expected: int) -> None:
@@ -145,10 +163,6 @@ def _with_literals(flat: NDArray[np.float64]) -> bytes:
     stand_in = next(number for digits in count(1) if not (np.abs(flat) == (number := float(f"1.{digits}e300"))).any())
     text = _numbers_text(np.where(infinite, np.copysign(stand_in, flat), flat))
     return text.replace(orjson.dumps(stand_in), b"Infinity").replace(b"null", b"NaN")
-
-
-def too_deep() -> ModserveError:
-    return invalid(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
 
 
 def _element_count(name: str, shape: Shape) -> int:
@@ -238,7 +252,8 @@ def _leaves(data: Iterable[object], depth: int) -> Iterator[object]:
             stack.pop()
 
 
-def _numbers(name: str, datatype: Datatype, flat: list[object]) -> Array:
+def _numbers(name: str, datatype: Datatype, flat: list[object], before: int = 0) -> Array:
+    """The elements as an array; messages count them from `before` on."""
     if datatype.json_kind == "float":
         try:
             values = np.array(flat, dtype=np.float64)
@@ -246,9 +261,17 @@ def _numbers(name: str, datatype: Datatype, flat: list[object]) -> Array:
             raise unable("data", JsonTypeError("number", "double")) from None
         with np.errstate(over="ignore"):
             return values.astype(datatype.numpy)
+    if datatype.json_kind == "bool":
+        return np.frombuffer(bytes(flat), np.bool_)  # type: ignore[arg-type]
+    unsigned = datatype.numpy.kind == "u"
     try:
-        return np.array(flat, dtype=datatype.numpy)
-    except OverflowError:
+        # Quicker than numpy's own way.
+        wide = np.frombuffer(struct.pack(f"{len(flat)}{'Q' if unsigned else 'q'}", *flat), "<u8" if unsigned else "<i8")
+        numbers = wide.astype(datatype.numpy)
+        if np.array_equal(wide, numbers):
+            return numbers
+        raise OverflowError
+    except (struct.error, OverflowError):
         bounds = np.iinfo(datatype.numpy)
         index, value = next(
             (index, value)
@@ -256,7 +279,7 @@ def _numbers(name: str, datatype: Datatype, flat: list[object]) -> Array:
             if isinstance(value, int) and not bounds.min <= value <= bounds.max
         )
         raise invalid(
-            f"Unable to parse 'data': element {index} of input '{name}' is {value}, "
+            f"Unable to parse 'data': element {before + index} of input '{name}' is {value}, "
             f"{datatype.name} takes {bounds.min} to {bounds.max}"
         ) from None
 

@@ -23,7 +23,7 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.tensor import Array, Shape, Tensor
 
-from . import http_infer
+from . import json_text
 
 SIGNATURE = "serving_default"
 """The name of the one signature each model has."""
@@ -57,7 +57,7 @@ def decode(config: ModelConfig, body: bytes) -> Prediction:
 
     Raises INVALID_ARG, naming the place in the body.
     """
-    document = http_infer.parse_any(body)
+    document = json_text.parse_any(body)
     if not isinstance(document, dict):
         raise invalid(f"the request body must be an object with 'instances' or 'inputs', but is {_described(document)}")
     _check_signature(document.get("signature_name", ""))

@@ -425,3 +425,33 @@ def test_different_optional_inputs_do_not_share_a_batch() -> None:
 def test_optional_inputs_may_be_left_out() -> None:
     assert set(accept(OPTIONAL, {"A": ints(1, 1)}).inputs) == {"A"}
     assert set(accept(OPTIONAL, {"C": ints(1, 1), "A": ints(1, 1)}).inputs) == {"A", "C"}
+
+
+class _Counting(str):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        _Counting.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_outputs_are_compared_only_with_their_like() -> None:
+    """Of forty thousand names, each with all before it would take seconds, in which nothing else runs."""
+    names = [_Counting(index) for index in range(2000)]
+    _Counting.compared = 0
+    message = refusal(SIMPLE, {"A": ints(1, 16), "B": ints(1, 16)}, outputs=(*names, _Counting(1999)))
+    assert message == f"{NO_ID}output '1999' already exists in request"
+    assert _Counting.compared < 2000
+
+
+def test_messages_list_only_some_of_many_names() -> None:
+    message = refusal(SIMPLE, {str(index): ints(1, 16) for index in range(5000)})
+    listed = ",".join(f"'{index}'" for index in range(10))
+    assert message == wrong_count(
+        "expected 2 inputs but got 5000 inputs for model 'simple'.", f"{listed},...", "'A','B'"
+    )

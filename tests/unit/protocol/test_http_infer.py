@@ -408,7 +408,7 @@ def test_a_lone_surrogate_is_no_text() -> None:
     )
 
 
-@pytest.mark.parametrize("shape", [[0, 2**63 - 1], [1] * 100, [2**62, 0, 2**62]], ids=["long", "deep", "both"])
+@pytest.mark.parametrize("shape", [[0, 2**63 - 1], [1] * 64, [2**62, 0, 2**62]], ids=["long", "deep", "both"])
 def test_a_shape_beyond_numpy_s_is_left_to_the_model_s_signature(shape: list[int]) -> None:
     size = math.prod(shape)
     tensor = decode(with_input(shape=shape, data=[7] * size))[0].inputs["IN"]
