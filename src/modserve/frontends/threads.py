@@ -28,7 +28,10 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
             await asyncio.wait([working])
         except asyncio.CancelledError as error:
             cancelled = error
-    if cancelled is not None:
-        working.exception()  # looked at, so that nobody warns of it
-        raise cancelled
-    return working.result()
+    try:
+        if cancelled is not None:
+            working.exception()  # looked at, so that nobody warns of it
+            raise cancelled
+        return working.result()
+    finally:  # the traceback of what is raised has this frame, which must not have the exception
+        del working, cancelled
