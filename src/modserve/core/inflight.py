@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from .errors import ModserveError, cancelled, unavailable
 from .flow import STALLED_S, Flow
 from .request import InferenceRequest
-from .response import InferenceResponse, ResponseSink
+from .response import NOBODY, InferenceResponse, ResponseSink
 from .sequence import SequenceStates
 from .tensor import Tensor
 from .timing import ExecutionTiming
@@ -119,29 +119,27 @@ class Inflight:
     def respond(self, response: InferenceResponse, final: bool = True) -> None:
         """Hand an answer to the client; after the final one, and after a failure, later ones are dropped."""
         if not self.settled:
-            self.settled = final
+            sink = self._last_sink() if final else self.sink
             try:
-                self.sink.respond(response, final)
+                sink.respond(response, final)
             except Exception:
                 _log.exception(_MISBEHAVED)
 
     def fail(self, error: ModserveError, final: bool = True) -> None:
         """Hand a failure to the client; the request may go on if it is not final."""
         if not self.settled:
-            self.settled = final
-            if final and self.flow is not None:
-                self.flow.release()
+            sink = self._last_sink() if final else self.sink
             try:
-                self.sink.fail(error, final)
+                sink.fail(error, final)
             except Exception:
                 _log.exception(_MISBEHAVED)
 
     def complete(self) -> None:
         """No answer comes after those that were given."""
         if not self.settled:
-            self.settled = True
+            sink = self._last_sink()
             try:
-                self.sink.complete()
+                sink.complete()
             except Exception:
                 _log.exception(_MISBEHAVED)
 
@@ -149,7 +147,20 @@ class Inflight:
         """The client no longer wants an answer. Safe to call at any time, on the event loop's thread."""
         if self.flow is not None:
             self.flow.release()
-        self._end(cancelled())
+        if not self.settled and not self.cancelled:
+            self._end(cancelled())
+
+    def _last_sink(self) -> ResponseSink:
+        """The request is settled by what its sink is told now. The two let go of each other.
+
+        Most sinks hold the request in flight. As a cycle, both would stay in memory, with all their tensors, until the
+        garbage collector runs, which counts objects and not bytes.
+        """
+        self.settled = True
+        sink, self.sink = self.sink, NOBODY
+        if self.flow is not None:
+            self.flow.release()
+        return sink
 
     def _give_up(self, waiting: int) -> None:
         self._end(

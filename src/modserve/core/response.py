@@ -58,6 +58,24 @@ class ResponseSink(Protocol):
     def complete(self) -> None: ...
 
 
+class _Nobody:
+    """The sink of a request that is settled: nothing more is said to it."""
+
+    __slots__ = ()
+
+    def respond(self, response: InferenceResponse, final: bool) -> None:
+        pass
+
+    def fail(self, error: ModserveError, final: bool) -> None:
+        pass
+
+    def complete(self) -> None:
+        pass
+
+
+NOBODY: ResponseSink = _Nobody()
+
+
 class OneAnswer(ABC):
     """A sink for calls that have one answer: takes exactly one from the model, whether it is decoupled or not.
 

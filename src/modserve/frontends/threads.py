@@ -33,5 +33,5 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
             working.exception()  # looked at, so that nobody warns of it
             raise cancelled
         return working.result()
-    finally:
-        del working, cancelled  # or what is raised would hold this frame, and this frame what is raised
+    finally:  # the traceback of what is raised has this frame, which must not have the exception
+        del working, cancelled

@@ -12,7 +12,7 @@ from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
+from modserve.core.response import InferenceResponse, ResponseSink
 from modserve.core.tensor import Shape, Tensor
 
 
@@ -40,6 +40,18 @@ class RecordingSink:
 
     def complete(self) -> None:
         self.ended += 1
+
+
+class RecordedInflight(Inflight):
+    """Keeps its sink after it is settled, where that is a `RecordingSink`: tests ask it what their request was told."""
+
+    __slots__ = ()
+
+    def _last_sink(self) -> ResponseSink:
+        sink = super()._last_sink()
+        if isinstance(sink, RecordingSink):
+            self.sink = sink
+        return sink
 
 
 def tensor(datatype: Datatype, shape: Shape, value: Any = 1) -> Tensor:
@@ -74,7 +86,7 @@ def inflight(
 ) -> Inflight:
     """An accepted request, as schedulers see it."""
     asked = request(batch_size=batch_size, deadline_ns=deadline_ns)
-    return Inflight(asked, sink or RecordingSink(), asked.inputs, ("OUTPUT0",), batch_size, shape_key, 0)
+    return RecordedInflight(asked, sink or RecordingSink(), asked.inputs, ("OUTPUT0",), batch_size, shape_key, 0)
 
 
 def write_model(repository: Path, name: str, config_text: str = "", versions: tuple[str, ...] = ("1",)) -> Path:

@@ -15,6 +15,7 @@ from modserve.core.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, request, tensor
+from modserve.testing.builders import RecordedInflight
 
 CONFIG = config()
 PLACE = Placement(InstanceKind.CPU)
@@ -24,7 +25,7 @@ SOURCE = ModelSource(CONFIG, 1, Path(), Path())
 def member(value: int, batch_size: int = 1) -> Inflight:
     asked = request({"INPUT0": tensor(dtypes.INT32, (batch_size, 4), value)}, id=f"r{value}")
     now_ns = time.monotonic_ns()
-    entry = Inflight(asked, RecordingSink(), asked.inputs, ("OUTPUT0",), batch_size, None, now_ns)
+    entry = RecordedInflight(asked, RecordingSink(), asked.inputs, ("OUTPUT0",), batch_size, None, now_ns)
     entry.queue_start_ns = now_ns
     return entry
 

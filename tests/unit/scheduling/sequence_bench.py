@@ -12,6 +12,7 @@ from modserve.core.sequence_config import Control, ControlKind, SequenceBatching
 from modserve.core.tensor import Tensor
 from modserve.scheduling.sequence import SequenceScheduler
 from modserve.testing import FakeClock, PuppetRunner, RecordingSink, config, request, tensor
+from modserve.testing.builders import RecordedInflight
 
 MS = 1_000_000
 IDLE = 1_000 * MS
@@ -67,7 +68,9 @@ class Bench:
             timeout_ns=limit,
         )
         rows = batch_size if self.config.batching else 0
-        entry = Inflight(asked, RecordingSink(), asked.inputs, ("OUTPUT0",), rows, shape_key, self.clock.now_ns())
+        entry = RecordedInflight(
+            asked, RecordingSink(), asked.inputs, ("OUTPUT0",), rows, shape_key, self.clock.now_ns()
+        )
         entry.queue_limit_ns = self.clock.now_ns() + limit if limit else 0
         self.scheduler.enqueue(entry)
         return entry

@@ -11,6 +11,7 @@ from modserve.scheduling.prediction import RunTimes
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.tuner import Tuner
 from modserve.testing import FakeClock, RecordingSink, request
+from modserve.testing.builders import RecordedInflight
 
 MS = 1_000_000
 ASKED = request()
@@ -18,7 +19,7 @@ ASKED = request()
 
 
 def one_item() -> Inflight:
-    return Inflight(ASKED, RecordingSink(), ASKED.inputs, ("OUTPUT0",), 1, None, 0)
+    return RecordedInflight(ASKED, RecordingSink(), ASKED.inputs, ("OUTPUT0",), 1, None, 0)
 
 
 class SimulatedPool:

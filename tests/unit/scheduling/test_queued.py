@@ -16,6 +16,7 @@ from modserve.scheduling import batching
 from modserve.scheduling.batching import Decision, Rule
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, PuppetRunner, RecordingSink, inflight, request
+from modserve.testing.builders import RecordedInflight
 
 RESPONSE = InferenceResponse("model", 1, {})
 DELAY = 1000
@@ -430,7 +431,7 @@ def test_ageing_lets_nobody_starve() -> None:
 def test_a_full_queue_refuses(request_id: str, named: str) -> None:
     bench = batcher(max_queue_size=2)
     bench.submit(*many(3))  # one runs, two wait
-    entry = Inflight(request(id=request_id), RecordingSink(), {}, (), 1, None, 0)
+    entry = RecordedInflight(request(id=request_id), RecordingSink(), {}, (), 1, None, 0)
     with pytest.raises(ModserveError) as caught:
         bench.enqueue(entry)
     assert caught.value.code is Code.UNAVAILABLE

@@ -16,21 +16,26 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     Raises CANCELLED then, which nobody reads.
     """
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(_outcome(work))
-        watching = tasks.create_task(_cancel_when_gone(request, running))
-        running.add_done_callback(lambda _: watching.cancel())
-    if running.cancelled():
-        raise cancelled()
-    outcome = running.result()
-    if isinstance(outcome, _Failure):
+    outcome = await _outcome_unless_gone(request, work)
+    if not isinstance(outcome, _Failure):
+        return outcome
+    try:
         raise outcome.error
-    return outcome
+    finally:  # the error's traceback has this frame, which must not have the error
+        del outcome
 
 
 class _Failure:
     def __init__(self, error: Exception) -> None:
         self.error = error
+
+
+async def _outcome_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> "T | _Failure":
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(_outcome(work))
+        watching = tasks.create_task(_cancel_when_gone(request, running))
+        running.add_done_callback(lambda _: watching.cancel())
+    return _Failure(cancelled()) if running.cancelled() else running.result()
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | _Failure:

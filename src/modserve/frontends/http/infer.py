@@ -173,19 +173,21 @@ class InferCall(OneAnswer):
         assert self._loop is not None, "set before the request was submitted: this is a bug"
 
         def written(writing: "asyncio.Future[Body]") -> None:
-            try:
-                self._finish(writing.result())
-            except Exception as error:
-                self._finish(border(error))
+            failure = writing.exception()
+            self._finish(writing.result() if failure is None else border(failure))
 
         self._loop.run_in_executor(None, write).add_done_callback(written)
 
     def _submit(self, borrowed: Handle, reading: "asyncio.Future[tuple[InferenceRequest, Reply]]", now_ns: int) -> None:
         """What was read on a thread goes on here, also if its model has been replaced meanwhile."""
         try:
+            # Not raised here: the traceback would have this frame, and that has `reading`, which has the exception.
+            failure = reading.exception()
             if self._over:
-                reading.exception()  # looked at, so that nobody warns of it
                 self._release()
+                return
+            if failure is not None:
+                self._finish(border(failure))
                 return
             request, self._reply = reading.result()
             self._inflight = (self._trace or borrowed.servable).submit(request, self, now_ns)
@@ -289,9 +291,13 @@ def _check_raw_size(size: int, limit: int) -> None:
         )
 
 
-def border(error: Exception) -> ModserveError:
-    """What the client is told of any failure; an unforeseen one is logged, and is ours."""
+def border(error: BaseException) -> ModserveError:
+    """What the client is told of any failure; an unforeseen one is logged, and is ours.
+
+    Its traceback, whose frames have the whole request, is dropped.
+    """
     if isinstance(error, ModserveError):
+        error.__traceback__ = error.__context__ = None
         return error
     _log.error("an inference request failed unforeseen", exc_info=error)
     return internal(f"unforeseen {type(error).__name__}: {error}")

@@ -321,14 +321,26 @@ async def _run_all(
     waiting = enumerate(chain(first, parts))
     given: dict[int, InferenceResponse] = {}
 
-    async def run_some() -> None:
-        for index, inputs in waiting:
-            given[index] = await run(inputs)
+    failures: list[Exception] = []
+    running: list[asyncio.Task[None]] = []
 
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(_AT_ONCE):
-                tasks.create_task(run_some())
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    async def run_some() -> None:
+        try:
+            for index, inputs in waiting:
+                given[index] = await run(inputs)
+        except Exception as error:  # a value, since the group would wrap it, and make a cycle
+            failures.append(error)
+            for task in running:
+                task.cancel()
+
+    async with asyncio.TaskGroup() as tasks:
+        running += [tasks.create_task(run_some()) for _ in range(_AT_ONCE)]
+    running.clear()
+    if failures:
+        failure = failures[0]
+        failures.clear()
+        try:
+            raise failure
+        finally:  # its traceback has this frame
+            del failure
     return [given[index] for index in range(len(given))], last[0]
