@@ -189,6 +189,7 @@ class _Call:
         self.ended = True
         if self.inflight is not None:
             self.inflight.cancel()  # which does nothing to a request that is settled
+            self.inflight.flow = None  # it leads back to its request
         self.release()
         server.memory.give_back(self.held)
         self.held = 0
