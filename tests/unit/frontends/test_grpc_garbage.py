@@ -17,11 +17,12 @@ from test_grpc_stream import asked as stream_asked
 from modserve.core.errors import internal
 from modserve.core.memory import MemoryBudget
 from modserve.core.version import ModelId
-from modserve.frontends.grpc import border, stream
+from modserve.frontends.grpc import border
 from modserve.frontends.grpc.service import call_table
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import health
 from modserve.pb import inference as pb
+from modserve.protocol import classification
 from modserve.server import Server
 
 
@@ -108,21 +109,15 @@ def infer(model: str = "simple") -> bytes:
 
 
 async def fails(harness: Harness) -> None:
-    answer = harness.simple.answer
-    harness.simple.answer = lambda inflight: inflight.fail(internal("oops"))  # type: ignore[method-assign]
-    await harness.unary("ModelInfer", infer())
-    harness.simple.answer = answer  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness.simple, "answer", lambda inflight: inflight.fail(internal("oops")))
+        await harness.unary("ModelInfer", infer())
 
 
 async def raises(harness: Harness) -> None:
-    submit = harness.simple.submit
-
-    def broken(*_: Any) -> Any:
-        raise ZeroDivisionError("oops")
-
-    harness.simple.submit = broken  # type: ignore[method-assign]
-    await harness.unary("ModelInfer", infer())
-    harness.simple.submit = submit  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness.simple, "submit", lambda *_: 1 / 0)
+        await harness.unary("ModelInfer", infer())
 
 
 async def cancelled(harness: Harness) -> None:
@@ -143,9 +138,9 @@ async def too_large(harness: Harness) -> None:
 
 
 async def long_and_wrong(harness: Harness) -> None:
-    border.LONG_MESSAGE, long = 0, border.LONG_MESSAGE
-    await harness.unary("ModelInfer", b"\xff\xff")
-    border.LONG_MESSAGE = long
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(border, "LONG_MESSAGE", 0)
+        await harness.unary("ModelInfer", b"\xff\xff")
 
 
 def unary(rpc: str, message: bytes | None, service: str = pb.SERVICE) -> Kind:
@@ -214,14 +209,9 @@ async def stream_stopped(harness: Harness) -> None:
 
 async def stream_no_answer(harness: Harness) -> None:
     """Its answer cannot be made."""
-    respond = stream.classification.classified
-
-    def broken(*_: Any) -> Any:
-        raise ZeroDivisionError("oops")
-
-    stream.classification.classified = broken
-    await stream_one(harness)
-    stream.classification.classified = respond
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classification, "classified", lambda *_: 1 / 0)
+        await stream_one(harness)
 
 
 async def stream_one(harness: Harness) -> None:
@@ -272,4 +262,4 @@ async def test_no_call_leaves_garbage(harness: Harness, kind: str) -> None:
             await KINDS[kind](harness)
             harness.forget()
             await turns()
-    assert found == []
+    assert found == [], "\n".join(found)
