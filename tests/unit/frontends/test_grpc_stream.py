@@ -19,6 +19,7 @@ from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import threads
 from modserve.frontends.grpc import reading, stream
+from modserve.frontends.grpc.border import CallTable
 from modserve.frontends.grpc.service import call_table
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
@@ -35,7 +36,9 @@ NO_MODEL = "Request for unknown model: 'nosuch' is not found"
 class Exchange:
     """Both ends of one RPC: what grpc.aio gives the handler, and the client's hands."""
 
-    def __init__(self, server: Server, streams: InferStreams, metadata: Any = ()) -> None:
+    def __init__(
+        self, server: Server, streams: InferStreams, metadata: Any = (), table: CallTable | None = None
+    ) -> None:
         self.answers: list[pb.ModelStreamInferResponse] = []
         self.status: tuple[grpc.StatusCode, str] | None = None
         self.flowing = asyncio.Event()
@@ -46,7 +49,7 @@ class Exchange:
         self._metadata = metadata
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.read = 0
-        serve: Any = call_table(server, streams).methods[f"/{pb.SERVICE}/ModelStreamInfer"].stream_stream
+        serve: Any = (table or call_table(server, streams)).methods[f"/{pb.SERVICE}/ModelStreamInfer"].stream_stream
         self.task: asyncio.Task[None] = asyncio.ensure_future(serve(self._messages(), self))
 
     async def _messages(self) -> AsyncIterator[bytes]:

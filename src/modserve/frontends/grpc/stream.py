@@ -189,6 +189,7 @@ class _Call:
         self.ended = True
         if self.inflight is not None:
             self.inflight.cancel()  # which does nothing to a request that is settled
+            self.inflight.flow = None  # it leads back to its request
         self.release()
         server.memory.give_back(self.held)
         self.held = 0
@@ -246,6 +247,8 @@ class _Stream:
         self._bytes = 0
         self._reading: asyncio.Task[None] | None = None
         self._half_closed = False
+        self._broken: ModserveError | None = None
+        """What keeps it from reading on."""
         self._stopping = False
         self._changed = asyncio.Event()
         """Set when there may be something to write, or the end has come."""
@@ -253,12 +256,12 @@ class _Stream:
 
     async def run(self, messages: AsyncIterator[bytes]) -> ModserveError | None:
         """Serve it to its end; the error that it ends with, None for a good end."""
+        reading = self._reading = asyncio.ensure_future(self._read(messages))
         try:
-            async with asyncio.TaskGroup() as tasks:
-                self._reading = tasks.create_task(self._read(messages))
-                error = await self._write()
-                self._reading.cancel()
+            return await self._write()
         finally:
+            # In place of a TaskGroup, which until Python 3.13 leaves a cycle when it is cancelled.
+            await _ended(reading)
             for call in self._open:
                 call.close(self._server)
             # Each of these holds what leads back to this stream: tasks keep the exceptions that ended them.
@@ -266,7 +269,6 @@ class _Stream:
             self._open.clear()
             self._order.clear()
             self._ready.clear()
-        return error
 
     def stop(self) -> None:
         self._stopping = True
@@ -280,13 +282,19 @@ class _Stream:
             self._changed.set()
 
     async def _read(self, messages: AsyncIterator[bytes]) -> None:
-        async for data in messages:
-            await self._take(data)
-            while len(self._open) >= MAX_OUTSTANDING or self._bytes >= MAX_OUTSTANDING_BYTES:
-                self._room.clear()
-                await self._room.wait()
-        self._half_closed = True
-        self._changed.set()
+        try:
+            async for data in messages:
+                await self._take(data)
+                while len(self._open) >= MAX_OUTSTANDING or self._bytes >= MAX_OUTSTANDING_BYTES:
+                    self._room.clear()
+                    await self._room.wait()
+            self._half_closed = True
+        except grpc.aio.BaseError:
+            self._half_closed = True  # the client has gone
+        except Exception as error:
+            self._broken = foreseen(error, "reading a stream").with_traceback(None)
+        finally:
+            self._changed.set()
 
     async def _take(self, data: bytes) -> None:
         call = _Call(self, len(data))
@@ -330,6 +338,8 @@ class _Stream:
                     call.inflight.sent()
                 if call.ended and not call.answers:
                     self._over(call)
+            if self._broken is not None:
+                return self._broken
             if not self._open and self._half_closed:
                 return None
             if not self._open and self._stopping:
@@ -378,3 +388,13 @@ class _Stream:
             await self._context.write(data)
         finally:
             memory.give_back(len(data))
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    """Cancel a task, and return when it has ended: what it has on a thread goes on until it is done."""
+    task.cancel()
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            pass  # who calls this is at its end anyway

@@ -1,0 +1,68 @@
+"""``pip install`` of modserve and of Triton's client into one environment, in either order: both work there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 300.0
+"""For each command; all of it together takes half a minute, or much longer where the packages come from afar."""
+
+OURS = str(ROOT)
+CLIENT = "tritonclient[all]"
+CALLS = """
+import contextlib, re, subprocess, sys
+import numpy as np
+import tritonclient.grpc, tritonclient.http
+
+command = [sys.executable, "-m", "modserve", "serve", "--model-repository", sys.argv[1]]
+command += [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
+server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+try:
+    log, ports = [], {}
+    for line in server.stdout:
+        log.append(line)
+        if found := re.match(r"(HTTP|gRPC) listening on \\S+:(\\d+)$", line):
+            ports[found[1]] = int(found[2])
+        if line.startswith("Try it:"):
+            break
+    else:
+        sys.exit("the server ended:\\n" + "".join(log))
+    for module, name in ((tritonclient.http, "HTTP"), (tritonclient.grpc, "gRPC")):
+        with contextlib.closing(module.InferenceServerClient(f"127.0.0.1:{ports[name]}")) as client:
+            assert client.is_server_ready()
+            inputs = [module.InferInput(f"INPUT{index}", [1, 16], "INT32") for index in range(2)]
+            for each in inputs:
+                each.set_data_from_numpy(np.full((1, 16), 21, np.int32))
+            assert (client.infer("simple", inputs).as_numpy("OUTPUT0") == 42).all()
+finally:
+    server.terminate()
+    server.stdout.read()
+sys.exit(server.wait(20))
+"""
+
+
+def run(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
+
+
+def install_and_serve(environment: Path, packages: list[str]) -> None:
+    """Each package by a command of its own, as people do."""
+    venv.create(environment, symlinks=True)  # without pip, which takes longer than what it is for
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python)]
+    for package in packages:
+        run(*pip, "install", "--quiet", "--no-compile", package)
+    run(*pip, "check")
+    run(python, "-c", CALLS, ROOT / "model_repository")
+
+
+def test_beside_tritons_client(tmp_path: Path) -> None:
+    orders = {"server first": [OURS, CLIENT], "client first": [CLIENT, OURS]}
+    with ThreadPoolExecutor(len(orders)) as threads:
+        list(threads.map(lambda name: install_and_serve(tmp_path / name.replace(" ", "-"), orders[name]), orders))
