@@ -34,7 +34,7 @@ from .observability.trace import Tracer
 from .protocol.restricted import grpc_restrictions, http_restrictions
 from .repository.control import ControlMode, ControlOptions
 from .repository.manager import ModelManager
-from .resources import descriptors
+from .resources import open_files
 from .resources.machine_memory import allowed_memory
 from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
@@ -168,7 +168,7 @@ def control_options(settings: Settings) -> ControlOptions:
 def http_options(settings: Settings) -> HttpOptions:
     return HttpOptions(
         max_json=settings.http_max_input_size,
-        max_connections=descriptors.connections(settings.http_max_connections),
+        max_connections=open_files.connections(settings.http_max_connections),
         idle_timeout=settings.http_idle_timeout,
         client_timeout=settings.http_client_timeout,
         restrictions=http_restrictions(settings.http_restricted_api),

@@ -1,10 +1,11 @@
 """How many connections fit into a limit on open files."""
 
 import logging
+import resource
 
 import pytest
 
-from modserve.resources import descriptors
+from modserve.resources import open_files
 
 
 @pytest.mark.parametrize(
@@ -13,17 +14,17 @@ from modserve.resources import descriptors
     ids=["few", "usual", "many", "none"],
 )
 def test_some_are_left_for_others(limit: int, open_now: int, expected: int) -> None:
-    assert descriptors.for_connections(limit, open_now) == expected
+    assert open_files.for_connections(limit, open_now) == expected
 
 
 @pytest.mark.parametrize(("wished", "expected"), [(10, 10), (0, 18), (10_000, 18)])
 def test_no_more_than_there_are(
     wished: int, expected: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(descriptors, "raised_limit", lambda: 64)
-    monkeypatch.setattr(descriptors, "_open_now", lambda: 30)
+    monkeypatch.setattr(open_files, "raised_limit", lambda: 64)
+    monkeypatch.setattr(open_files, "_open_now", lambda: 30)
     with caplog.at_level(logging.WARNING):
-        assert descriptors.connections(wished) == expected
+        assert open_files.connections(wished) == expected
     assert ("allows only 18 HTTP connections, not 10000" in caplog.text) is (wished > expected)
 
 
@@ -31,14 +32,14 @@ def test_the_limit_is_raised_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch
     limits = [(64, 4096)]
 
     def set_limits(which: int, pair: tuple[int, int]) -> None:
-        assert which == descriptors.resource.RLIMIT_NOFILE
+        assert which == resource.RLIMIT_NOFILE
         limits.append(pair)
 
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda which: limits[-1])
-    monkeypatch.setattr(descriptors.resource, "setrlimit", set_limits)
-    assert descriptors.raised_limit() == 4096
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    assert open_files.raised_limit() == 4096
     assert limits == [(64, 4096), (4096, 4096)]
-    assert descriptors.raised_limit() == 4096
+    assert open_files.raised_limit() == 4096
     assert len(limits) == 2
 
 
@@ -46,6 +47,6 @@ def test_a_system_that_does_not_let_it_be_raised(monkeypatch: pytest.MonkeyPatch
     def refuse(which: int, pair: tuple[int, int]) -> None:
         raise ValueError("not allowed to raise maximum limit")
 
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda which: (64, descriptors.resource.RLIM_INFINITY))
-    monkeypatch.setattr(descriptors.resource, "setrlimit", refuse)
-    assert descriptors.raised_limit() == 64
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert open_files.raised_limit() == 64
