@@ -1,6 +1,7 @@
 """How many connections fit into a limit on open files."""
 
 import logging
+import resource
 
 import pytest
 
@@ -31,11 +32,11 @@ def test_the_limit_is_raised_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch
     limits = [(64, 4096)]
 
     def set_limits(which: int, pair: tuple[int, int]) -> None:
-        assert which == open_files.resource.RLIMIT_NOFILE
+        assert which == resource.RLIMIT_NOFILE
         limits.append(pair)
 
-    monkeypatch.setattr(open_files.resource, "getrlimit", lambda which: limits[-1])
-    monkeypatch.setattr(open_files.resource, "setrlimit", set_limits)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
     assert open_files.raised_limit() == 4096
     assert limits == [(64, 4096), (4096, 4096)]
     assert open_files.raised_limit() == 4096
@@ -46,6 +47,6 @@ def test_a_system_that_does_not_let_it_be_raised(monkeypatch: pytest.MonkeyPatch
     def refuse(which: int, pair: tuple[int, int]) -> None:
         raise ValueError("not allowed to raise maximum limit")
 
-    monkeypatch.setattr(open_files.resource, "getrlimit", lambda which: (64, open_files.resource.RLIM_INFINITY))
-    monkeypatch.setattr(open_files.resource, "setrlimit", refuse)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
     assert open_files.raised_limit() == 64

@@ -79,7 +79,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, site: Site) -> None:
         self.site = site
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = None
+        """Made when there is a head to be parsed, and dropped when it has been left inside a request. It refers back to
+        the connection."""
         self._request: IncomingRequest | None = None
         self._call: InferCall | AsgiCall | None = None
         self._rest = b""
@@ -135,6 +137,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.site.closed(self)
         self._transport = None
+        self._parser = None
         self._forget()
         self._give_back()
         self.site.memory.give_back(self._held_unsent)
@@ -387,7 +390,7 @@ class Connection(asyncio.Protocol):
             if request.complete_head:
                 request.head_size = 0
                 if request.missing:
-                    self._parser = httptools.HttpRequestParser(self)
+                    self._parser = None
             else:
                 request.head_size += len(piece)
 
@@ -404,11 +407,13 @@ class Connection(asyncio.Protocol):
     def _parse(self, piece: bytes) -> None:
         """Raises httptools.HttpParserError for what is no HTTP, of which a callback's error is one kind."""
         declined: bytes | None = None
+        if self._parser is None:
+            self._parser = httptools.HttpRequestParser(self)
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
             # An upgrade nobody here speaks is declined by answering the request as it is.
-            self._parser = httptools.HttpRequestParser(self)
+            self._parser = None
             request, self._request = self._request, None
             self._complete = False
             declined = b"" if request is None else request.without_upgrade()
@@ -634,6 +639,7 @@ class Connection(asyncio.Protocol):
         request = self._current
         options = self.site.options
         parser = self._parser
+        assert parser is not None, "it is the parser that calls: this is a bug"
         request.complete_head = True
         request.target = without_origin(request.target)
         request.method = parser.get_method()
