@@ -43,11 +43,11 @@ class Flow:
                 steps = self._steps
                 if not self._changed.wait(self._stalled_s) and self._steps == steps:
                     self._open = True
-                    waiting = len(self._unsent)
+                    waiting, stalled = len(self._unsent), self._stalled
                     break
             else:
                 return
-        self._stalled(waiting)
+        stalled(waiting)
 
     def sent(self) -> None:
         """The first response that was not sent has been, or was dropped."""
@@ -62,11 +62,16 @@ class Flow:
             self._progressed()
 
     def release(self) -> None:
-        """Nobody sends any more: nobody need wait, now and later."""
+        """Nobody sends any more: nobody need wait, now and later, and nobody is told of it."""
         with self._changed:
             self._open = True
+            self._stalled = _nobody
             self._changed.notify_all()
 
     def _progressed(self) -> None:
         self._steps += 1
         self._changed.notify()
+
+
+def _nobody(waiting: int) -> None:
+    """In the place of who points back to who has the flow."""

@@ -120,6 +120,8 @@ class Inflight:
         """Hand an answer to the client; after the final one, and after a failure, later ones are dropped."""
         if not self.settled:
             self.settled = final
+            if final and self.flow is not None:
+                self.flow.release()
             try:
                 self.sink.respond(response, final)
             except Exception:
@@ -140,6 +142,8 @@ class Inflight:
         """No answer comes after those that were given."""
         if not self.settled:
             self.settled = True
+            if self.flow is not None:
+                self.flow.release()
             try:
                 self.sink.complete()
             except Exception:

@@ -122,9 +122,17 @@ class Alarm:
             self._timer.cancel()
             self._timer = None
 
+    def end(self) -> None:
+        """It never rings again, and forgets whom it would call."""
+        self.cancel()
+        self._ring = _nothing
+
     def _rings(self) -> None:
         self._timer = None
         self._ring()
+
+
+def _nothing() -> None: ...
 
 
 class LoopClock:
