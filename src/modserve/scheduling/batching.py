@@ -27,6 +27,8 @@ class Reason(enum.Enum):
     """One of it would be too late, or have waited too long, otherwise."""
     SINGLE = "single"
     """The model runs each request on its own."""
+    REFUSED = "refused"
+    """The engine refused the batch that it was in: it ran once more by itself."""
 
 
 @dataclass(frozen=True, slots=True)
