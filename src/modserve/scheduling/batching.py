@@ -2,12 +2,16 @@
 
 import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeAlias
 
 from modserve.core.inflight import Inflight
 from modserve.core.merging import rows_of
 from modserve.core.model_config import DynamicBatching, ModelConfig
+
+
+FAR_NS = 1 << 62
+"""A time by which every queue delay is over."""
 
 
 class Reason(enum.Enum):
@@ -39,23 +43,47 @@ class Dispatch:
     reason: Reason
 
 
+class Seen(NamedTuple):
+    """What a rule knows of the first requests that may share a batch, so that it need not look at them again.
+
+    The sums and the extremes of their sizes and times; `best` of them would run if it had to be now.
+    """
+
+    size: int = 0
+    count: int = 0
+    best: int = 0
+    best_reason: Reason = Reason.PREFERRED
+    oldest_ns: int = FAR_NS
+    deadline_ns: int = 0
+    limit_ns: int = 0
+    longest: int = 0
+    total: int = 0
+
+
+_NOTHING = Seen()
+
+
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Nothing to run before `when_ns`, unless more arrives."""
+    """Nothing to run before `when_ns`, unless more arrives. `seen`: all that the rule has been shown."""
 
     when_ns: int
+    seen: Seen = field(default=_NOTHING, compare=False)
 
 
 Decision: TypeAlias = Dispatch | WaitUntil
 
 
 class Rule(Protocol):
-    """What to do with `together` (the most urgent first, one or more, all live) when a slot is free at `now_ns`."""
+    """What to do with `together` (the most urgent first, one or more, all live) when a slot is free at `now_ns`.
 
-    def __call__(self, together: Iterable[Inflight], now_ns: int) -> Decision: ...
+    If it has been `seen` before that there are others before these, `together` are only those that came behind them.
+    """
+
+    def __call__(self, together: Iterable[Inflight], now_ns: int, seen: Seen = ...) -> Decision: ...
 
 
-def direct(together: Iterable[Inflight], now_ns: int) -> Decision:
+def direct(together: Iterable[Inflight], now_ns: int, seen: Seen = _NOTHING) -> Decision:
     """Each request on its own: models without dynamic batching."""
     return _ALONE
 
@@ -101,12 +129,9 @@ def dynamic(
     delay_ns = policy.max_queue_delay_ns
     most_elements = policy.max_batch_elements
 
-    def decide(together: Iterable[Inflight], now_ns: int) -> Decision:
-        size = count = best = deadline_ns = limit_ns = 0
-        oldest_ns = now_ns
-        best_reason = Reason.PREFERRED
+    def decide(together: Iterable[Inflight], now_ns: int, seen: Seen = _NOTHING) -> Decision:
+        size, count, best, best_reason, oldest_ns, deadline_ns, limit_ns, longest, total = seen
         closed = False
-        longest = total = 0
         for inflight in together:
             following = size + (inflight.batch_size or 1)
             if count:
@@ -154,7 +179,9 @@ def dynamic(
             if now_ns >= latest_ns:
                 return Dispatch(count, Reason.DEADLINE)
             when_ns = min(when_ns, latest_ns)
-        return WaitUntil(when_ns)
+        return WaitUntil(
+            when_ns, Seen(size, count, best, best_reason, oldest_ns, deadline_ns, limit_ns, longest, total)
+        )
 
     return decide
 

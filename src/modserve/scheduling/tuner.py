@@ -241,9 +241,9 @@ class Tuner:
         self._pauses: int = 0
         self._paused_ns: int = 0
 
-    def rule(self, together: Iterable[Inflight], now_ns: int) -> Decision:
+    def rule(self, together: Iterable[Inflight], now_ns: int, seen: Seen = Seen()) -> Decision:  # noqa: B008 - frozen
         """The dynamic batcher's rule with the targets of the moment."""
-        return self._rule(together, now_ns)
+        return self._rule(together, now_ns, seen)
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
         """A batch has been executed."""
