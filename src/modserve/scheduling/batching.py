@@ -9,7 +9,6 @@ from modserve.core.inflight import Inflight
 from modserve.core.merging import rows_of
 from modserve.core.model_config import DynamicBatching, ModelConfig
 
-
 FAR_NS = 1 << 62
 """A time by which every queue delay is over."""
 
@@ -46,13 +45,12 @@ class Dispatch:
 class Seen(NamedTuple):
     """What a rule knows of the first requests that may share a batch, so that it need not look at them again.
 
-    The sums and the extremes of their sizes and times; `best` of them would run if it had to be now.
+    The sums and the extremes of their sizes and times. `policy` is the rule's: to others it says nothing.
     """
 
+    policy: DynamicBatching | None = None
+    requests: int = 0
     size: int = 0
-    count: int = 0
-    best: int = 0
-    best_reason: Reason = Reason.PREFERRED
     oldest_ns: int = FAR_NS
     deadline_ns: int = 0
     limit_ns: int = 0
@@ -60,7 +58,7 @@ class Seen(NamedTuple):
     total: int = 0
 
 
-_NOTHING = Seen()
+NOTHING_SEEN = Seen()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +66,16 @@ class WaitUntil:
     """Nothing to run before `when_ns`, unless more arrives. `seen`: all that the rule has been shown."""
 
     when_ns: int
-    seen: Seen = field(default=_NOTHING, compare=False)
+    seen: Seen = field(default=NOTHING_SEEN, compare=False)
 
 
-Decision: TypeAlias = Dispatch | WaitUntil
+class ShowAll(enum.Enum):
+    """What was seen before says nothing to this rule: it has to be asked with all who may share a batch."""
+
+    SHOW_ALL = enum.auto()
+
+
+Decision: TypeAlias = Dispatch | WaitUntil | ShowAll
 
 
 class Rule(Protocol):
@@ -83,7 +87,7 @@ class Rule(Protocol):
     def __call__(self, together: Iterable[Inflight], now_ns: int, seen: Seen = ...) -> Decision: ...
 
 
-def direct(together: Iterable[Inflight], now_ns: int, seen: Seen = _NOTHING) -> Decision:
+def direct(together: Iterable[Inflight], now_ns: int, seen: Seen = NOTHING_SEEN) -> Decision:
     """Each request on its own: models without dynamic batching."""
     return _ALONE
 
@@ -129,8 +133,12 @@ def dynamic(
     delay_ns = policy.max_queue_delay_ns
     most_elements = policy.max_batch_elements
 
-    def decide(together: Iterable[Inflight], now_ns: int, seen: Seen = _NOTHING) -> Decision:
-        size, count, best, best_reason, oldest_ns, deadline_ns, limit_ns, longest, total = seen
+    def decide(together: Iterable[Inflight], now_ns: int, seen: Seen = NOTHING_SEEN) -> Decision:
+        before, count, size, oldest_ns, deadline_ns, limit_ns, longest, total = seen
+        if count and before is not policy:
+            return ShowAll.SHOW_ALL
+        best = 0  # or they would not have been left to wait
+        best_reason = Reason.PREFERRED
         closed = False
         for inflight in together:
             following = size + (inflight.batch_size or 1)
@@ -179,9 +187,7 @@ def dynamic(
             if now_ns >= latest_ns:
                 return Dispatch(count, Reason.DEADLINE)
             when_ns = min(when_ns, latest_ns)
-        return WaitUntil(
-            when_ns, Seen(size, count, best, best_reason, oldest_ns, deadline_ns, limit_ns, longest, total)
-        )
+        return WaitUntil(when_ns, Seen(policy, count, size, oldest_ns, deadline_ns, limit_ns, longest, total))
 
     return decide
 
