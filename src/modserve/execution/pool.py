@@ -23,6 +23,8 @@ from .running import Again, Answer, Running
 
 _log = logging.getLogger(__name__)
 
+_REFUSED = "refused"
+"""`scheduling.batching.Reason` of the batches of one that a refused batch becomes."""
 _AT_ONCE = 64
 """The responses of a larger batch are given in parts."""
 _TELL_NS = 1_000_000
@@ -204,7 +206,7 @@ class InstancePool:
             self._free.append(instance)
             self._tell_free()
             return
-        jobs = [Job([inflight], job.timing.close_reason) for inflight in left]
+        jobs = [Job([inflight], _REFUSED) for inflight in left]
         for one in jobs:
             one.again = True
             one.more = one is not jobs[-1]

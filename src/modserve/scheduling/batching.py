@@ -2,12 +2,15 @@
 
 import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeAlias
 
 from modserve.core.inflight import Inflight
 from modserve.core.merging import rows_of
 from modserve.core.model_config import DynamicBatching, ModelConfig
+
+FAR_NS = 1 << 62
+"""A time by which every queue delay is over."""
 
 
 class Reason(enum.Enum):
@@ -27,6 +30,8 @@ class Reason(enum.Enum):
     """One of it would be too late, or have waited too long, otherwise."""
     SINGLE = "single"
     """The model runs each request on its own."""
+    REFUSED = "refused"
+    """The engine refused the batch that it was in: it ran once more by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +42,52 @@ class Dispatch:
     reason: Reason
 
 
+class Seen(NamedTuple):
+    """What a rule knows of the first requests that may share a batch, so that it need not look at them again.
+
+    The sums and the extremes of their sizes and times. `policy` is the rule's: to others it says nothing.
+    """
+
+    policy: DynamicBatching | None = None
+    requests: int = 0
+    size: int = 0
+    oldest_ns: int = FAR_NS
+    deadline_ns: int = 0
+    limit_ns: int = 0
+    longest: int = 0
+    total: int = 0
+
+
+NOTHING_SEEN = Seen()
+
+
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Nothing to run before `when_ns`, unless more arrives."""
+    """Nothing to run before `when_ns`, unless more arrives. `seen`: all that the rule has been shown."""
 
     when_ns: int
+    seen: Seen = field(default=NOTHING_SEEN, compare=False)
 
 
-Decision: TypeAlias = Dispatch | WaitUntil
+class ShowAll(enum.Enum):
+    """What was seen before says nothing to this rule: it has to be asked with all who may share a batch."""
+
+    SHOW_ALL = enum.auto()
+
+
+Decision: TypeAlias = Dispatch | WaitUntil | ShowAll
 
 
 class Rule(Protocol):
-    """What to do with `together` (the most urgent first, one or more, all live) when a slot is free at `now_ns`."""
+    """What to do with `together` (the most urgent first, one or more, all live) when a slot is free at `now_ns`.
 
-    def __call__(self, together: Iterable[Inflight], now_ns: int) -> Decision: ...
+    If it has been `seen` before that there are others before these, `together` are only those that came behind them.
+    """
+
+    def __call__(self, together: Iterable[Inflight], now_ns: int, seen: Seen = ...) -> Decision: ...
 
 
-def direct(together: Iterable[Inflight], now_ns: int) -> Decision:
+def direct(together: Iterable[Inflight], now_ns: int, seen: Seen = NOTHING_SEEN) -> Decision:
     """Each request on its own: models without dynamic batching."""
     return _ALONE
 
@@ -99,12 +133,13 @@ def dynamic(
     delay_ns = policy.max_queue_delay_ns
     most_elements = policy.max_batch_elements
 
-    def decide(together: Iterable[Inflight], now_ns: int) -> Decision:
-        size = count = best = deadline_ns = limit_ns = 0
-        oldest_ns = now_ns
+    def decide(together: Iterable[Inflight], now_ns: int, seen: Seen = NOTHING_SEEN) -> Decision:
+        before, count, size, oldest_ns, deadline_ns, limit_ns, longest, total = seen
+        if count and before is not policy:
+            return ShowAll.SHOW_ALL
+        best = 0  # or they would not have been left to wait
         best_reason = Reason.PREFERRED
         closed = False
-        longest = total = 0
         for inflight in together:
             following = size + (inflight.batch_size or 1)
             if count:
@@ -152,7 +187,7 @@ def dynamic(
             if now_ns >= latest_ns:
                 return Dispatch(count, Reason.DEADLINE)
             when_ns = min(when_ns, latest_ns)
-        return WaitUntil(when_ns)
+        return WaitUntil(when_ns, Seen(policy, count, size, oldest_ns, deadline_ns, limit_ns, longest, total))
 
     return decide
 

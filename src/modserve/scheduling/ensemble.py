@@ -328,7 +328,7 @@ class _Run:
         self.over = True
         self.inflight.on_cancel = None
         self.scheduler.runs.discard(self)
-        self._alarm.cancel()
+        self._alarm.end()
         ended = list(self.executions)
         for execution in ended:
             execution.leave()  # or they would be asked, one after the other, as the others are cancelled
@@ -336,6 +336,7 @@ class _Run:
             execution.cancel()
         self.executions.clear()
         self._held.clear()
+        self._order.clear()
         for handle in self._handles.values():
             handle.release()
         self.inflight.timing = timing = self._timing()
@@ -450,16 +451,20 @@ class _Execution:
         if final:
             self._ended()
         self.run.answer(self, response, final)
+        if final:
+            self._inflight = None  # which points back to here
 
     def fail(self, error: ModserveError, final: bool) -> None:
         if final:
             self._ended()
             self.run.executions.discard(self)
+            self._inflight = None
         if not self.run.over:
             self.run.fail(error)
 
     def complete(self) -> None:
         self._ended()
+        self._inflight = None
         self.run.complete(self)
 
     def _submitter(self) -> Submitter:

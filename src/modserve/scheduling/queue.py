@@ -2,9 +2,12 @@
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from modserve.core.inflight import Inflight
+
+from .batching import NOTHING_SEEN, Seen
 
 GONE = -1
 """The level of a request that does not wait (any more)."""
@@ -37,22 +40,30 @@ class _Level:
         self.live -= 1
         self.size -= inflight.batch_size or 1
         if len(self.entries) > _SWEEP_FROM + 2 * self.live:
-            self.entries = deque(entry for entry in self.entries if entry.level == self.number)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Only those that wait are left."""
+        self.entries = deque(entry for entry in self.entries if entry.level == self.number)
 
 
 class _Group:
     """The requests that may share a batch, by level.
 
-    `size` is the sum of their batch sizes, and `elements` that of their batch sizes times their lengths.
+    `size` is the sum of their batch sizes, and `elements` that of their batch sizes times their lengths. `seen` is what
+    a rule knows of all of them but the last `unseen` of those at level `seen_level`, which was the last one then.
     """
 
-    __slots__ = ("elements", "lanes", "live", "size")
+    __slots__ = ("elements", "lanes", "live", "seen", "seen_level", "size", "unseen")
 
     def __init__(self) -> None:
         self.lanes: dict[int, deque[Inflight]] = {}
         self.live = 0
         self.size = 0
         self.elements = 0
+        self.seen = NOTHING_SEEN
+        self.seen_level = 0
+        self.unseen = 0
 
     def levels(self) -> list[int]:
         return sorted(self.lanes) if len(self.lanes) > 1 else list(self.lanes)
@@ -107,7 +118,7 @@ class RequestQueue:
     def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
         """`timeout_ns`: when it has waited too long for its policy, whatever comes of that; 0 for never."""
         if inflight.arrival:
-            self._purge(inflight)
+            self._purge()
         self._arrivals += 1
         inflight.arrival = self._arrivals
         self._insert(inflight, level, inflight.queue_start_ns)
@@ -116,15 +127,15 @@ class RequestQueue:
         if timeout_ns:
             self._remember(self._timeouts, timeout_ns, inflight)
 
-    def _purge(self, inflight: Inflight) -> None:
-        """One has been here before, and runs again: what is left of its first stay must not count as its place now."""
+    def _purge(self) -> None:
+        """One that has been here before runs again: what is left of its stay must not count as its place now.
+
+        Of most levels only those at their beginning have left.
+        """
         for level in self._levels.values():
-            if inflight in level.entries:
-                level.entries.remove(inflight)
-        for entries in (self._deadlines, self._timeouts):
-            if entries:
-                entries[:] = [entry for entry in entries if entry[2] is not inflight]
-                heapq.heapify(entries)
+            level.head()
+            if len(level.entries) > level.live:
+                level.sweep()
 
     def left(self, inflight: Inflight) -> None:
         """One that waits has been settled."""
@@ -182,6 +193,11 @@ class RequestQueue:
         level = self._levels.get(number)
         if level is None:
             level = self._levels[number] = _Level(number)
+        if group.seen.requests:
+            if number == group.seen_level and number == max(group.lanes):
+                group.unseen += 1
+            else:
+                group.seen = NOTHING_SEEN
         inflight.level = number
         inflight.level_ns = now_ns
         lane.append(inflight)
@@ -202,6 +218,7 @@ class RequestQueue:
         level.left(inflight)
         if not level.live:
             del self._levels[level.number]
+        group.seen = NOTHING_SEEN
         group.live -= 1
         group.size -= inflight.batch_size or 1
         if self._ripe_elements:
@@ -261,6 +278,24 @@ class RequestQueue:
                         break  # who is behind it in this lane came later, or was put there: it waits for its turn
                     yield inflight
 
+    def look(self, like: Inflight) -> tuple[Seen, Iterable[Inflight]]:
+        """As `together`, without those of which a rule has `looked` that it knows them, and what it knows."""
+        group = self._groups[like.shape_key]
+        seen = group.seen
+        if not seen.requests or (len(self._groups) > 1 and self._arrivals > self._last_arrival(group)):
+            return NOTHING_SEEN, self.together(like)
+        last = list(islice(reversed(group.lanes[group.seen_level]), group.unseen))
+        last.reverse()
+        return seen, last
+
+    def looked(self, like: Inflight, seen: Seen) -> None:
+        """A rule has `seen` those that are `together`, and lets them wait."""
+        group = self._groups[like.shape_key]
+        if seen.requests == group.live:  # or some came too late to be among them
+            group.seen = seen
+            group.seen_level = max(group.lanes)
+            group.unseen = 0
+
     def closed(self, like: Inflight) -> bool:
         """Whether nobody who arrives from now on can join the next batch of those like this one, which waits."""
         return self._arrivals >= self._last_arrival(self._groups[like.shape_key]) and len(self._groups) > 1
@@ -295,7 +330,7 @@ class RequestQueue:
     def _remember(self, entries: list[tuple[int, int, Inflight]], when_ns: int, inflight: Inflight) -> None:
         heapq.heappush(entries, (when_ns, inflight.arrival, inflight))
         if len(entries) > _SWEEP_FROM + 2 * self._live:
-            entries[:] = [entry for entry in entries if entry[2].level != GONE]
+            entries[:] = [entry for entry in entries if _waits(entry)]
             heapq.heapify(entries)
 
     def _passed(self, entries: list[tuple[int, int, Inflight]], now_ns: int) -> list[Inflight]:
@@ -306,6 +341,12 @@ class RequestQueue:
 
     def _next(self, entries: list[tuple[int, int, Inflight]]) -> bool:
         """Whether any of `entries` still waits; the first of them does then."""
-        while entries and entries[0][2].level == GONE:
+        while entries and not _waits(entries[0]):
             heapq.heappop(entries)
         return bool(entries)
+
+
+def _waits(entry: tuple[int, int, Inflight]) -> bool:
+    """Whether an entry is of a request that waits, and not of its last stay."""
+    _, arrival, inflight = entry
+    return inflight.level != GONE and inflight.arrival == arrival

@@ -8,7 +8,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
 
 from .admission import Gate
-from .batching import Dispatch, Reason, Rule
+from .batching import FAR_NS, Dispatch, Reason, Rule, ShowAll, WaitUntil
 from .queue import GONE, RequestQueue
 from .scheduler import Alarm, BatchRunner, Clock, Drop, SlotT
 
@@ -17,8 +17,6 @@ _RIPE_LOOKED_AT = 8
 
 TURN_NS = 1_000_000
 """How long a scheduler may start batches in one turn of the event loop; the rest goes on in the next."""
-_FAR = 1 << 62
-"""A time by which every queue delay is over."""
 
 
 class QueuedScheduler(Generic[SlotT]):
@@ -159,7 +157,11 @@ class QueuedScheduler(Generic[SlotT]):
                 if candidate.shape_key in asked:
                     continue
                 asked.add(candidate.shape_key)
-                decision = self._rule(queue.together(candidate), now_ns if not self._stopped else _FAR)
+                look_ns = now_ns if not self._stopped else FAR_NS
+                seen, others = queue.look(candidate)
+                decision = self._rule(others, look_ns, seen)
+                if decision is ShowAll.SHOW_ALL:
+                    decision = self._rule(queue.together(candidate), look_ns)
                 if not isinstance(decision, Dispatch) and queue.closed(candidate):
                     decision = Dispatch(sum(1 for _ in queue.together(candidate)), Reason.SHAPE)
                 if isinstance(decision, Dispatch):
@@ -172,6 +174,8 @@ class QueuedScheduler(Generic[SlotT]):
                         reason = Reason.SHAPE
                     runner.run(slot, batch, reason.value)
                     break
+                assert isinstance(decision, WaitUntil), "a rule that is shown all decides: this is a bug"
+                queue.looked(candidate, decision.seen)
                 wake_ns = min(wake_ns or decision.when_ns, decision.when_ns)
             else:
                 runner.release(slot)

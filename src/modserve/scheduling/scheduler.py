@@ -8,6 +8,8 @@ from typing import Protocol, TypeVar
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
 
+from .timers import ExactTimers, exact_timers
+
 
 class Scheduler(Protocol):
     """Owns the waiting requests of one model version. All methods run on the event loop's thread and never wait."""
@@ -88,7 +90,7 @@ class Clock(Protocol):
     def call_soon(self, callback: Callable[[], None]) -> None: ...
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
-        """Call back at `when_ns` or up to a millisecond earlier; who cares looks at the clock and asks again."""
+        """Call back at `when_ns` or some milliseconds earlier; who cares looks at the clock and asks again."""
         ...
 
 
@@ -122,9 +124,23 @@ class Alarm:
             self._timer.cancel()
             self._timer = None
 
+    def end(self) -> None:
+        """It never rings again, and forgets whom it would call."""
+        self.cancel()
+        self._ring = _nothing
+
     def _rings(self) -> None:
         self._timer = None
         self._ring()
+
+
+def _nothing() -> None: ...
+
+
+_FAR_NS = 3_000_000
+"""What is to happen later than this is not yet given to the exact timers, which keep what is cancelled."""
+_EARLY_NS = 1_500_000
+"""How much earlier event loops ring then, since they round to whole milliseconds, from when their turn began."""
 
 
 class LoopClock:
@@ -132,11 +148,20 @@ class LoopClock:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._exact: ExactTimers | None = None
         self.now_ns = time.monotonic_ns
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon(callback)
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
-        # Event loops keep time in whole milliseconds; rounding down and asking again meets shorter delays too.
-        return self._loop.call_later(max(0, when_ns - time.monotonic_ns()) // 1_000_000 / 1e3, callback)
+        left_ns = when_ns - time.monotonic_ns()
+        if left_ns > _FAR_NS:
+            # Event loops keep time in whole milliseconds: it rings early, and the last one is asked for then.
+            return self._loop.call_later((left_ns - _EARLY_NS) // 1_000_000 / 1e3, callback)
+        exact = self._exact
+        if exact is None:
+            exact = self._exact = exact_timers(self._loop)
+            if exact is None:
+                return self._loop.call_later(-(-max(0, left_ns) // 1_000_000) / 1e3, callback)
+        return exact.call_at(when_ns, callback)

@@ -311,7 +311,7 @@ class SequenceScheduler(Generic[SlotT]):
             return
         sequence.over = True
         self._close_to_more(sequence)
-        sequence.alarm.cancel()
+        sequence.alarm.end()
         del self._live[sequence]
         self._backlog.pop(sequence, None)
         self.on_end()

@@ -70,6 +70,7 @@ async def test_the_executions_that_succeed_are_counted(bench: Bench) -> None:
     assert (statistics.execution_count, statistics.inference_count, list(statistics.batches)) == (1, 1, [1])
     assert (statistics.success.count, statistics.fail.count, statistics.pending) == (1, 1, 0)
     assert statistics.failures[FailureReason.BACKEND] == 1
+    assert statistics.close_reasons == {"refused": 1}
     assert good.timing is not None
     assert statistics.queue.ns == good.timing.compute_start_ns - good.queue_start_ns, "what it waited for in all"
 

@@ -6,7 +6,7 @@ import pytest
 
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
-from modserve.scheduling.batching import Decision, Dispatch, Reason, WaitUntil, direct, dynamic
+from modserve.scheduling.batching import Decision, Dispatch, Reason, ShowAll, WaitUntil, direct, dynamic
 from modserve.testing import inflight
 
 NOW = 1_000
@@ -30,6 +30,7 @@ def decide(
     """How many go, or when to look again."""
     policy = DynamicBatching(preferred_batch_sizes=preferred, max_queue_delay_ns=delay)
     decision = dynamic(policy, max_batch_size)(entries, NOW)
+    assert not isinstance(decision, ShowAll)
     return decision.count if isinstance(decision, Dispatch) else decision
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from modserve.core.errors import cancelled
 from modserve.core.inflight import Inflight
-from modserve.scheduling.queue import GONE, RequestQueue
+from modserve.scheduling.queue import GONE, RequestQueue, _Level
 from modserve.testing import RecordingSink, inflight
 
 
@@ -245,3 +245,49 @@ def test_one_that_comes_again_waits_behind_those_that_came_since() -> None:
         assert take(queue, 1) == [third]
         fill(queue, third)
     assert queue.expired(9) == [again, other, third]
+
+
+def test_what_runs_again_and_again_is_not_looked_for_among_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterative sequences come back after each step: in order, nothing of their last stay is in the middle."""
+    sweeps = 0
+    sweep = _Level.sweep
+
+    def counting(level: _Level) -> None:
+        nonlocal sweeps
+        sweeps += 1
+        sweep(level)
+
+    monkeypatch.setattr(_Level, "sweep", counting)
+    queue = RequestQueue()
+    entries = fill(queue, *many(200))
+    for _ in range(100):
+        batch = take(queue, 8)
+        fill(queue, *batch)
+    assert len(queue) == 200
+    assert sorted(map(id, queue)) == sorted(map(id, entries))
+    assert sweeps == 0
+
+
+def test_what_runs_again_from_the_middle_waits_once() -> None:
+    queue = RequestQueue()
+    first = fill(queue, *many(10, shape_key="a"))
+    other = fill(queue, *many(10, shape_key="b"))
+    for _ in range(3):
+        batch = queue.take(other[0], 5)
+        fill(queue, *batch)
+        assert (len(queue), len(list(queue))) == (20, 20)
+    assert queue.take(first[0], 10) == first
+
+
+def test_a_time_limit_of_the_last_stay_says_nothing_any_more() -> None:
+    queue = RequestQueue()
+    [entry] = fill(queue, *many(1))
+    queue.append(other := inflight(), timeout_ns=50)
+    assert take(queue, 1) == [entry]
+    queue.append(entry, timeout_ns=10)
+    assert take(queue, 2) == [other, entry]
+    queue.append(other, timeout_ns=90)
+    queue.append(entry)
+    assert queue.next_deadline_ns() == 90
+    assert queue.timed_out(60) == []
+    assert queue.timed_out(90) == [other]

@@ -13,7 +13,7 @@ from modserve.core.model_config import DynamicBatching, QueuePolicy
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.scheduling import batching
-from modserve.scheduling.batching import Decision, Rule
+from modserve.scheduling.batching import NOTHING_SEEN, Decision, Rule, Seen, ShowAll
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, PuppetRunner, RecordingSink, inflight, request
 from modserve.testing.builders import RecordedInflight
@@ -45,6 +45,7 @@ class Bench:
         self.dropped: list[tuple[Inflight, ModserveError]] = []
         self.decisions = 0
         self.most_looked_at = 0
+        self.looked_at = 0
         self._rule = rule
         ripe = batching.ripe_size(policy, 8)
         self.scheduler = QueuedScheduler(self._decide, self.runner, self.clock, self._drop, policy, ripe_size=ripe)
@@ -53,7 +54,7 @@ class Bench:
         self.dropped.append((entry, error))
         entry.fail(error)
 
-    def _decide(self, together: Iterable[Inflight], now_ns: int) -> Decision:
+    def _decide(self, together: Iterable[Inflight], now_ns: int, seen: Seen = NOTHING_SEEN) -> Decision:
         looked_at = 0
 
         def counting() -> Iterator[Inflight]:
@@ -62,9 +63,10 @@ class Bench:
                 looked_at += 1
                 yield entry
 
-        decision = self._rule(counting(), now_ns)
+        decision = self._rule(counting(), now_ns, seen)
         self.decisions += 1
         self.most_looked_at = max(self.most_looked_at, looked_at)
+        self.looked_at += looked_at
         return decision
 
     def enqueue(self, *entries: Inflight) -> list[Inflight]:
@@ -662,6 +664,109 @@ def test_whatever_happens(
     assert repr(bench.scheduler) == "QueuedScheduler(0 waiting)"
     assert bench.clock.next_timer_ns() is None
     assert bench.most_looked_at <= 9
+
+
+def forgetful(rule: Rule) -> Rule:
+    """Decides by all that wait, each time."""
+
+    def decide(together: Iterable[Inflight], now_ns: int, seen: Seen = NOTHING_SEEN) -> Decision:
+        return ShowAll.SHOW_ALL if seen.requests else rule(together, now_ns)
+
+    return decide
+
+
+URGENT_ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("enqueue"),
+            st.integers(0, 8),
+            st.sampled_from("aaab"),
+            st.sampled_from([0, 0, 5, 50]),
+            st.integers(0, 2),
+            st.integers(0, 4),
+        ),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("finish")),
+        st.tuples(st.just("turn")),
+        st.tuples(st.just("turn")),
+        st.tuples(st.just("advance"), st.integers(1, 30)),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    actions=URGENT_ACTIONS,
+    preferred=st.sampled_from([(8,), (12, 16), (3,)]),
+    slots=st.integers(1, 2),
+    levels=st.sampled_from([0, 2]),
+    look_ahead=st.sampled_from([0, 2, 1024]),
+    elements=st.sampled_from([0, 30]),
+    more=st.sampled_from([{}, {"ageing_ns": 25}, {"default_policy": QueuePolicy(0, 15, delay=True)}]),
+)
+def test_what_was_seen_before_makes_no_difference(
+    actions: list[tuple[Any, ...]],
+    preferred: tuple[int, ...],
+    slots: int,
+    levels: int,
+    look_ahead: int,
+    elements: int,
+    more: dict[str, Any],
+) -> None:
+    """A rule that remembers decides as one that is shown all that wait."""
+    policy = DynamicBatching(
+        preferred,
+        40,
+        priority_levels=levels,
+        default_priority_level=levels,
+        look_ahead=look_ahead,
+        max_batch_elements=elements,
+        **more,
+    )
+    rule = batching.dynamic(policy, 16)
+    told: list[Any] = []
+    for each in (rule, forgetful(rule)):
+        bench = Bench(each, slots, policy)
+        accepted: list[Inflight] = []
+        for action, *values in actions:
+            if action == "enqueue":
+                size, shape, timeout, priority, length = values
+                entry = inflight(1, shape_key=shape, deadline_ns=bench.clock.now_ns() + timeout if timeout else 0)
+                entry.batch_size, entry.length = size, length
+                entry.request.parameters["priority"] = priority  # type: ignore[index]
+                bench.enqueue(entry)
+                accepted.append(entry)
+            elif action == "cancel" and accepted:
+                accepted[values[0] % len(accepted)].cancel()
+            elif action == "finish" and bench.runner.running:
+                bench.finish()
+            elif action == "turn":
+                bench.clock.run()
+            elif action == "advance":
+                bench.clock.advance(values[0])
+        bench.clock.advance(1000)
+        while bench.runner.running:
+            bench.finish()
+            bench.clock.advance(1000)
+        places = {id(entry): place for place, entry in enumerate(accepted)}
+        told.append(
+            (
+                [[places[id(entry)] for entry in batch] for batch in bench.runner.batches],
+                bench.runner.reasons,
+                [places[id(entry)] for entry, _ in bench.dropped],
+            )
+        )
+    assert told[0] == told[1]
+
+
+def test_what_waits_for_its_delay_is_looked_at_once() -> None:
+    policy = DynamicBatching((1024,), 10**9)
+    bench = Bench(batching.dynamic(policy, 1024), policy=policy)
+    for _ in range(1024):
+        bench.submit(inflight(1))
+    assert bench.runner.sizes == [1024]
+    assert bench.looked_at <= 2 * 1024
 
 
 def test_the_cost_of_a_decision_does_not_grow_with_the_queue() -> None:

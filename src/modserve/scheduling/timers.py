@@ -1,0 +1,132 @@
+"""Timers that are exact to some microseconds, which those of event loops are not: they count whole milliseconds.
+
+On Linux: one ``timerfd`` for each event loop (timerfd_create(2)), which the loop watches as it watches sockets.
+"""
+
+import asyncio
+import ctypes
+import heapq
+import itertools
+import logging
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+
+_log = logging.getLogger(__name__)
+
+_ABSOLUTE = 1
+_NONBLOCKING = 0o4000
+_CLOSED_ON_EXEC = 0o2000000
+
+
+class _Handle:
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class ExactTimers:
+    """Calls back at a moment of the monotonic clock. All methods run on the event loop's thread.
+
+    For moments that are near: one that was cancelled is kept until its time has come. Raises OSError where the machine
+    has no such timers.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._descriptor, self._arm_at = _timer()
+        self._heap: list[tuple[int, int, _Handle]] = []
+        self._order = itertools.count()
+        self._armed_ns = 0
+        loop.add_reader(self._descriptor, self._ring)
+        # The loop is not kept: its end is the end of the descriptor.
+        weakref.finalize(loop, os.close, self._descriptor)
+
+    def call_at(self, when_ns: int, callback: Callable[[], None]) -> _Handle:
+        handle = _Handle(callback)
+        heapq.heappush(self._heap, (when_ns, next(self._order), handle))
+        if not self._armed_ns or when_ns < self._armed_ns:
+            self._arm(when_ns)
+        return handle
+
+    def _arm(self, when_ns: int) -> None:
+        """0 for never. What has rung before is forgotten by it."""
+        self._armed_ns = when_ns
+        self._arm_at(when_ns)
+
+    def _ring(self) -> None:
+        heap = self._heap
+        now_ns = time.monotonic_ns()
+        self._arm(0)
+        while heap and (heap[0][0] <= now_ns or heap[0][2].callback is None):
+            callback = heapq.heappop(heap)[2].callback
+            if callback is not None:
+                try:
+                    callback()
+                except Exception:
+                    _log.exception("a timer failed")
+        if heap and (not self._armed_ns or heap[0][0] < self._armed_ns):
+            self._arm(heap[0][0])
+
+
+_timers: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ExactTimers | None]" = weakref.WeakKeyDictionary()
+
+
+def exact_timers(loop: asyncio.AbstractEventLoop) -> ExactTimers | None:
+    """Those of an event loop, the same for all who ask; None where there are none."""
+    try:
+        return _timers[loop]
+    except KeyError:
+        _timers[loop] = found = _made(loop)
+        return found
+
+
+def _made(loop: asyncio.AbstractEventLoop) -> ExactTimers | None:
+    with suppress(OSError, AttributeError, NotImplementedError):
+        return ExactTimers(loop)
+    return None
+
+
+def _timer() -> tuple[int, Callable[[int], None]]:
+    """A new descriptor, and what sets it to a moment (0 for never). Raises OSError or AttributeError without such."""
+    if sys.version_info >= (3, 13):
+        descriptor = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
+
+        def arm(when_ns: int) -> None:
+            os.timerfd_settime_ns(descriptor, flags=os.TFD_TIMER_ABSTIME, initial=when_ns, interval=0)
+
+        return descriptor, arm
+    return _timer_by_ctypes()
+
+
+class _Times(ctypes.Structure):
+    """``struct itimerspec``: the interval, which is none, and the moment."""
+
+    _fields_ = (
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("when_s", ctypes.c_long),
+        ("when_ns", ctypes.c_long),
+    )
+
+
+def _timer_by_ctypes() -> tuple[int, Callable[[int], None]]:
+    # These calls do not wait: to let other threads have the interpreter meanwhile would only cost.
+    library = ctypes.PyDLL(None)
+    descriptor: int = library.timerfd_create(time.CLOCK_MONOTONIC, _NONBLOCKING | _CLOSED_ON_EXEC)
+    if descriptor < 0:
+        raise OSError("timerfd_create failed")
+    times = _Times()
+    reference, set_time = ctypes.byref(times), library.timerfd_settime
+
+    def arm(when_ns: int) -> None:
+        times.when_s, times.when_ns = divmod(when_ns, 1_000_000_000)
+        set_time(descriptor, _ABSOLUTE, reference, None)
+
+    return descriptor, arm
