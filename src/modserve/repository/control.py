@@ -74,6 +74,11 @@ class ModelControl:
         scan = await asyncio.to_thread(source.scan, self._repositories)
         chosen = self._chosen(scan)
         self._manager.expect(chosen & scan.models.keys())
+        for path in await asyncio.to_thread(source.loose_files, self._repositories):
+            _log.warning("'%s' is ignored: a model is a folder, such as '%s/1/model%s'", path, path.stem, path.suffix)
+        if not scan.models and not scan.duplicates:
+            where = ", ".join(f"'{path}'" for path in self._repositories)
+            _log.warning("there are no models in %s: each folder in it would be one", where)
         for name in chosen & set(scan.duplicates):
             _log.error("model '%s' appears in two or more repositories, none of them is served", name)
             self._manager.refuse(name, DUPLICATE)

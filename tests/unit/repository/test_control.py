@@ -82,6 +82,15 @@ async def test_a_model_to_load_at_the_start_that_is_not_there(tmp_path: Path) ->
     assert bench.manager.unready() == []
 
 
+async def test_what_is_no_model_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "resnet.onnx").touch()
+    await ModelControl(ModelManager(FakeLoader(), 4), [tmp_path], EXPLICIT).start()
+    assert caplog.messages == [
+        f"'{tmp_path}/resnet.onnx' is ignored: a model is a folder, such as 'resnet/1/model.onnx'",
+        f"there are no models in '{tmp_path}': each folder in it would be one",
+    ]
+
+
 # Calls
 
 
