@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 DUPLICATE = "model appears in two or more repositories"
 ALL = "*"
+_MOST_NAMES = 10
 
 
 class ControlMode(enum.Enum):
@@ -92,6 +93,8 @@ class ModelControl:
         wanted |= await self._composing(wanted, scan.models.get)
         self._wanted.update(wanted)
         await self._manager.update(wanted)
+        if waiting := sorted(scan.models.keys() - wanted.keys()):
+            _log.info("not loaded until a call or --load-model asks for them: %s", _some(waiting))
 
     async def stop(self) -> None:
         """End polling and what clients have asked for, finish what is in flight, and unload everything."""
@@ -216,7 +219,10 @@ class ModelControl:
 
     def _check_explicit(self) -> None:
         if self._options.mode is not ControlMode.EXPLICIT:
-            raise unavailable("explicit model load / unload is not allowed if polling is enabled")
+            raise unavailable(
+                "explicit model load / unload is not allowed if polling is enabled: the model control mode of this "
+                f"server is '{self._options.mode.value}', start it with --model-control-mode=explicit"
+            )
 
     # Polling
 
@@ -273,6 +279,11 @@ class ModelControl:
         if self._options.mode is ControlMode.EXPLICIT and self._options.load != (ALL,):
             return set(self._options.load)
         return {*scan.models, *scan.duplicates}
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _not_in_repository(name: str) -> ModserveError:

@@ -91,6 +91,12 @@ async def test_what_is_no_model_is_told_at_the_start(tmp_path: Path, caplog: pyt
     ]
 
 
+async def test_models_that_wait_for_a_call_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "modserve.repository.control")
+    await Bench(tmp_path, ControlOptions(ControlMode.EXPLICIT, ("a",))).control.start()
+    assert caplog.messages == ["not loaded until a call or --load-model asks for them: b"]
+
+
 # Calls
 
 
@@ -228,7 +234,8 @@ async def test_calls_are_for_mode_explicit(tmp_path: Path, options: ControlOptio
     for call in (bench.control.load("a"), bench.control.unload("a")):
         with pytest.raises(ModserveError) as caught:
             await call
-        assert (caught.value.code, caught.value.message) == (Code.UNAVAILABLE, NOT_ALLOWED)
+        assert caught.value.code is Code.UNAVAILABLE
+        assert caught.value.message.startswith(f"{NOT_ALLOWED}: the model control mode of this server is '")
     assert bench.ready == [("a", 1), ("b", 1)]
 
 
