@@ -30,6 +30,7 @@ from .frontends.grpc.options import Connections, GrpcOptions
 from .frontends.http.listener import HttpListener
 from .frontends.http.options import HttpOptions
 from .frontends.metrics import MetricsListener
+from .models.advice import absent_backends
 from .models.loader import Loader, LoaderOptions
 from .observability import prometheus
 from .observability.logging import Logs
@@ -72,6 +73,8 @@ class InferenceServer(Server):
         self._ending = asyncio.Lock()
         self._ended_in_time: bool | None = None
         registry = BackendRegistry(backends)
+        for warning in absent_backends(settings.backend_config, registry.names):
+            _log.warning("%s", warning)
         options = LoaderOptions(
             cores=available_cores(),
             auto_complete=not settings.disable_auto_complete_config,

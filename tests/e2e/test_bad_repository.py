@@ -96,9 +96,12 @@ def test_the_cut_file_is_named(server: ServerProcess, repository: Path) -> None:
 
 
 def test_directories_that_are_no_versions_are_none(server: ServerProcess) -> None:
-    assert reasons(server)["no_versions", ""] == (
+    reason, held, *mistakes = reasons(server)["no_versions", ""].split("\n")
+    assert reason == (
         "Invalid argument: at least one version must be available under the version policy of model 'no_versions'"
     )
+    assert held.endswith("no_versions' holds: 01/ (model.onnx), config.pbtxt, x/ (empty)")
+    assert mistakes == ["folder '01' is no version: versions are called by whole numbers, such as '1'"]
     assert http(server.http_port, "GET", "/v2/models/odd_versions").json["versions"] == ["2"]
     assert http_infer(server.http_port, Ask(model="odd_versions")).status == 200
     answer = http_infer(server.http_port, Ask(model="odd_versions", version="01"))

@@ -350,7 +350,8 @@ def test_changes_in_the_repository_are_followed(tmp_path: Path) -> None:
         refused = http(port, "POST", "/v2/repository/models/simple/load")
         assert (refused.status, refused.json["error"]) == (
             503,
-            "explicit model load / unload is not allowed if polling is enabled",
+            "explicit model load / unload is not allowed if polling is enabled: the model control mode of this server "
+            "is 'poll', start it with --model-control-mode=explicit",
         )
         (repository / "gone").rename(outside / "gone")
         (outside / "added").rename(repository / "added")

@@ -17,7 +17,10 @@ START = {
     "log_verbose_level": 0,
     "log_format": "ISO8601",
 }
-NO_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
+NO_CONTROL = (
+    "explicit model load / unload is not allowed if polling is enabled: the model control mode of this server is "
+    "'none', start it with --model-control-mode=explicit"
+)
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ class ModelSource:
 
     `config` may still lack inputs, outputs and max_batch_size; `path` is the model file (or directory) inside the
     version directory. `cpu_threads` is this instance's share of the CPU cores; `cpu_instances` how many of the model's
-    instances run on the CPU.
+    instances run on the CPU, and `placements` where each is likely to run; the completed configuration may change that.
     """
 
     config: ModelConfig
@@ -44,6 +44,7 @@ class ModelSource:
     model_directory: Path
     cpu_threads: int = 1
     cpu_instances: int = 1
+    placements: tuple[Placement, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     """The server's options for this backend (``--backend-config``)."""
 

@@ -1,6 +1,7 @@
 """The ``identity`` backend: output i is input i. For tests, and for measuring what the server itself costs.
 
-Of an optional input that is not given the output is zeros (or empty strings), each variable dimension being 1.
+States of sequences stay as they are. Of an optional input that is not given the output is zeros (or empty strings),
+each variable dimension being 1.
 
 Parameters of the model, as in Triton's identity backend: ``execute_delay_ms`` sleeps that long in each execution,
 ``instance_wise_delay_multiplier`` multiplies it by the instance's number (from 0), ``creation_delay_sec`` makes loading
@@ -59,6 +60,8 @@ class IdentityModel:
         if "instance_wise_delay_multiplier" in config.parameters:
             delay *= number * _number(config, "instance_wise_delay_multiplier")
         pairs = {taken.name: given.name for given, taken in zip(config.inputs, config.outputs, strict=True)}
+        if config.sequence_batching is not None:
+            pairs |= {state.output_name: state.input_name for state in config.sequence_batching.states}
         zeros = {
             taken.name: np.full(
                 [max(1, dim) for dim in taken.dims], b"" if taken.datatype is BYTES else 0, taken.datatype.numpy

@@ -1,15 +1,12 @@
 """The ``onnxruntime`` backend: ONNX models on ONNX Runtime.
 
-Model parameters acted on, spelled as in Triton's ONNX Runtime backend: ``intra_op_thread_count``,
-``inter_op_thread_count``, ``execution_mode`` (0 sequential, 1 parallel), ``enable_mem_arena``, ``enable_mem_pattern``,
-and any session configuration entry of ONNX Runtime by its own key (``session.…``). ``optimization.graph.level`` is -1
-(basic), 1 (extended) or 2 (none); absent means all.
-
-The CPU instances of a model share one session: it may be run from several threads at once, and the weights are in
-memory once.
+`onnxruntime_options` has what users may set. The CPU instances of a model share one session: it may be run from several
+threads at once, and the weights are in memory once. A model whose instances are all on GPUs has no session on the CPU.
 """
 
 import ctypes
+import logging
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -30,14 +27,27 @@ from modserve.core.tensor import Array
 
 from .api import ModelSource, Placement
 from .onnx_graph import file_depends_on_data
+from .onnxruntime_options import (
+    BACKEND_OPTIONS,
+    MAX_BATCH_SIZE,
+    SHRINKAGE,
+    SILENT,
+    check_graph_level,
+    cuda_options,
+    global_threads,
+    integer,
+    session_options,
+    shrinkage,
+    visible_gpus,
+    warnings,
+)
 
-_GRAPH_LEVELS = {
-    None: ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    1: ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
-_EXECUTION_MODES = {0: ort.ExecutionMode.ORT_SEQUENTIAL, 1: ort.ExecutionMode.ORT_PARALLEL}
+_log = logging.getLogger(__name__)
+
+# Its own lines, in colours, would go past the server's log; what they tell comes as exceptions, too.
+ort.set_default_logger_severity(SILENT)
+
+_CUDA = "CUDAExecutionProvider"
 
 _ELEMENT_TYPES: dict[str, Datatype] = {
     "bool": dtypes.BOOL,
@@ -57,36 +67,64 @@ _ELEMENT_TYPES: dict[str, Datatype] = {
 }
 _BFLOAT16_ONNX_TYPE = 16
 _DEFAULT_MAX_BATCH_SIZE = 4
+_LOAD_HINTS = {
+    "Protobuf parsing failed": " It is cut off, or no ONNX file.",
+    "External data path": " The model's weights are in a file of their own, which must lie beside it.",
+}
+"""What to say of ONNX Runtime's texts, by a part of them."""
+_ZIPMAP = (
+    "; skl2onnx makes such outputs of classifiers: convert the model again with options={'zipmap': False}, and the "
+    "probabilities are a tensor"
+)
 
 
 class OnnxRuntimeBackend:
     default_model_filename = "model.onnx"
     default_cpu_instances = 2
     any_thread = True
+    known_options = BACKEND_OPTIONS
 
     def gpu_count(self) -> int:
-        if "CUDAExecutionProvider" not in ort.get_available_providers():
+        if _CUDA not in ort.get_available_providers():
             return 0
-        return len(list(Path("/dev").glob("nvidia[0-9]*")))
+        return visible_gpus(_gpu_devices(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def open(self, source: ModelSource) -> "OnnxRuntimeModel":
         if not source.path.exists():
             raise invalid(f"unable to find model file '{source.path}' for model '{source.config.name}'")
+        global_threads.configure(source.options)
+        for warning in warnings(source.config, self.gpu_count()):
+            _log.warning("%s", warning)
+        if warning := check_graph_level(source.config):
+            _log.warning("%s", warning)
         return OnnxRuntimeModel(source)
 
 
+def _gpu_devices() -> list[str]:
+    return [device.name for device in Path("/dev").glob("nvidia[0-9]*")]
+
+
 class OnnxRuntimeModel:
-    """One ONNX file: a session for the CPU, and one for each instance on a GPU."""
+    """One ONNX file: a session for all instances on the CPU, and one for each instance on a GPU."""
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
-        self._cpu_session = self._session(Placement(InstanceKind.CPU))
+        self._shrinkage = shrinkage(source.config)
+        self._cpu_session: ort.InferenceSession | None = None
+        self._spare: tuple[int, ort.InferenceSession] | None = None
+        """A session on a GPU that no instance has, and its device."""
+        placements = source.placements
+        if placements and all(placement.kind is InstanceKind.GPU for placement in placements):
+            self._described = self._session(placements[0])
+            self._spare = placements[0].device, self._described
+        else:
+            self._described = self._on_cpu()
         path = source.path
         self._data_dependent = file_depends_on_data(path / "model.onnx" if path.is_dir() else path)
 
     def describe(self) -> ModelDescription:
-        session = self._cpu_session
-        default = _parsed("backend option 'default-max-batch-size'", self._source.options, "default-max-batch-size")
+        session = self._described
+        default = integer("backend option 'default-max-batch-size'", self._source.options, MAX_BATCH_SIZE)
         return ModelDescription(
             tuple(_describe(argument) for argument in session.get_inputs()),
             tuple(_describe(argument) for argument in session.get_outputs()),
@@ -94,29 +132,62 @@ class OnnxRuntimeModel:
         )
 
     def instance(self, config: ModelConfig, placement: Placement) -> "OnnxRuntimeInstance":
-        session = self._cpu_session if placement.kind is not InstanceKind.GPU else self._session(placement)
-        return OnnxRuntimeInstance(session, config, data_dependent=self._data_dependent)
+        if placement.kind is not InstanceKind.GPU:
+            return self._wrapped(self._on_cpu(), config, self._shrinkage.entry(None))
+        session = self._spare[1] if self._spare is not None and self._spare[0] == placement.device else None
+        if session is None:
+            session = self._session(placement)
+        else:
+            self._spare = None
+        return self._wrapped(session, config, self._shrinkage.entry(placement.device))
+
+    def _wrapped(self, session: ort.InferenceSession, config: ModelConfig, shrink: str) -> "OnnxRuntimeInstance":
+        return OnnxRuntimeInstance(session, config, shrink, data_dependent=self._data_dependent)
 
     def close(self) -> None:
-        del self._cpu_session
+        self._cpu_session = self._spare = None
+        del self._described
+
+    def _on_cpu(self) -> ort.InferenceSession:
+        if self._cpu_session is None:
+            self._cpu_session = self._session(Placement(InstanceKind.CPU))
+        return self._cpu_session
 
     def _session(self, placement: Placement) -> ort.InferenceSession:
-        path = self._source.path
+        config, path = self._source.config, self._source.path
         file = path / "model.onnx" if path.is_dir() else path  # a directory holds external weights too
-        providers: list[str | tuple[str, dict[str, int]]] = ["CPUExecutionProvider"]
-        if placement.kind is InstanceKind.GPU:
-            providers.insert(0, ("CUDAExecutionProvider", {"device_id": placement.device}))
-        options = _session_options(self._source)
+        providers: list[str | tuple[str, dict[str, str]]] = ["CPUExecutionProvider"]
+        on_gpu = placement.kind is InstanceKind.GPU
+        if on_gpu:
+            providers.insert(0, (_CUDA, cuda_options(config, placement.device)))
+        options = session_options(self._source, 1 if on_gpu else self._source.cpu_instances)
         try:
-            return ort.InferenceSession(str(file), options, providers=providers)
+            # With the fallback, ONNX Runtime would print what went wrong and try again without the GPU.
+            session = ort.InferenceSession(str(file), options, providers=providers, enable_fallback=0)
         except Exception as error:  # ONNX Runtime's exceptions share no base class but this
-            raise invalid(f"failed to load model '{self._source.config.name}' from '{file}': {_text(error)}") from error
+            text = _text(error)
+            hint = next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")
+            raise invalid(f"failed to load model '{config.name}' from '{file}': {text}{hint}") from error
+        if on_gpu and _CUDA not in session.get_providers():
+            raise invalid(
+                f"model '{config.name}' has an instance on GPU {placement.device}, but ONNX Runtime runs it on the "
+                "CPU: its CUDA provider could not be used. Are the CUDA and cuDNN libraries that it was built for "
+                "installed? Use kind: KIND_CPU to run on the CPU"
+            )
+        return session
 
 
 class OnnxRuntimeInstance:
-    def __init__(self, session: ort.InferenceSession, config: ModelConfig, *, data_dependent: bool = True) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, config: ModelConfig, shrink: str = "", *, data_dependent: bool = True
+    ) -> None:
         self.data_dependent = data_dependent
         self._session = session
+        self._run_options: ort.RunOptions | None = None
+        if shrink:
+            self._run_options = ort.RunOptions()
+            self._run_options.log_severity_level = SILENT
+            self._run_options.add_run_config_entry(SHRINKAGE, shrink)
         inputs = [(spec.name, spec.datatype) for spec in config.inputs]
         outputs = [(spec.name, spec.datatype) for spec in config.outputs]
         if config.sequence_batching is not None:
@@ -142,7 +213,7 @@ class OnnxRuntimeInstance:
         try:
             if self._gives_bfloat16:
                 return self._execute_with_values(feeds, outputs)
-            return dict(zip(outputs, self._session.run(outputs, feeds), strict=True))
+            return dict(zip(outputs, self._session.run(outputs, feeds, self._run_options), strict=True))
         except Exception as error:  # as above
             if type(error).__name__ in _CLIENT_FAULTS:
                 raise invalid(f"onnxruntime refused the request: {_text(error)}") from error
@@ -159,7 +230,7 @@ class OnnxRuntimeInstance:
             name: ort.OrtValue.ortvalue_from_numpy(feed) if isinstance(feed, np.ndarray) else feed
             for name, feed in feeds.items()
         }
-        results = self._session.run_with_ort_values(outputs, values)
+        results = self._session.run_with_ort_values(outputs, values, self._run_options)
         return dict(zip(outputs, map(_to_array, results), strict=True))
 
 
@@ -194,49 +265,12 @@ def _describe(argument: ort.NodeArg) -> DescribedTensor:
     match = re.fullmatch(r"(optional\()?tensor\((\w+)\)\)?", argument.type)
     datatype = _ELEMENT_TYPES.get(match[2]) if match else None
     if match is None or datatype is None:
-        raise invalid(f"tensor '{argument.name}' of the ONNX graph is a {argument.type}, which has no v2 datatype")
+        hint = _ZIPMAP if "map(" in argument.type else ""
+        raise invalid(
+            f"tensor '{argument.name}' of the ONNX graph is a {argument.type}, which has no v2 datatype{hint}"
+        )
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in argument.shape)
     return DescribedTensor(argument.name, datatype, shape, optional=match[1] is not None)
-
-
-def _session_options(source: ModelSource) -> ort.SessionOptions:
-    config = source.config
-    options = ort.SessionOptions()
-    level = config.graph_optimization_level
-    if level not in _GRAPH_LEVELS:
-        raise invalid(f"model '{config.name}': optimization.graph.level is {level}, expected -1, 1 or 2")
-    options.graph_optimization_level = _GRAPH_LEVELS[level]
-    # Warnings about optimised graphs are noise to whoever runs a server.
-    options.log_severity_level = 3
-    # The instances share one session: the threads they bring themselves count towards their shares.
-    own = source.cpu_instances * (source.cpu_threads - 1) + 1
-    options.intra_op_num_threads = _integer(config, "intra_op_thread_count", 0) or own
-    options.inter_op_num_threads = _integer(config, "inter_op_thread_count", 0) or 1
-    mode = _integer(config, "execution_mode", 0)
-    if mode not in _EXECUTION_MODES:
-        raise invalid(f"model '{config.name}': parameter 'execution_mode' is {mode}, expected 0 or 1")
-    options.execution_mode = _EXECUTION_MODES[mode]
-    options.enable_cpu_mem_arena = bool(_integer(config, "enable_mem_arena", 1))
-    options.enable_mem_pattern = bool(_integer(config, "enable_mem_pattern", 1))
-    for key, value in config.parameters.items():
-        if key.startswith("session."):
-            options.add_session_config_entry(key, value)
-    return options
-
-
-def _integer(config: ModelConfig, parameter: str, default: int) -> int:
-    value = _parsed(f"model '{config.name}': parameter '{parameter}'", config.parameters, parameter)
-    return default if value is None else value
-
-
-def _parsed(where: str, values: Mapping[str, str], key: str) -> int | None:
-    """The number under `key`, None if there is none."""
-    text = values.get(key)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal()):
-        raise invalid(f"{where} is '{text}', expected an integer of 0 or more")
-    return int(text)
 
 
 def _decoded(name: str, array: Array) -> Array:

@@ -75,7 +75,7 @@ def finish(
 def _problems(draft: Draft, auto_complete: bool) -> Problems:
     problems = Problems(draft.name, draft.source)
     if not draft.exists and not auto_complete:
-        problems.add((), "no such file, and automatic completion is off")
+        problems.add((), "there is no configuration, and automatic completion is off")
     return problems
 
 

@@ -70,7 +70,7 @@ def read(path: Path, name: str) -> Draft:
         # Comments may be in any encoding, so bytes that are no UTF-8 only matter where they are in a token.
         text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
     except FileNotFoundError:
-        return Draft(name, Source(path), exists=False)
+        return Draft(name, Source(path, label=f"{path} (no such file)"), exists=False)
     except OSError as error:
         raise from_exception(error, f"reading the configuration of model '{name}'") from error
     return parse(text, path, name)

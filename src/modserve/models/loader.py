@@ -21,6 +21,7 @@ from modserve.core.version import ModelId
 from modserve.execution.placement import placements, thread_share
 from modserve.resources.response_cache import ResponseCache
 
+from . import advice
 from .cached import CachedModel
 from .ensemble_loader import LoadedEnsemble, assemble, nothing_to_borrow, read_ensemble
 from .model import Model
@@ -71,6 +72,8 @@ class Loader:
         self._options = options
         self._executor = executor
         self._cpu_instances: dict[str, int] = {}
+        self._checked: set[str] = set()
+        """The backends whose options have been looked at."""
 
     async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
         loop = asyncio.get_running_loop()
@@ -136,7 +139,10 @@ class Loader:
             backend, config = self._backend(draft)
             cpu_instances = _count_cpu(_place(config, backend))
         if not versions:
-            raise invalid(f"at least one version must be available under the version policy of model '{model.name}'")
+            failure = invalid(
+                f"at least one version must be available under the version policy of model '{model.name}'"
+            )
+            raise _advised(failure, advice.versions(model.path, model.versions, self._registry.names))
         return versions, cpu_instances
 
     def _needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
@@ -158,18 +164,27 @@ class Loader:
             return LoadedEnsemble(ensemble, _read_labels(model.path, ensemble.config))
         backend, provisional = self._backend(draft)
         filename = provisional.default_model_filename or backend.default_model_filename
+        places = _place(provisional, backend)
+        options = self._options.backend_options.get(draft.backend, {})
+        self._check_options(draft.backend, backend, options)
         source = ModelSource(
             config=provisional,
             version=version,
             path=model.path / str(version) / filename,
             model_directory=model.path,
             cpu_threads=share,
-            cpu_instances=max(1, _count_cpu(_place(provisional, backend))),
-            options=self._options.backend_options.get(draft.backend, {}),
+            cpu_instances=max(1, _count_cpu(places)),
+            placements=tuple(placement for _, placement in places),
+            options=options,
         )
         labels = _read_labels(model.path, provisional)
         initial_states = _read_initial_states(model.path, provisional)
-        engine = backend.open(source)
+        try:
+            engine = backend.open(source)
+        except ModserveError as error:
+            installed = self._registry.names
+            hint = advice.model_file(model.path, version, source.path, installed) if filename else ""
+            raise _advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:
             complete = model_config.finish(
@@ -203,13 +218,34 @@ class Loader:
                 draft = model_config.read_override(model.config, path, model.name)
         except ModserveError as error:
             raise UnreadableModelError(error.code, error.message) from error
-        model_config.check(draft, auto_complete=self._options.auto_complete)
+        try:
+            model_config.check(draft, auto_complete=self._options.auto_complete)
+        except ModserveError as error:
+            if draft.backend or draft.is_ensemble:
+                raise
+            raise _advised(error, advice.layout(model.path, self._registry.names)) from error
+        if not draft.exists and (warning := advice.misspelt_config(model.path)):
+            _log.warning("model '%s': %s", model.name, warning)
         model.memory.draft = draft
         return draft
 
+    def _check_options(self, name: str, backend: Backend, options: Mapping[str, str]) -> None:
+        """Warn, once, of the server's options that a backend does not act on, if it says which it does."""
+        known = getattr(backend, "known_options", None)
+        if name in self._checked or not isinstance(known, Mapping):
+            return
+        self._checked.add(name)
+        for warning in advice.unknown_options(name, options, known):
+            _log.warning("%s", warning)
+
     def _backend(self, draft: model_config.Draft) -> tuple[Backend, ModelConfig]:
         """The engine, and the configuration as it sees it."""
-        backend = self._registry.get(draft.backend)
+        try:
+            backend = self._registry.get(draft.backend)
+        except ModserveError as error:
+            installed = self._registry.names
+            hint = "" if draft.backend in installed else advice.backend_name(draft.backend, installed)
+            raise _advised(error, hint) from error
         return backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
 
 
@@ -288,6 +324,11 @@ def _check_instance(config: ModelConfig, instance: Executor) -> None:
             f"model '{config.name}': its parameters ask for padding ('padding.…' or 'scheduling.batch_sizes'), but "
             f"backend '{config.backend}' gets requests one by one and merges them itself, if at all"
         )
+
+
+def _advised(error: ModserveError, advice: str) -> ModserveError:
+    """The same failure, with what to do about it behind its text."""
+    return ModserveError(error.code, f"{error.message}\n{advice}") if advice else error
 
 
 def _doing(model: ModelDirectory, version: int) -> str:

@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 DUPLICATE = "model appears in two or more repositories"
 ALL = "*"
+_MOST_NAMES = 10
 
 
 class ControlMode(enum.Enum):
@@ -76,6 +77,11 @@ class ModelControl:
         scan = await asyncio.to_thread(source.scan, self._repositories)
         chosen = self._chosen(scan)
         self._manager.expect(chosen & scan.models.keys())
+        for path in await asyncio.to_thread(source.loose_files, self._repositories):
+            _log.warning("'%s' is ignored: a model is a folder, such as '%s/1/model%s'", path, path.stem, path.suffix)
+        if not scan.models and not scan.duplicates:
+            where = ", ".join(f"'{path}'" for path in self._repositories)
+            _log.warning("there are no models in %s: each folder in it would be one", where)
         for name in chosen & set(scan.duplicates):
             _log.error("model '%s' appears in two or more repositories, none of them is served", name)
             self._manager.refuse(name, DUPLICATE)
@@ -92,6 +98,8 @@ class ModelControl:
         if wanted:
             _log.info("loading %d model%s", len(wanted), "s" if len(wanted) > 1 else "")
         await self._manager.update(wanted)
+        if waiting := sorted(scan.models.keys() - wanted.keys()):
+            _log.info("not loaded until a call or --load-model asks for them: %s", _some(waiting))
 
     async def stop(self) -> None:
         """End polling and what clients have asked for, finish what is in flight, and unload everything."""
@@ -216,7 +224,10 @@ class ModelControl:
 
     def _check_explicit(self) -> None:
         if self._options.mode is not ControlMode.EXPLICIT:
-            raise unavailable("explicit model load / unload is not allowed if polling is enabled")
+            raise unavailable(
+                "explicit model load / unload is not allowed if polling is enabled: the model control mode of this "
+                f"server is '{self._options.mode.value}', start it with --model-control-mode=explicit"
+            )
 
     # Polling
 
@@ -273,6 +284,11 @@ class ModelControl:
         if self._options.mode is ControlMode.EXPLICIT and self._options.load != (ALL,):
             return set(self._options.load)
         return {*scan.models, *scan.duplicates}
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _not_in_repository(name: str) -> ModserveError:

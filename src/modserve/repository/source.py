@@ -44,6 +44,22 @@ def locate(repositories: Sequence[Path]) -> dict[str, list[Path]]:
     return found
 
 
+MODEL_FILES = frozenset(
+    {".onnx", ".pt", ".pth", ".plan", ".engine", ".pb", ".pkl", ".joblib", ".safetensors", ".h5", ".keras"}
+)
+
+
+def loose_files(repositories: Sequence[Path]) -> list[Path]:
+    """Files that are probably models, and are none where they lie: beside the folders of models. Blocking."""
+    found: list[Path] = []
+    for repository in repositories:
+        try:
+            found += [path for path in repository.absolute().iterdir() if path.suffix in MODEL_FILES and path.is_file()]
+        except OSError:
+            continue
+    return sorted(found)
+
+
 def read_model(path: Path) -> ModelDirectory:
     """One model directory: its versions are the directories named by a positive integer without leading zeros."""
     marks: dict[int | None, list[_Mark]] = {None: []}

@@ -5,6 +5,7 @@ Tensors are copied between it and the host, for the engines here take host memor
 
 import ctypes
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -58,14 +59,16 @@ class Cuda:
         self._load = load
         self._driver: _Driver | None = None
         self._looked = False
+        self._lock = threading.Lock()
 
     def open(self, region: CudaRegion, handle: bytes) -> "CudaMemory":
         """The memory behind a handle that another process gave. Raises INVALID_ARG."""
         if len(handle) != HANDLE_BYTES:
             raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-        if not self._looked:
-            self._driver = _find(self._load)
-            self._looked = True
+        with self._lock:
+            if not self._looked:
+                self._driver = _find(self._load)
+                self._looked = True
         if self._driver is None:
             raise invalid(f"failed to register CUDA shared memory region: '{region.name}', GPUs not supported")
         return CudaMemory(self._driver, region, handle)
@@ -81,6 +84,8 @@ class _Driver:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._lock = threading.Lock()
+        """Against two threads that retain the same device's context."""
 
     def call(self, name: str, *arguments: object) -> None:
         """Raises `_DriverError`."""
@@ -91,12 +96,13 @@ class _Driver:
     @contextmanager
     def on(self, device_id: int) -> Iterator[None]:
         """Calls inside are about this device. Raises `_DriverError` if there is no such device."""
-        context = self._contexts.get(device_id)
-        if context is None:
-            device, context = ctypes.c_int(), ctypes.c_void_p()
-            self.call("cuDeviceGet", ctypes.byref(device), device_id)
-            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-            self._contexts[device_id] = context
+        with self._lock:
+            context = self._contexts.get(device_id)
+            if context is None:
+                device, context = ctypes.c_int(), ctypes.c_void_p()
+                self.call("cuDeviceGet", ctypes.byref(device), device_id)
+                self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+                self._contexts[device_id] = context
         self.call("cuCtxPushCurrent_v2", context)
         try:
             yield

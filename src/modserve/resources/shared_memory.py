@@ -49,7 +49,7 @@ class _Registered:
     memory: Memory
     users: int = 0
     leaving: bool = False
-    """To be unregistered as soon as nobody uses it."""
+    """To be unregistered as soon as nobody uses it. New requests do not get it, so that it does go under steady use."""
 
 
 class SharedMemory:
@@ -72,6 +72,8 @@ class SharedMemory:
         self._most = _half_of_the_files() if most is None else most
         self._cuda = cuda or Cuda()
         self._regions: dict[str, _Registered] = {}
+        self._replaced = 0
+        """The regions that are leaving, whose names have been registered again."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -96,14 +98,14 @@ class SharedMemory:
             )
         with self._lock:
             self._check_free(region.name)
-            self._regions[region.name] = _Registered(region, PosixMemory(self._directory, region))
+            self._put(_Registered(region, PosixMemory(self._directory, region)))
 
     def register_cuda(self, region: CudaRegion, handle: bytes) -> None:
         """`handle` is a ``cudaIpcMemHandle_t``. Raises as `register_system` does."""
         self.check_may_register(CudaRegion, region.name)
         with self._lock:
             self._check_free(region.name)
-            self._regions[region.name] = _Registered(region, self._cuda.open(region, handle))
+            self._put(_Registered(region, self._cuda.open(region, handle)))
 
     def status(self, kind: type[R], name: str = "") -> list[R]:
         """The regions of a kind by name, or the one that is named. Raises NOT_FOUND."""
@@ -142,7 +144,7 @@ class SharedMemory:
         """One more user of a region. Raises NOT_FOUND."""
         with self._lock:
             registered = self._regions.get(name)
-            if registered is None:
+            if registered is None or registered.leaving:
                 raise not_found(f"Unable to find shared memory region: '{name}'")
             registered.users += 1
             return registered
@@ -158,10 +160,16 @@ class SharedMemory:
         if not self._allowed:
             raise unsupported(_DISABLED)
 
+    def _put(self, registered: _Registered) -> None:
+        if registered.region.name in self._regions:
+            self._replaced += 1
+        self._regions[registered.region.name] = registered
+
     def _check_free(self, name: str) -> None:
-        if name in self._regions:
+        registered = self._regions.get(name)
+        if registered is not None and not registered.leaving:
             raise ModserveError(Code.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
-        if len(self._regions) >= self._most:
+        if len(self._regions) + self._replaced >= self._most:
             raise unavailable(
                 f"failed to register shared memory region '{name}': there are {self._most} already, and no more may "
                 "be registered until one is unregistered"
@@ -169,7 +177,10 @@ class SharedMemory:
 
     def _forget_if_idle(self, registered: _Registered) -> None:
         if registered.leaving and not registered.users:
-            del self._regions[registered.region.name]
+            if self._regions.get(registered.region.name) is registered:
+                del self._regions[registered.region.name]
+            else:
+                self._replaced -= 1
             registered.memory.close()
 
 

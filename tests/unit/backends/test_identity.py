@@ -1,5 +1,6 @@
 """The identity backend, and the parameters that make it useful in tests."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,12 @@ import pytest
 
 from modserve.backends import identity
 from modserve.backends.api import ModelSource, Placement
-from modserve.backends.identity import IdentityBackend
+from modserve.backends.identity import IdentityBackend, IdentityModel
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import InstanceKind, ModelConfig, TensorSpec
+from modserve.core.sequence_config import SequenceBatching, State
 from modserve.core.tensor import Array
 from modserve.testing import config
 
@@ -147,3 +149,11 @@ def test_delays_that_are_no_numbers(name: str, value: str) -> None:
 )
 def test_models_that_it_can_not_be(given: ModelConfig, message: str) -> None:
     assert refusal(given) == message
+
+
+def test_states_stay_as_they_are() -> None:
+    sequences = SequenceBatching(states=(State("SI", "SO", dtypes.INT32, (1,)),))
+    given = replace(model(), sequence_batching=sequences)
+    inputs: dict[str, Array] = {name: np.ones((1, 2), np.int32) for name in (*given.inputs_by_name, "SI")}
+    instance = IdentityModel().instance(given, PLACE)
+    assert instance.execute(inputs, (*given.output_names, "SO"))["SO"] is inputs["SI"]

@@ -11,8 +11,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
+from modserve.backends import onnxruntime_options
 from modserve.backends.api import ModelSource, Placement
 from modserve.backends.onnxruntime import OnnxRuntimeBackend, OnnxRuntimeModel
+from modserve.backends.onnxruntime_options import visible_gpus
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
@@ -312,6 +314,8 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[ort.SessionOptions]:
         ({"inter_op_thread_count": "0"}, "inter_op_num_threads", 1),
         ({"intra_op_thread_count": "5"}, "intra_op_num_threads", 5),
         ({"intra_op_thread_count": "0"}, "intra_op_num_threads", 1),
+        ({"enable_mem_arena": "false"}, "enable_cpu_mem_arena", False),
+        ({"enable_mem_arena": "TRUE"}, "enable_cpu_mem_arena", True),
         ({}, "enable_cpu_mem_arena", True),
         ({"enable_mem_arena": "0"}, "enable_cpu_mem_arena", False),
         ({}, "enable_mem_pattern", True),
@@ -356,6 +360,8 @@ LEVELS = ort.GraphOptimizationLevel
     ("level", "expected"),
     [
         (None, LEVELS.ORT_ENABLE_ALL),
+        (0, LEVELS.ORT_ENABLE_ALL),
+        (7, LEVELS.ORT_ENABLE_ALL),
         (-1, LEVELS.ORT_ENABLE_BASIC),
         (1, LEVELS.ORT_ENABLE_EXTENDED),
         (2, LEVELS.ORT_DISABLE_ALL),
@@ -368,9 +374,14 @@ def test_graph_level(tmp_path: Path, sessions: list[ort.SessionOptions], level: 
     assert [options.graph_optimization_level for options in sessions] == [expected]
 
 
-def test_a_graph_level_that_is_none(tmp_path: Path) -> None:
-    message = refusal(copier(tmp_path / "model.onnx", dtypes.FP32), configured(dtypes.FP32, graph_optimization_level=7))
-    assert message == ("model 'model': optimization.graph.level is 7, expected -1, 1 or 2")
+@pytest.mark.parametrize(("level", "count"), [(None, 0), (-1, 0), (0, 0), (1, 0), (2, 0), (7, 1), (-2, 1)])
+def test_a_graph_level_that_stands_for_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, level: int | None, count: int
+) -> None:
+    opened(copier(tmp_path / "model.onnx", dtypes.FP32), configured(dtypes.FP32, graph_optimization_level=level))
+    assert len(caplog.messages) == count
+    for message in caplog.messages:
+        assert message.startswith(f"model 'model': optimization.graph.level is {level}, which stands for all optimi")
 
 
 @pytest.mark.parametrize(
@@ -396,6 +407,170 @@ def test_threads_are_never_more_than_cores(tmp_path: Path, sessions: list[ort.Se
             assert busy <= max(cores, instances)
 
 
+@pytest.mark.parametrize(("instances", "expected"), [(1, 6), (2, 11), (3, 16)])
+def test_intra_op_threads_are_for_each_instance(
+    tmp_path: Path, sessions: list[ort.SessionOptions], instances: int, expected: int
+) -> None:
+    """As in Triton, where each has a session: six for each, of which one is its own."""
+    given = configured(dtypes.FP32, parameters={"intra_op_thread_count": "6"})
+    opened(copier(tmp_path / "model.onnx", dtypes.FP32), given, cpu_instances=instances)
+    assert sessions[0].intra_op_num_threads == expected
+
+
+# What has no effect
+
+
+@pytest.mark.parametrize(
+    ("key", "warning"),
+    [
+        ("enable_mem_areana", "backend 'onnxruntime' does not know it; did you mean 'enable_mem_arena'?"),
+        ("intra_op_threads", "backend 'onnxruntime' does not know it; did you mean 'intra_op_thread_count'?"),
+        ("note", "backend 'onnxruntime' does not know it"),
+        ("gpu_mem_limit", "it is for GPUs, and ONNX Runtime can use none here"),
+        ("cudnn_conv_algo_search", "it is for GPUs, and ONNX Runtime can use none here"),
+        ("arena_extend_strategy", "it is for GPUs, and ONNX Runtime can use none here"),
+        ("do_copy_in_default_stream", "it is for GPUs, and ONNX Runtime can use none here"),
+        ("share_session_between_instances", "instances on the CPU always share one session, those on GPUs never do"),
+        ("session.intra_op.allow_spinning", ""),
+        ("scheduling.look_ahead", ""),
+        ("padding.buckets", ""),
+        ("intra_op_thread_count", ""),
+        ("memory.enable_memory_arena_shrinkage", ""),
+    ],
+)
+def test_a_parameter_without_effect_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, key: str, warning: str
+) -> None:
+    value = "cpu:0" if key.startswith("memory.") else "1"
+    opened(copier(tmp_path / "model.onnx", dtypes.FP32), configured(dtypes.FP32, parameters={key: value}))
+    assert caplog.messages == ([f"model 'model': parameter '{key}' has no effect: {warning}"] if warning else [])
+
+
+def test_options_of_the_backend() -> None:
+    assert sorted(OnnxRuntimeBackend.known_options) == [
+        "default-max-batch-size",
+        "enable-global-threadpool",
+        "inter_op_thread_count",
+        "intra_op_thread_count",
+    ]
+
+
+def test_global_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gpu_sessions: list[Any]
+) -> None:
+    """ONNX Runtime has them once in a process, and for good: here nothing is made in earnest."""
+    sizes: list[tuple[int, ...]] = []
+    monkeypatch.setattr(ort, "set_global_thread_pool_sizes", lambda *counts: sizes.append(counts))
+    monkeypatch.setattr(onnxruntime_options.global_threads, "enabled", False)
+    (tmp_path / "model.onnx").touch()
+    given = configured(parameters={"intra_op_thread_count": "9"})
+    options = {"enable-global-threadpool": "1", "intra_op_thread_count": "5"}
+    for _ in range(3):
+        opened(tmp_path / "model.onnx", given, options=options)
+    assert sizes == [(5, 0)]
+    assert [session.options.use_per_session_threads for session in gpu_sessions] == [False] * 3
+    assert caplog.messages[0].startswith("model 'model': parameter 'intra_op_thread_count' has no effect: --backend-co")
+
+
+@pytest.mark.parametrize("key", ["enable-global-threadpool", "default-max-batch-size"])
+def test_options_that_are_no_numbers(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ModserveError, match=f"backend option '{key}' is 'some', expected an integer of 0 or more"):
+        opened(copier(tmp_path / "model.onnx", dtypes.FP32), options={key: "some"}).describe()
+
+
+# Memory that is given back
+
+
+def test_memory_is_given_back_after_each_execution(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "model.onnx",
+        [
+            helper.make_node("ConstantOfShape", ["N"], ["ZEROS"]),
+            helper.make_node("ReduceSum", ["ZEROS"], ["SUM"], keepdims=0),
+        ],
+        [helper.make_tensor_value_info("N", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("SUM", TensorProto.FLOAT, [])],
+    )
+    given = configured(parameters={"memory.enable_memory_arena_shrinkage": "cpu:0"})
+    instance = opened(path, given).instance(given, CPU)
+    instance.execute({"N": np.array([20])}, ("SUM",))
+    before = resident_megabytes()
+    instance.execute({"N": np.array([20_000_000])}, ("SUM",))
+    assert resident_megabytes() - before < 40
+
+
+def resident_megabytes() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"memory.enable_memory_arena_shrinkage": "1"}, "is '1', expected devices such as 'cpu:0' or 'cpu:0;gpu:0'"),
+        ({"memory.enable_memory_arena_shrinkage": "cpu:0;"}, "is 'cpu:0;', expected devices"),
+        (
+            {"memory.enable_memory_arena_shrinkage": "cpu:0", "enable_mem_arena": "0"},
+            "is 'cpu:0', but 'enable_mem_arena' is 0: without the arena there is nothing to shrink",
+        ),
+    ],
+    ids=["flag", "half", "no arena"],
+)
+def test_what_can_not_be_given_back(tmp_path: Path, parameters: dict[str, str], words: str) -> None:
+    message = refusal(copier(tmp_path / "model.onnx", dtypes.FP32), configured(dtypes.FP32, parameters=parameters))
+    assert message.startswith(f"model 'model': parameter 'memory.enable_memory_arena_shrinkage' {words}")
+
+
+# The log
+
+
+def test_nothing_of_it_reaches_standard_error_by_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = write(
+        tmp_path / "model.onnx",
+        [helper.make_node("Gather", ["DATA", "IN0"], ["OUT0"])],
+        [
+            helper.make_tensor_value_info("DATA", TensorProto.FLOAT, [3]),
+            helper.make_tensor_value_info("IN0", TensorProto.INT64, [1]),
+        ],
+        [helper.make_tensor_value_info("OUT0", TensorProto.FLOAT, [1])],
+    )
+    inputs: dict[str, Array] = {"DATA": np.zeros(3, np.float32), "IN0": np.array([99])}
+    with pytest.raises(ModserveError, match="indices element out of data bounds"):
+        execute(path, configured(), inputs, "OUT0")
+    (tmp_path / "cut.onnx").write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ModserveError, match=r"Protobuf parsing failed\. It is cut off, or no ONNX file"):
+        opened(tmp_path / "cut.onnx")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_outputs_of_a_classifier_of_scikit_learn(tmp_path: Path) -> None:
+    value = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    path = write(
+        tmp_path / "model.onnx",
+        [helper.make_node("ZipMap", ["IN0"], ["OUT0"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])],
+        [helper.make_tensor_value_info("IN0", TensorProto.FLOAT, ["batch", 3])],
+        [helper.make_value_info("OUT0", helper.make_sequence_type_proto(value))],
+    )
+    with pytest.raises(ModserveError, match=r"which has no v2 datatype; skl2onnx .* options=\{'zipmap': False\}"):
+        opened(path).describe()
+
+
+def test_weights_that_are_not_there(tmp_path: Path) -> None:
+    weights = helper.make_tensor("W", TensorProto.FLOAT, [1000], np.ones(1000, np.float32).tobytes(), raw=True)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["IN0", "W"], ["OUT0"])],
+        "graph",
+        [helper.make_tensor_value_info("IN0", TensorProto.FLOAT, [1000])],
+        [helper.make_tensor_value_info("OUT0", TensorProto.FLOAT, [1000])],
+        [weights],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+    (tmp_path / "model.onnx.data").unlink()
+    message = refusal(tmp_path / "model.onnx")
+    assert "model.onnx.data" in message
+    assert message.endswith("The model's weights are in a file of their own, which must lie beside it.")
+
+
 # GPUs
 
 
@@ -403,6 +578,125 @@ def test_threads_are_never_more_than_cores(tmp_path: Path, sessions: list[ort.Se
 def test_no_gpus_without_the_cuda_provider(monkeypatch: pytest.MonkeyPatch, providers: list[str]) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: providers)
     assert OnnxRuntimeBackend().gpu_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        (None, 3),
+        ("0", 1),
+        ("2,0", 2),
+        ("0, 1, 2", 3),
+        ("", 0),
+        ("-1", 0),
+        ("0,-1,1", 1),
+        ("1,7,2", 1),
+        ("NoDevFiles", 0),
+        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,1", 2),
+        ("MIG-1,MIG-2,MIG-3,MIG-4", 3),
+    ],
+)
+def test_gpus_that_cuda_shows(visible: str | None, count: int) -> None:
+    assert visible_gpus(["nvidia0", "nvidia1", "nvidia2"], visible) == count
+
+
+class FakeSession:
+    """A session that has the providers it was asked for, or those that there are."""
+
+    def __init__(self, path: str, options: Any, *, providers: list[Any], enable_fallback: int) -> None:
+        self.options = options
+        self.asked = providers
+        self.providers = [each if isinstance(each, str) else each[0] for each in providers]
+        assert not enable_fallback
+
+    def get_providers(self) -> list[str]:
+        return self.providers
+
+    def get_inputs(self) -> list[object]:
+        return []
+
+    get_outputs = get_inputs
+
+
+@pytest.fixture
+def gpu_sessions(monkeypatch: pytest.MonkeyPatch) -> list[FakeSession]:
+    """The sessions that are made on a machine with two GPUs."""
+    made: list[FakeSession] = []
+
+    def make(*arguments: Any, **more: Any) -> FakeSession:
+        made.append(FakeSession(*arguments, **more))
+        return made[-1]
+
+    monkeypatch.setattr(ort, "InferenceSession", make)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    monkeypatch.setattr("modserve.backends.onnxruntime._gpu_devices", lambda: ["nvidia0", "nvidia1"])
+    return made
+
+
+def gpu(device: int) -> Placement:
+    return Placement(InstanceKind.GPU, device)
+
+
+@pytest.mark.parametrize(
+    ("placements", "devices"),
+    [
+        ((gpu(0), gpu(1), gpu(1)), ["0", "1", "1"]),
+        ((gpu(1),), ["1"]),
+        ((CPU, gpu(0)), [None, "0"]),
+        ((CPU, CPU), [None]),
+    ],
+    ids=["gpus", "one gpu", "both", "cpu"],
+)
+def test_a_session_is_made_only_where_an_instance_is(
+    tmp_path: Path,
+    gpu_sessions: list[FakeSession],
+    placements: tuple[Placement, ...],
+    devices: list[str | None],
+) -> None:
+    given = configured(dtypes.FP32)
+    (tmp_path / "model.onnx").touch()
+    model = opened(tmp_path / "model.onnx", given, placements=placements)
+    model.describe()
+    instances = [model.instance(given, placement) for placement in placements]
+    assert len(instances) == len(placements)
+    assert [session.asked[0][1]["device_id"] if len(session.asked) > 1 else None for session in gpu_sessions] == devices
+    model.close()
+
+
+def test_a_gpu_that_onnx_runtime_can_not_use(tmp_path: Path, gpu_sessions: list[FakeSession]) -> None:
+    (tmp_path / "model.onnx").touch()
+    FakeSession.get_providers, honest = lambda self: ["CPUExecutionProvider"], FakeSession.get_providers  # type: ignore[method-assign]
+    try:
+        with pytest.raises(ModserveError, match="an instance on GPU 1, but ONNX Runtime runs it on the CPU") as caught:
+            opened(tmp_path / "model.onnx", placements=(gpu(1),))
+    finally:
+        FakeSession.get_providers = honest  # type: ignore[method-assign]
+    assert caught.value.code is Code.INVALID_ARG
+
+
+def test_parameters_for_gpus(tmp_path: Path, gpu_sessions: list[FakeSession], caplog: pytest.LogCaptureFixture) -> None:
+    parameters = {
+        "arena_extend_strategy": "1",
+        "cudnn_conv_algo_search": "2",
+        "do_copy_in_default_stream": "0",
+        "gpu_mem_limit": "4294967296",
+    }
+    (tmp_path / "model.onnx").touch()
+    opened(tmp_path / "model.onnx", configured(dtypes.FP32, parameters=parameters), placements=(gpu(0),))
+    assert gpu_sessions[0].asked[0][1] == {
+        "device_id": "0",
+        "arena_extend_strategy": "kSameAsRequested",
+        "cudnn_conv_algo_search": "DEFAULT",
+        "do_copy_in_default_stream": "0",
+        "gpu_mem_limit": "4294967296",
+    }
+    assert caplog.messages == []
+    with pytest.raises(ModserveError, match="parameter 'arena_extend_strategy' is 2, expected a number from 0 to 1"):
+        opened(
+            tmp_path / "model.onnx",
+            configured(dtypes.FP32, parameters={"arena_extend_strategy": "2"}),
+            placements=(gpu(0),),
+        )
 
 
 def test_defaults() -> None:

@@ -254,7 +254,10 @@ def test_a_file_is_needed_without_auto_complete() -> None:
     draft = config.read(PATH, "foo.onnxruntime")
 
     config.check(draft)
-    with pytest.raises(ModserveError, match=r"config\.pbtxt: no such file, and automatic completion is off$"):
+    with pytest.raises(
+        ModserveError,
+        match=r"config\.pbtxt \(no such file\): there is no configuration, and automatic completion is off$",
+    ):
         config.check(draft, auto_complete=False)
 
 

@@ -140,7 +140,10 @@ async def test_the_index_over_grpc(server: Server, ready: bool, versions: list[s
 
 # Load and unload
 
-NO_CONTROL = "explicit model load / unload is not allowed if polling is enabled"
+NO_CONTROL = (
+    "explicit model load / unload is not allowed if polling is enabled: the model control mode of this server is "
+    "'none', start it with --model-control-mode=explicit"
+)
 TOO_LONG = b'{"parameters":{"config":"%b"}}' % (b"x" * MAX_JSON)
 
 

@@ -238,6 +238,65 @@ async def test_all_versions_of_a_load_have_one_configuration(bench: Bench) -> No
     assert [model.config.max_batch_size for model in models] == [8, 8]
 
 
+# What people are told
+
+
+async def test_options_of_a_backend_that_have_no_effect(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.new_loader(options={"puppet": {"speed": "2", "colour": "red"}})
+    bench.backend.known_options = {"speed": ""}  # type: ignore[attr-defined]
+    for name in ("model", "another"):
+        await bench.load(bench.write(name=name))
+    assert caplog.messages == [
+        "backend option 'colour' of backend 'puppet' has no effect: backend 'puppet' does not know it"
+    ]
+
+
+async def test_a_configuration_that_is_called_otherwise(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    directory = bench.write("", name="model.puppet")
+    (directory.path / "config.pbtext").write_text(CONFIG)
+    bench.backend.description = DESCRIPTION
+    await bench.load(directory)
+    assert [message for message in caplog.messages if "pbtext" in message] == [
+        f"model 'model.puppet': '{directory.path}/config.pbtext' is not read: a model's configuration is called "
+        "'config.pbtxt'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "versions", "files", "lines"),
+    [
+        ("", ("1",), {"1/resnet.onnx": b""}, ["Invalid model name: Could not determine backend", "rename '1/resnet.o"]),
+        (CONFIG, (), {"v1/x": b""}, ["at least one version must be available", "folder 'v1' is no version"]),
+        (
+            CONFIG + "version_policy { specific { versions: [ 7 ] } }",
+            ("1",),
+            {},
+            ["at least one version must be available", "the versions that are there: 1"],
+        ),
+        ('backend: "torchscript"' + TENSORS, ("1",), {}, ["unable to find backend 'torchscript'", "PyTorch models do"]),
+        ('backend: "pupet"' + TENSORS, ("1",), {}, ["unable to find backend 'pupet'", "did you mean 'puppet'?"]),
+        (
+            'backend: "onnxruntime"' + TENSORS,
+            ("1",),
+            {"1/model.onnx": b"version https://git-lfs.github.com/spec/v1"},
+            ["Protobuf parsing failed", "is no model: it is the pointer of Git LFS"],
+        ),
+        ('backend: "onnxruntime"' + TENSORS, ("1",), {"1/a.onnx": b""}, ["unable to find model file", "rename '1/a.o"]),
+    ],
+    ids=["name of the file", "name of the version", "policy", "another server's", "misspelt", "git lfs", "file"],
+)
+async def test_what_to_do_stands_behind_tritons_text(
+    bench: Bench, text: str, versions: tuple[str, ...], files: dict[str, bytes], lines: list[str]
+) -> None:
+    directory = bench.write(text, versions=versions)
+    for name, content in files.items():
+        (directory.path / name).parent.mkdir(exist_ok=True)
+        (directory.path / name).write_bytes(content)
+    message = (await bench.refusal(read_model(directory.path))).message
+    places = [message.index(line) for line in lines]
+    assert places == sorted(places)
+
+
 # Failures
 
 

@@ -82,6 +82,21 @@ async def test_a_model_to_load_at_the_start_that_is_not_there(tmp_path: Path) ->
     assert bench.manager.unready() == []
 
 
+async def test_what_is_no_model_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "resnet.onnx").touch()
+    await ModelControl(ModelManager(FakeLoader(), 4), [tmp_path], EXPLICIT).start()
+    assert caplog.messages == [
+        f"'{tmp_path}/resnet.onnx' is ignored: a model is a folder, such as 'resnet/1/model.onnx'",
+        f"there are no models in '{tmp_path}': each folder in it would be one",
+    ]
+
+
+async def test_models_that_wait_for_a_call_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "modserve.repository.control")
+    await Bench(tmp_path, ControlOptions(ControlMode.EXPLICIT, ("a",))).control.start()
+    assert caplog.messages == ["not loaded until a call or --load-model asks for them: b"]
+
+
 # Calls
 
 
@@ -219,7 +234,8 @@ async def test_calls_are_for_mode_explicit(tmp_path: Path, options: ControlOptio
     for call in (bench.control.load("a"), bench.control.unload("a")):
         with pytest.raises(ModserveError) as caught:
             await call
-        assert (caught.value.code, caught.value.message) == (Code.UNAVAILABLE, NOT_ALLOWED)
+        assert caught.value.code is Code.UNAVAILABLE
+        assert caught.value.message.startswith(f"{NOT_ALLOWED}: the model control mode of this server is '")
     assert bench.ready == [("a", 1), ("b", 1)]
 
 

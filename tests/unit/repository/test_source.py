@@ -6,7 +6,7 @@ import pytest
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.servable import ModelDirectory
-from modserve.repository.source import read_model, scan
+from modserve.repository.source import loose_files, read_model, scan
 from modserve.testing import write_model
 
 
@@ -90,3 +90,11 @@ def test_a_repository_that_can_not_be_read(tmp_path: Path, name: str, reason: st
 def test_nothing_to_scan(tmp_path: Path) -> None:
     assert scan([]).models == {}
     assert scan([tmp_path]).models == {}
+
+
+def test_models_that_lie_beside_the_folders(tmp_path: Path) -> None:
+    write_model(tmp_path, "one")
+    for name in ("resnet.onnx", "net.pth", "README.md"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder.onnx").mkdir()
+    assert loose_files([tmp_path, tmp_path / "nosuch"]) == [tmp_path / "net.pth", tmp_path / "resnet.onnx"]

@@ -1,6 +1,9 @@
 """GPU memory, with a driver that only pretends."""
 
+import contextlib
 import ctypes
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +170,27 @@ def test_a_region_that_can_not_be_closed_is_forgotten_nevertheless() -> None:
     driver.failing = ("cuIpcCloseMemHandle",)
     memory.unregister(CudaRegion, "g")
     assert memory.status(CudaRegion) == []
+
+
+def test_two_threads_retain_a_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    retained: list[int] = []
+    both = threading.Barrier(2)
+    find, retain = FakeDriver._cuDeviceGet, FakeDriver._cuDevicePrimaryCtxRetain
+
+    def slow_find(self: FakeDriver, device: Any, ordinal: int) -> int:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.05)  # a second thread that gets here meanwhile would retain the device, too
+        return find(self, device, ordinal)
+
+    def counted(self: FakeDriver, context: Any, device: Any) -> None:
+        retained.append(device.value)
+        retain(self, context, device)
+
+    monkeypatch.setattr(FakeDriver, "_cuDeviceGet", slow_find)
+    monkeypatch.setattr(FakeDriver, "_cuDevicePrimaryCtxRetain", counted)
+    driver = FakeDriver()
+    cuda = Cuda(lambda: driver)  # type: ignore[arg-type, return-value]
+    with ThreadPoolExecutor(2) as threads:
+        for opening in [threads.submit(cuda.open, CudaRegion(name, 0, 8), HANDLE) for name in "ab"]:
+            opening.result(30)
+    assert retained == [0]

@@ -216,13 +216,43 @@ def test_a_region_in_use_goes_with_its_last_user(memory: SharedMemory) -> None:
     second.reserve(Place("x", 0, 8))
     memory.unregister(SystemRegion)
     assert [each.name for each in memory.status(SystemRegion)] == ["x"]
-    assert refusal(memory.register_system, region("x"))[0] is Code.ALREADY_EXISTS
     first.release()
     first.release()
     assert [each.name for each in memory.status(SystemRegion)] == ["x"]
     second.release()
     assert memory.status(SystemRegion) == []
     memory.register_system(region("x"))
+
+
+def test_a_region_that_goes_is_lent_to_nobody_else(memory: SharedMemory) -> None:
+    """Or under steady use it would never go."""
+    memory.register_system(region())
+    before = memory.lease()
+    before.read(Place("r", 0, 8))
+    memory.unregister(SystemRegion)
+    assert refusal(memory.lease().read, Place("r", 0, 8)) == (
+        Code.NOT_FOUND,
+        "Unable to find shared memory region: 'r'",
+    )
+    before.read(Place("r", 8, 8))  # who has it has all of it
+    before.release()
+    assert memory.status(SystemRegion) == []
+
+
+def test_the_name_of_a_region_that_goes_may_be_registered_again(memory: SharedMemory, directory: Path) -> None:
+    (directory / "b").write_bytes(CONTENT[::-1])
+    memory.register_system(region())
+    before = memory.lease()
+    before.read(Place("r", 0, 8))
+    memory.unregister(SystemRegion)
+    memory.register_system(region(key="b"))
+    assert read(memory, Place("r", 0, 64)) == CONTENT[::-1]
+    assert memory.status(SystemRegion) == [region(key="b")]
+    memory.register_system(region("s"))
+    assert refusal(memory.register_system, region("t"))[0] is Code.UNAVAILABLE  # the one that goes counts
+    before.release()
+    memory.register_system(region("t"))
+    assert [each.name for each in memory.status(SystemRegion)] == ["r", "s", "t"]
 
 
 def test_what_was_read_outlives_the_region(memory: SharedMemory) -> None:

@@ -1,0 +1,194 @@
+"""What people are told about models that do not load, by what lies in their directory."""
+
+from pathlib import Path
+
+import pytest
+
+from modserve.models import advice
+
+INSTALLED = ["identity", "onnxruntime", "repeat"]
+
+
+def made(root: Path, files: dict[str, bytes], name: str = "resnet") -> Path:
+    directory = root / name
+    directory.mkdir(parents=True)
+    for path, content in files.items():
+        target = directory / path
+        if path.endswith("/"):
+            target.mkdir(parents=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+    return directory
+
+
+LAYOUTS: dict[str, tuple[dict[str, bytes], list[str]]] = {
+    "the file has another name": (
+        {"1/resnet.onnx": b"x"},
+        [
+            "'{at}' holds: 1/ (resnet.onnx)",
+            "rename '1/resnet.onnx' to '1/model.onnx', or write default_model_filename: \"resnet.onnx\" into config.pb",
+        ],
+    ),
+    "beside the version folder": (
+        {"1/": b"", "model.onnx": b"x"},
+        [
+            "'{at}' holds: 1/ (empty), model.onnx",
+            "move 'model.onnx' to '1/model.onnx': model files lie in the folder of",
+        ],
+    ),
+    "no version folder": ({"resnet.onnx": b"x"}, ["move 'resnet.onnx' to '1/model.onnx'"]),
+    "a version folder that is none": (
+        {"v1/model.onnx": b"x"},
+        ["folder 'v1' is no version: versions are called by whole numbers, such as '1'"],
+    ),
+    "a version with zeros": ({"01/model.onnx": b"x"}, ["folder '01' is no version", "such as '1'"]),
+    "empty": ({}, ["'{at}' is empty"]),
+    "pytorch": (
+        {"1/model.pth": b"x"},
+        ["'1/model.pth' is a PyTorch file: export the model to ONNX with torch.onnx.exp"],
+    ),
+    "torchscript": ({"1/model.pt": b"x"}, ["'1/model.pt' is a PyTorch file"]),
+    "safetensors": ({"1/model.safetensors": b"x"}, ["is a file of weights without the model's graph", "optimum-cli"]),
+    "pickle": ({"1/model.pkl": b"x"}, ["is a pickled Python object", "options={{'zipmap': False}}"]),
+    "joblib": ({"model.joblib": b"x"}, ["'model.joblib' is a pickled Python object"]),
+    "keras": ({"1/model.h5": b"x"}, ["tf2onnx"]),
+    "tensorflow": ({"1/saved_model.pb": b"x"}, ["tf2onnx"]),
+    "tensorrt": ({"1/model.plan": b"x"}, ["'1/model.plan' is a TensorRT engine: serve the ONNX file that"]),
+    "tensorrt by its tool": ({"1/model.engine": b"x"}, ["'1/model.engine' is a TensorRT engine"]),
+    "a misspelt configuration": (
+        {"1/weights.dat": b"x", "config.pbtext": b"x"},
+        ["'{at}/config.pbtext' is not read: a model's configuration is called 'config.pbtxt'"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "expected"), LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_a_layout(tmp_path: Path, files: dict[str, bytes], expected: list[str]) -> None:
+    directory = made(tmp_path, files)
+    text = advice.layout(directory, INSTALLED)
+    for part in expected:
+        assert part.format(at=directory) in text
+    assert text.endswith(
+        "installed backends: 'onnxruntime' takes <version>/model.onnx; "
+        "'identity', 'repeat': by name, as backend: \"identity\" in config.pbtxt"
+    )
+
+
+def test_the_folder_of_one_model_as_repository(tmp_path: Path) -> None:
+    model = made(tmp_path, {"1/model.onnx": b"x", "config.pbtxt": b""})
+    assert (
+        f"'{model}' seems to be the folder of one model: --model-repository takes the folder that the folders of "
+        f"models are in, '{tmp_path}'"
+    ) in advice.layout(model / "1", INSTALLED)
+
+
+def test_what_an_installed_backend_takes_is_not_foreign(tmp_path: Path) -> None:
+    directory = made(tmp_path, {"1/model.py": b"x"})
+    assert "runs no Python models" in advice.layout(directory, INSTALLED)
+    assert "runs no Python models" not in advice.layout(directory, [*INSTALLED, "python"])
+
+
+def test_many_files_are_not_all_listed(tmp_path: Path) -> None:
+    directory = made(tmp_path, {f"1/{number:02}.bin": b"" for number in range(20)})
+    assert (
+        advice.contents(directory) == f"'{directory}' holds: 1/ (00.bin, 01.bin, 02.bin, 03.bin, 04.bin, and 15 more)"
+    )
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    assert advice.layout(tmp_path / "nosuch", INSTALLED).startswith(f"'{tmp_path}/nosuch' is empty\n")
+    assert advice.misspelt_config(tmp_path / "nosuch") == ""
+
+
+def test_the_versions_that_there_are(tmp_path: Path) -> None:
+    directory = made(tmp_path, {"1/model.onnx": b"x", "3/model.onnx": b"x"})
+    assert advice.versions(directory, (1, 3), INSTALLED) == "the versions that are there: 1, 3"
+    (directory / "1").rename(directory / "v1")
+    (directory / "3").rename(directory / "latest")
+    assert advice.versions(directory, (), INSTALLED) == (
+        f"'{directory}' holds: latest/ (model.onnx), v1/ (model.onnx)\n"
+        "folder 'v1' is no version: versions are called by whole numbers, such as '1'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"1/": b""}, "'{at}/1' is empty"),
+        (
+            {"1/resnet50.onnx": b""},
+            "'{at}/1' holds: resnet50.onnx\nrename '1/resnet50.onnx' to '1/model.onnx', or write "
+            'default_model_filename: "resnet50.onnx" into config.pbtxt',
+        ),
+        ({"1/a.pth": b""}, "'{at}/1' holds: a.pth\n'1/a.pth' is a PyTorch file: "),
+        ({"1/model.onnx": b""}, "'{at}/1/model.onnx' is empty"),
+        (
+            {"1/model.onnx": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"},
+            "'{at}/1/model.onnx' is no model: it is the pointer of Git LFS to a file that was not fetched",
+        ),
+        (
+            {"1/model.onnx": b"PK\x03\x04rest"},
+            "'{at}/1/model.onnx' is no model: it is a zip archive, as torch.save makes",
+        ),
+        ({"1/model.onnx": b"\x80\x04\x95rest"}, "'{at}/1/model.onnx' is no model: it is a pickle"),
+        ({"1/model.onnx": b"<!doctype html>"}, "'{at}/1/model.onnx' is no model: it is a web page"),
+        ({"1/model.onnx": b"\x08\x08\x12\x00"}, ""),
+    ],
+    ids=["nothing", "another name", "another kind", "no bytes", "git lfs", "torch", "pickle", "web page", "onnx"],
+)
+def test_a_model_file(tmp_path: Path, files: dict[str, bytes], expected: str) -> None:
+    directory = made(tmp_path, files)
+    text = advice.model_file(directory, 1, directory / "1" / "model.onnx", INSTALLED)
+    expected = expected.format(at=directory)
+    assert text.startswith(expected) if expected else text == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("onnx_runtime", "did you mean 'onnxruntime'?"),
+        ("ONNXRuntime", "did you mean 'onnxruntime'?"),
+        ("onnx", "did you mean 'onnxruntime'?"),
+        ("onnxruntim", "did you mean 'onnxruntime'?"),
+        ("onnxruntime_onnx", "did you mean 'onnxruntime'?"),
+        ("identiy", "did you mean 'identity'?"),
+        ("torchscript", "PyTorch models do not run here: export the model to ONNX"),
+        ("pytorch", "PyTorch models do not run here"),
+        ("tensorrt", "TensorRT engines do not run here"),
+        ("tensorflow", "TensorFlow models do not run here"),
+        ("python", "Python models do not run in this version"),
+        ("openvino", "OpenVINO files do not run here"),
+        ("nosuch", ""),
+    ],
+)
+def test_names_of_backends(name: str, expected: str) -> None:
+    text = advice.backend_name(name, INSTALLED)
+    assert text.startswith(expected) if expected else text == ""
+
+
+def test_no_backend_is_suggested_that_is_not_there() -> None:
+    assert advice.backend_name("onnx", ["identity"]) == ""
+    assert advice.backend_name("pytorch", ["identity", "pytorch_lite"]).startswith("PyTorch models do not run here")
+
+
+def test_options_of_backends_that_are_not_there() -> None:
+    found = advice.absent_backends(["", "onnxruntime", "python", "onnx"], INSTALLED)
+    assert [text.partition(",")[0] for text in found] == ["--backend-config=python", "--backend-config=onnx"]
+    assert (
+        "there is no backend 'python' here, installed backends are: identity, onnxruntime, repeat; Python mod"
+        in found[0]
+    )
+    assert found[1].endswith("did you mean 'onnxruntime'?")
+
+
+def test_options_that_a_backend_does_not_know() -> None:
+    known = {"default-max-batch-size": "", "intra_op_thread_count": "", "old-one": "it is always on"}
+    options = ["default-max-batch-size", "intra_op_threads", "old-one", "auto-complete-config", "nosuch"]
+    assert advice.unknown_options("engine", options, known) == [
+        "backend option 'intra_op_threads' of backend 'engine' has no effect: backend 'engine' does not know it; did "
+        "you mean 'intra_op_thread_count'?",
+        "backend option 'old-one' of backend 'engine' has no effect: it is always on",
+        "backend option 'auto-complete-config' of backend 'engine' has no effect: use --disable-auto-complete-config",
+        "backend option 'nosuch' of backend 'engine' has no effect: backend 'engine' does not know it",
+    ]
