@@ -390,7 +390,7 @@ class FrontEnds:
         if settings.allow_grpc:
             self._grpc = GrpcListener(server, settings.grpc_address, settings.grpc_port, grpc_options(settings))
         if settings.allow_metrics:
-            registry = prometheus.registry(server.ready_models)
+            registry = prometheus.registry(server.ready_models, self._figures)
             registry.register(watchdog)
             self._metrics = MetricsListener(
                 lambda: prometheus.render(registry),
@@ -399,6 +399,13 @@ class FrontEnds:
                 settings.metrics_port,
                 tasks,
             )
+
+    def _figures(self) -> prometheus.ServerFigures:
+        server = self._server
+        connections = {"http": self._http.connections} if self._http else {}
+        return prometheus.ServerFigures(
+            server.version, server.ready, server.index(), server.in_flight(), connections, server.memory
+        )
 
     async def start(self) -> Ports:
         """Open every port. Raises PortError, or CertificateError."""

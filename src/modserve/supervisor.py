@@ -198,7 +198,11 @@ def arguments(logs: LogSettings, command: Sequence[str]) -> list[str]:
 def main() -> int:
     """Supervise what the process's arguments, made by `arguments`, say."""
     log_format, log_file, *command = sys.argv[1:]
-    Logs(LogSettings(format=LogFormat(log_format), file=log_file)).install()
+    try:
+        Logs(LogSettings(format=LogFormat(log_format), file=log_file)).install()
+    except OSError as error:
+        print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
+        return 1
     return supervise(command)
 
 

@@ -1,9 +1,12 @@
 """The package as users import it."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import modserve
 from modserve import InferenceServer, Settings
@@ -14,6 +17,18 @@ REPOSITORY = Path(__file__).parents[2] / "model_repository"
 def test_public_names_are_there() -> None:
     assert sorted(modserve.__all__) == modserve.__all__
     assert not [name for name in modserve.__all__ if not hasattr(modserve, name)]
+    assert set(modserve.__all__) <= set(dir(modserve))
+    with pytest.raises(AttributeError, match="module 'modserve' has no attribute 'nosuch'"):
+        _ = modserve.nosuch  # type: ignore[attr-defined]
+
+
+def test_the_supervisor_is_small() -> None:
+    """It is to go on when everything else fails: of what a server needs it imports nothing."""
+    program = "import modserve.supervisor, sys; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    imported = {name.split(".")[0] for name in result.stdout.split()}
+    assert "modserve" in imported
+    assert imported.isdisjoint({"asyncio", "fastapi", "grpc", "numpy", "onnxruntime", "pydantic"})
 
 
 def test_a_server_starts_on_one_event_loop_after_another() -> None:

@@ -1,11 +1,13 @@
 """When a server is started again, and after which time; what is said of its end."""
 
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 
 from modserve.core.log_settings import LogFormat, LogSettings
-from modserve.supervisor import BackOff, Ending, arguments, ending
+from modserve.supervisor import BackOff, Ending, arguments, ending, main
 
 
 def exited(code: int) -> int:
@@ -48,6 +50,14 @@ def test_after_a_minute_of_health_the_next_crash_is_the_first() -> None:
     back_off = BackOff()
     lives = [1.0, 1.0, 59.9, 60.0, 1.0, 1.0, 3600.0]
     assert [back_off.delay(lived) for lived in lives] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_a_log_file_that_cannot_be_opened_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["supervisor", "ISO8601", str(tmp_path), "nothing"])
+    assert main() == 1
+    assert capsys.readouterr().err.startswith("modserve: cannot open the log file; '--log-file' names another: ")
 
 
 def test_the_command_line_of_the_supervisor() -> None:

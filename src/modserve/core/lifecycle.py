@@ -70,3 +70,8 @@ class IndexEntry:
     state: State
     reason: str
     load_ns: int = 0
+
+    @property
+    def unloaded(self) -> bool:
+        """Whether the version is there no more because somebody wanted that."""
+        return self.state is State.UNAVAILABLE and self.reason.startswith(UNLOADED)

@@ -1,4 +1,7 @@
-"""The metrics port: a page of its own listener, so that scraping never queues behind inference."""
+"""The metrics port: a listener of its own, which can be kept inside where the others are open to clients.
+
+It shares the event loop with them: the page is made between two of their requests.
+"""
 
 import asyncio
 import contextlib
@@ -7,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
+
+from modserve.protocol import compression
 
 
 class MetricsListener:
@@ -49,7 +54,14 @@ class MetricsListener:
         if scope["type"] != "http":
             return
         body = self._render() if scope["path"] == "/metrics" else b""
-        headers = [(b"content-type", self._content_type), (b"content-length", b"%d" % len(body))]
+        headers = [(b"content-type", self._content_type), (b"vary", b"accept-encoding")]
+        accepted = b", ".join(value for name, value in scope["headers"] if name == b"accept-encoding")
+        encoding = compression.choose(accepted.decode("latin-1")) if body else None
+        if encoding is not None:
+            # The page of a hundred models is a megabyte of text that hardly differs from line to line.
+            body = await asyncio.to_thread(compression.encode, [body], encoding)
+            headers.append((b"content-encoding", encoding.encode()))
+        headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": False})
         await send({"type": "http.response.body", "body": body, "more_body": False})
 

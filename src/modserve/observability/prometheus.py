@@ -1,6 +1,8 @@
 """The metrics page: Triton's names, and histograms of our own, read from the statistics when they are scraped."""
 
-from collections.abc import Callable, Iterable, Iterator
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
@@ -8,6 +10,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString as _untyped_go_string
 
+from modserve.core.lifecycle import IndexEntry
+from modserve.core.memory import MemoryBudget
 from modserve.core.servable import Servable
 from modserve.core.statistics import Histogram, ModelStatistics, TunerStatistics
 
@@ -131,9 +135,73 @@ class StatisticsCollector(Collector):
             yield histogram_family(name, text, unit, [(labels, histogram(s.statistics)) for labels, s in models])
 
 
-def registry(servables: Callable[[], Iterable[Servable]]) -> CollectorRegistry:
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """What a server has to say of itself, beside its models' statistics, at the time of a scrape."""
+
+    version: str
+    ready: bool
+    index: Sequence[IndexEntry]
+    in_flight: Mapping[str, int]
+    """Requests accepted and not settled, by model; models without any may be left out."""
+    connections: Mapping[str, int]
+    """Open connections by protocol."""
+    memory: MemoryBudget
+
+
+_MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
+    ("modserve_request_memory_bytes", "gauge", "Bytes that requests hold", lambda m: m.held),
+    ("modserve_request_memory_peak_bytes", "gauge", "The most bytes that requests held at one time", lambda m: m.peak),
+    (
+        "modserve_request_memory_limit_bytes",
+        "gauge",
+        "Bytes that all requests together may hold; 0: any number",
+        lambda m: m.limit,
+    ),
+    ("modserve_request_memory_refused", "counter", "Requests refused for lack of memory", lambda m: m.refused),
+)
+
+UNLOADED_STATE = "UNLOADED"
+"""The state, on this page, of a version that was unloaded on purpose. The index calls it UNAVAILABLE, as in Triton."""
+
+
+class ServerCollector(Collector):
+    """Metric families over the figures that `read` gives at scrape time."""
+
+    def __init__(self, read: Callable[[], ServerFigures]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        figures = self._read()
+        build = GaugeMetricFamily("modserve_build_info", "Always 1; the labels tell which server this is")
+        build.add_sample(build.name, {"version": figures.version, "python": platform.python_version()}, 1)
+        yield build
+        yield _single("modserve_ready", "gauge", "1 when inference may be sent", figures.ready)
+        states = GaugeMetricFamily("modserve_model_state", "Always 1; the label is a model version's state")
+        for entry in figures.index:
+            state = UNLOADED_STATE if entry.unloaded else entry.state.value
+            version = "" if entry.version is None else str(entry.version)
+            states.add_sample(states.name, {"model": entry.name, "version": version, "state": state}, 1)
+        yield states
+        in_flight = GaugeMetricFamily("modserve_requests_in_flight", "Requests accepted and not answered yet")
+        for name in sorted({entry.name for entry in figures.index} | figures.in_flight.keys()):
+            in_flight.add_sample(in_flight.name, {"model": name}, figures.in_flight.get(name, 0))
+        yield in_flight
+        connections = GaugeMetricFamily("modserve_connections", "Open connections, by protocol")
+        for protocol, count in figures.connections.items():
+            connections.add_sample(connections.name, {"protocol": protocol}, count)
+        yield connections
+        for name, kind, text, value in _MEMORY:
+            yield _single(name, kind, text, value(figures.memory))
+
+
+def registry(
+    servables: Callable[[], Iterable[Servable]], figures: Callable[[], ServerFigures] | None = None
+) -> CollectorRegistry:
     """A registry of one server's metrics and its process's."""
     found = CollectorRegistry()
+    if figures is not None:
+        found.register(ServerCollector(figures))
     found.register(StatisticsCollector(servables))
     ProcessCollector(registry=found)
     return found
@@ -169,6 +237,12 @@ def render(found: CollectorRegistry) -> bytes:
 def _place(label: tuple[str, str]) -> tuple[bool, str]:
     """As on Triton's page: by name, a bucket's limit last."""
     return label[0] == "le", label[0]
+
+
+def _single(name: str, kind: str, text: str, value: float) -> Metric:
+    family = Metric(name, text, kind)
+    family.add_sample(name, {}, value)
+    return family
 
 
 def _labels(servable: Servable) -> dict[str, str]:

@@ -1,15 +1,19 @@
 """The metrics page: its lines, exactly, and as Prometheus' own parser reads them."""
 
 import asyncio
+import dataclasses
 import itertools
+import platform
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import httpx
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from modserve.core.lifecycle import UNLOADED, IndexEntry, State
+from modserve.core.memory import MemoryBudget, MemoryExhaustedError
 from modserve.core.model_config import ModelConfig
 from modserve.core.servable import Servable
 from modserve.core.statistics import FailureReason, ModelStatistics, TunerStatistics
@@ -270,3 +274,96 @@ async def test_the_metrics_port(path: str, body: bytes) -> None:
             answer = await client.get(path)
     assert (answer.status_code, answer.content) == (200, body)
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [("gzip", "gzip"), ("gzip;q=0", None), ("identity", None), ("deflate;q=0.5, gzip", "gzip"), ("br", None)],
+)
+async def test_the_page_is_compressed_for_those_who_take_that(accepted: str, encoding: str | None) -> None:
+    text = page(used(config("simple"))).encode()
+    async with asyncio.TaskGroup() as tasks:
+        listener = MetricsListener(lambda: text, prometheus.CONTENT_TYPE, "", 0, tasks)
+        transport = httpx.ASGITransport(listener._app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            answer = await client.get("/metrics", headers={"Accept-Encoding": accepted})
+    assert answer.headers.get("content-encoding") == encoding
+    assert answer.content == text
+    assert (int(answer.headers["content-length"]) < len(text) / 3) == (encoding is not None)
+
+
+# The server
+
+
+def figures(**changes: Any) -> prometheus.ServerFigures:
+    index = [
+        IndexEntry("bad", None, State.UNAVAILABLE, "Invalid argument: no good"),
+        IndexEntry("gone", 1, State.UNAVAILABLE, UNLOADED),
+        IndexEntry("good", 1, State.READY, ""),
+        IndexEntry("good", 2, State.LOADING, ""),
+    ]
+    plain = prometheus.ServerFigures("1.2", True, index, {"good": 3}, {"http": 5}, MemoryBudget())
+    return dataclasses.replace(plain, **changes)
+
+
+def server_page(**changes: Any) -> str:
+    return prometheus.render(prometheus.registry(list, lambda: figures(**changes))).decode()
+
+
+def test_which_server_this_is() -> None:
+    python = platform.python_version()
+    text = server_page()
+    assert lines(text, "modserve_build_info") == [f'modserve_build_info{{python="{python}",version="1.2"}} 1.0']
+
+
+def test_readiness() -> None:
+    assert lines(server_page(), "modserve_ready") == ["modserve_ready 1.0"]
+    assert lines(server_page(ready=False), "modserve_ready") == ["modserve_ready 0.0"]
+
+
+def test_a_model_that_failed_to_load_can_be_told_from_one_that_nobody_wants() -> None:
+    assert lines(server_page(), "modserve_model_state") == [
+        'modserve_model_state{model="bad",state="UNAVAILABLE",version=""} 1.0',
+        'modserve_model_state{model="gone",state="UNLOADED",version="1"} 1.0',
+        'modserve_model_state{model="good",state="READY",version="1"} 1.0',
+        'modserve_model_state{model="good",state="LOADING",version="2"} 1.0',
+    ]
+
+
+def test_requests_in_flight_and_connections() -> None:
+    text = server_page()
+    assert lines(text, "modserve_requests_in_flight") == [
+        'modserve_requests_in_flight{model="bad"} 0.0',
+        'modserve_requests_in_flight{model="gone"} 0.0',
+        'modserve_requests_in_flight{model="good"} 3.0',
+    ]
+    assert lines(text, "modserve_connections") == ['modserve_connections{protocol="http"} 5.0']
+    assert "modserve_connections" not in server_page(connections={})
+
+
+def test_the_memory_of_requests() -> None:
+    budget = MemoryBudget(100)
+    budget.take(70)
+    budget.give_back(40)
+    with pytest.raises(MemoryExhaustedError):
+        budget.take(71)
+    text = server_page(memory=budget)
+    assert [
+        *lines(text, "modserve_request_memory_bytes"),
+        *lines(text, "modserve_request_memory_peak_bytes"),
+        *lines(text, "modserve_request_memory_limit_bytes"),
+        *lines(text, "modserve_request_memory_refused"),
+    ] == [
+        "modserve_request_memory_bytes 30.0",
+        "modserve_request_memory_peak_bytes 70.0",
+        "modserve_request_memory_limit_bytes 100.0",
+        "modserve_request_memory_refused 1.0",
+    ]
+    assert "# TYPE modserve_request_memory_refused counter\n" in text
+    assert "# TYPE modserve_request_memory_bytes gauge\n" in text
+
+
+def test_prometheus_reads_the_server_s_figures() -> None:
+    found = families(server_page())
+    assert found["modserve_model_state"].type == "gauge"
+    assert len(found["modserve_model_state"].samples) == 4

@@ -41,6 +41,11 @@ class HttpListener:
         self._streams: Streams | None = None
         self._socket: asyncio.Server | None = None
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return 0 if self._site is None else len(self._site.connections)
+
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop = asyncio.get_running_loop()
