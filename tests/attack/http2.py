@@ -122,6 +122,15 @@ class Connection:
             pass
         return status
 
+    def wait_for_answers(self, streams: Iterable[int], seconds: float) -> bool:
+        """Whether something is said on each of the streams in time."""
+        end = time.monotonic() + seconds
+        waiting = set(streams)
+        while waiting := {each for each in waiting if each not in self.blocks and each not in self.resets}:
+            if not self._wait(end):
+                return False
+        return True
+
     def wait_for_end(self, seconds: float = 10.0) -> bool:
         """Whether the server closes the connection in time."""
         end = time.monotonic() + seconds

@@ -4,8 +4,11 @@ import gzip
 import http.client
 import io
 import json
+import os
+import random
 import re
 import socket
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -29,6 +32,17 @@ REFUSALS: Final = frozenset({400, 413, 431, 503})
 """The statuses of a request that is too much, for itself or at this moment."""
 
 INFER: Final = infer_path("simple")
+
+
+def chances(seed: int, count: int) -> Iterator[random.Random]:
+    """The same source of chance, `count` times; with ATTACK_SECONDS for so long, and with ATTACK_SEED another one."""
+    choose = random.Random(int(os.environ.get("ATTACK_SEED", seed)))
+    seconds = float(os.environ.get("ATTACK_SECONDS", 0))
+    end = time.monotonic() + seconds
+    done = 0
+    while time.monotonic() < end if seconds else done < count:
+        yield choose
+        done += 1
 
 
 def healthy(server: ServerProcess) -> bool:
