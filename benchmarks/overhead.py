@@ -28,7 +28,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -167,8 +167,8 @@ def triton(template: str, repository: Path, seconds: float = 60.0) -> Iterator[S
         if process.poll() is not None or not ready:
             yield None
         else:
-            started = ServerProcess(process.pid, *ports, time.perf_counter() - began, 0)
-            yield ServerProcess(process.pid, *ports, started.start_seconds, started.rss_mb())
+            found = ServerProcess(process.pid, ports[0], ports[1], ports[2], time.perf_counter() - began, 0)
+            yield replace(found, ready_rss_mb=found.rss_mb())
     finally:
         process.terminate()
         process.wait(timeout=60)
@@ -303,8 +303,8 @@ def h2load(target: ServerProcess, message: bytes, connections: int, requests: in
     if f" {requests} succeeded" not in text:
         raise SystemExit(f"h2load saw failures:\n{text}")
     rate = float(_find(r"finished in \S+, ([\d.]+) req/s", text))
-    percentiles = (quantile(times, share) for share in (0.5, 0.99, 0.999))
-    return Load(rate, *percentiles, cpu / requests * 1e6, requests)
+    p50, p99, p999 = (quantile(times, share) for share in (0.5, 0.99, 0.999))
+    return Load(rate, p50, p99, p999, cpu / requests * 1e6, requests)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -334,10 +334,15 @@ def _find(pattern: str, text: str) -> str:
 
 
 def median(loads: Sequence[Load]) -> Load:
-    columns = zip(
-        *((load.per_second, load.p50_us, load.p99_us, load.p999_us, load.cpu_us) for load in loads), strict=True
+    """The median of each figure, and the sum of the counts."""
+    return Load(
+        statistics.median(load.per_second for load in loads),
+        statistics.median(load.p50_us for load in loads),
+        statistics.median(load.p99_us for load in loads),
+        statistics.median(load.p999_us for load in loads),
+        statistics.median(load.cpu_us for load in loads),
+        sum(load.count for load in loads),
     )
-    return Load(*(statistics.median(column) for column in columns), count=sum(load.count for load in loads))
 
 
 def bare_simple(seconds: float) -> float:

@@ -81,7 +81,7 @@ def watch(pid: int, port: int, control_port: int) -> dict[str, object]:
                         lane.failure = f"the kept connection broke: {error}"
             for key, _ in selector.select(_PERIOD):
                 if key.data is None:
-                    if not sys.stdin.buffer.read1(1):
+                    if not os.read(sys.stdin.fileno(), 1):
                         ending = time.monotonic()
                         selector.unregister(sys.stdin)
                     continue

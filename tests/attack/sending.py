@@ -55,7 +55,7 @@ def healthy(server: ServerProcess) -> bool:
             if connection.getresponse().status != 200:
                 return False
         with grpc.insecure_channel(f"{HOST}:{server.grpc_port}") as channel:
-            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive", None, None)
             live(b"", timeout=2)
     except (OSError, http.client.HTTPException, grpc.RpcError):
         return False

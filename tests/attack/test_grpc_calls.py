@@ -202,7 +202,7 @@ def outcome(call: Any, data: bytes) -> tuple[grpc.StatusCode, str]:
 def test_messages(server: ServerProcess, row: Row) -> None:
     """The right status, whose text is short enough for every client to take."""
     with attacked(server, f"gRPC: {row.name}, {len(row.data):,} B", row.limits), channel(server.grpc_port) as opened:
-        call: Any = opened.unary_unary(http2.SERVICE + row.method)
+        call: Any = opened.unary_unary(http2.SERVICE + row.method, None, None)
         code, text = outcome(call, row.data)
         assert code in row.right, text[:500]
         assert len(text.encode()) <= _TEXT
@@ -255,7 +255,7 @@ def test_random_and_mutated_messages(server: ServerProcess) -> None:
     """Good messages with some bytes changed, from a fixed seed: answered, and never as if the server had failed."""
     good = bytes(message(Ask()).SerializeToString())
     with attacked(server, "500 mutated messages", Limits(peak_mb=64)), channel(server.grpc_port) as opened:
-        call: Any = opened.unary_unary(http2.SERVICE + "ModelInfer")
+        call: Any = opened.unary_unary(http2.SERVICE + "ModelInfer", None, None)
         for choose in chances(4, 500):
             data = bytearray(good if choose.random() < 0.9 else choose.randbytes(200))
             for _ in range(choose.choice((1, 2, 5))):
