@@ -15,7 +15,7 @@ from attack.sending import GOOD, INFER, assert_answers, exchange, post, statuses
 
 LOAD: Final = "/v2/repository/models/simple/load"
 
-_SMALL_LOG = Limits(peak_mb=64, cpu_seconds=2, log_bytes=16 * 1024)
+_SMALL_LOG = Limits(peak_mb=64, cpu_seconds=4, log_bytes=16 * 1024)
 
 
 def overridden(**fields: object) -> str:
