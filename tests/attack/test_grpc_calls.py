@@ -240,7 +240,9 @@ def test_a_call_without_a_message_does_not_delay_the_end() -> None:
             assert connection.wait_for_status(1, 5) == 13
             other.send(http2.frame(http2.HEADERS, flags, 1, http2.call_headers("ModelInfer")))
             server.signal(signal.SIGTERM)
-            server.wait(0, seconds=15)
+            for each in (connection, other):
+                assert each.wait_for_end(15), "the server waits for a message that will not come"
+            server.wait(0)
 
 
 def test_two_messages_in_a_unary_call(server: ServerProcess) -> None:

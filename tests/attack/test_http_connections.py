@@ -287,7 +287,11 @@ def test_a_client_that_does_not_read_is_let_go(impatient: ServerProcess) -> None
     page = b"GET /openapi.json HTTP/1.1\r\nHost: a\r\n\r\n"
     with ExitStack() as stack, attacked(impatient, "a client that does not read, with a time-out"):
         connections = connected(stack, impatient.http_port, 5, receive=4096)
-        push(connections, page * 200, 0.5)
+        for connection in connections:
+            connection.setblocking(True)
+            connection.sendall(LIVE)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")  # so the server knows of it
+            connection.sendall(page * 200)
         eventually(lambda: footprint(impatient.pid).descriptors <= before + 1)  # the probe's
 
 
