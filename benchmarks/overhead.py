@@ -1,16 +1,22 @@
-"""What the server itself costs: requests per second, latency and server CPU a request, beside the bare engine.
+"""What the server itself costs: requests per second, latency, server CPU a request and memory, beside the bare engine.
 
-    python benchmarks/overhead.py            # prints the report, about four minutes
-    python benchmarks/overhead.py --write    # and puts it into docs/performance.md
+    python benchmarks/overhead.py                     # prints the report, some minutes
+    python benchmarks/overhead.py --write             # and puts it into docs/performance.md
+    python benchmarks/overhead.py --baseline ../old   # another checkout of the source beside this one
 
-Needs the programs wrk and h2load (Debian: wrk, nghttp2-client). Machines are noisy: every figure is the median of
-several runs, and what is compared is measured in turns in one call.
+Needs ``pip install .[dev]`` and the programs wrk and h2load (Debian: wrk, nghttp2-client). Where the environment
+variable TRITON_SERVER_CMD has a command that starts Triton, with ``{repository}``, ``{http_port}``, ``{grpc_port}`` and
+``{metrics_port}`` where these belong, Triton is measured beside. Machines are noisy: every figure is the median of
+several windows, and the servers that are compared take turns, window by window, in one call.
 """
 
 import argparse
 import os
 import platform
 import re
+import shlex
+import shutil
+import socket
 import statistics
 import struct
 import subprocess
@@ -21,19 +27,24 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from importlib.metadata import distribution
 from pathlib import Path
 
-import numpy as np
-import onnxruntime as ort
-import orjson
-from packaging.requirements import Requirement
+try:
+    import numpy as np
+    import onnx
+    import onnxruntime as ort
+    import orjson
+    from onnx import TensorProto, helper
+    from packaging.requirements import Requirement
 
-import encoder
-from modserve.execution.placement import available_cores
-from modserve.pb import inference as pb
+    import encoder
+    from modserve.execution.placement import available_cores
+    from modserve.pb import inference as pb
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"the Python package '{missing.name}' is not installed: pip install '.[dev]'") from None
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "docs" / "performance.md"
@@ -48,11 +59,15 @@ class Load:
     per_second: float
     p50_us: float
     p99_us: float
+    p999_us: float
     cpu_us: float
+    count: int = 0
 
 
 @dataclass(frozen=True)
 class ServerProcess:
+    """A running server; what it costs is counted with that of the processes it has started."""
+
     pid: int
     http: int
     grpc: int
@@ -61,17 +76,45 @@ class ServerProcess:
     ready_rss_mb: float
 
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
+        return sum(_cpu_ticks(pid) for pid in _family(self.pid)) / _TICK
+
+    def rss_mb(self) -> float:
+        return sum(_status_mb(pid, "VmRSS") for pid in _family(self.pid))
+
+    def peak_mb(self) -> float:
+        """The most of each process, so of several it is an upper bound."""
+        return sum(_status_mb(pid, "VmHWM") for pid in _family(self.pid))
+
+
+def _family(pid: int) -> list[int]:
+    """The process and all below it."""
+    found = [pid]
+    for each in found:
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found
+
+
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _status_mb(pid: int, name: str) -> float:
+    match = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(match[1]) / 1024 if match else 0.0
 
 
 @contextmanager
-def server(repository: Path) -> Iterator[ServerProcess]:
-    """A server on free ports, from its start to READY."""
+def server(repository: Path, tree: Path | None = None) -> Iterator[ServerProcess]:
+    """A server on free ports, from its start to READY; of the source in another checkout, if `tree` is one."""
     command = [sys.executable, "-m", "modserve", "serve", "--model-repository", str(repository)]
     command += ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    environment = dict(os.environ)
+    if tree is not None:
+        environment["PYTHONPATH"] = str(tree.resolve() / "src")
     began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     assert process.stdout is not None
     reading = threading.Thread(target=process.stdout.read, daemon=True)
     try:
@@ -87,7 +130,8 @@ def server(repository: Path) -> Iterator[ServerProcess]:
             time.sleep(0.01)
         seconds = time.perf_counter() - began
         reading.start()
-        yield ServerProcess(process.pid, ports["HTTP"], ports["gRPC"], ports["metrics"], seconds, _rss_mb(process.pid))
+        rss = _status_mb(process.pid, "VmRSS")
+        yield ServerProcess(process.pid, ports["HTTP"], ports["gRPC"], ports["metrics"], seconds, rss)
     finally:
         process.terminate()
         process.wait(timeout=60)
@@ -96,17 +140,53 @@ def server(repository: Path) -> Iterator[ServerProcess]:
         process.stdout.close()
 
 
+def triton_command(template: str, repository: Path, ports: Sequence[int]) -> list[str]:
+    """The words of TRITON_SERVER_CMD, filled in. Raises SystemExit for what cannot be filled in."""
+    http_port, grpc_port, metrics_port = ports
+    try:
+        return [
+            word.format(repository=repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port)
+            for word in shlex.split(template)
+        ]
+    except (KeyError, IndexError, ValueError) as error:
+        known = "{repository}, {http_port}, {grpc_port} and {metrics_port}"
+        raise SystemExit(f"TRITON_SERVER_CMD: {error!r}; the placeholders are {known}") from None
+
+
+@contextmanager
+def triton(template: str, repository: Path, seconds: float = 60.0) -> Iterator[ServerProcess | None]:
+    """Triton, from its start to READY; None if it is not ready in time, or ends."""
+    ports = _free_ports(3)
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        triton_command(template, repository, ports), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        while process.poll() is None and not (ready := _ready(ports[0])) and time.perf_counter() < began + seconds:
+            time.sleep(0.05)
+        if process.poll() is not None or not ready:
+            yield None
+        else:
+            found = ServerProcess(process.pid, ports[0], ports[1], ports[2], time.perf_counter() - began, 0)
+            yield replace(found, ready_rss_mb=found.rss_mb())
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    with ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in opened]
+
+
 def _ready(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://localhost:{port}/v2/health/ready") as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready") as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, ConnectionError):
         return False
-
-
-def _rss_mb(pid: int) -> float:
-    match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(match[1]) / 1024 if match else 0.0
 
 
 def install_mb() -> float:
@@ -144,36 +224,40 @@ def http_body(inputs: list[dict[str, object]], data: bytes) -> tuple[bytes, int]
     return text + data, len(text)
 
 
-def wrk(target: ServerProcess, model: str, body: bytes, json_length: int, connections: int, seconds: int) -> Load:
+_WRK_REPORT = r"""
+done = function(summary, latency, requests)
+  local at = function(share) return latency:percentile(share) end
+  io.write(string.format("percentiles %d %d %d\n", at(50), at(99), at(99.9)))
+end
+"""
+
+
+def wrk(
+    target: ServerProcess, model: str, body: bytes, json_length: int | None, connections: int, seconds: int
+) -> Load:
+    """Closed-loop clients of HTTP; without `json_length` the body is JSON as a whole."""
     with tempfile.TemporaryDirectory() as directory:
-        script = Path(directory) / "request.lua"
-        escaped = "".join(f"\\{byte:03d}" for byte in body)
+        script, content = Path(directory) / "request.lua", Path(directory) / "body"
+        content.write_bytes(body)
+        length = "" if json_length is None else f'wrk.headers["Inference-Header-Content-Length"] = "{json_length}"\n'
         script.write_text(
-            f'wrk.method = "POST"\nwrk.body = "{escaped}"\n'
-            f'wrk.headers["Inference-Header-Content-Length"] = "{json_length}"\n'
+            f'wrk.method = "POST"\nwrk.body = io.open("{content}", "rb"):read("*a")\n'
+            f'wrk.headers["Content-Type"] = "application/json"\n{length}{_WRK_REPORT}'
         )
-        command = [
-            "wrk",
-            "-t1",
-            f"-c{connections}",
-            f"-d{seconds}s",
-            "--timeout",
-            "60s",
-            "--latency",
-            "-s",
-            str(script),
-        ]
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "60s", "-s", str(script)]
         before = target.cpu_seconds()
         text = _run([*command, f"http://127.0.0.1:{target.http}/v2/models/{model}/infer"])
-        cpu = target.cpu_seconds() - before
+        return read_wrk(text, target.cpu_seconds() - before)
+
+
+def read_wrk(text: str, cpu_seconds: float) -> Load:
+    """What wrk has printed. Raises SystemExit if requests have failed."""
     if "Non-2xx" in text or "Socket errors" in text:
         raise SystemExit(f"wrk saw failures:\n{text}")
     count = int(_find(r"(\d+) requests in", text))
+    p50, p99, p999 = map(float, _find(r"percentiles (\d+ \d+ \d+)", text).split())
     return Load(
-        float(_find(r"Requests/sec:\s+([\d.]+)", text)),
-        _microseconds(_find(r"\n\s+50%\s+(\S+)", text)),
-        _microseconds(_find(r"\n\s+99%\s+(\S+)", text)),
-        cpu / count * 1e6,
+        float(_find(r"Requests/sec:\s+([\d.]+)", text)), p50, p99, p999, cpu_seconds / max(1, count) * 1e6, count
     )
 
 
@@ -219,14 +303,27 @@ def h2load(target: ServerProcess, message: bytes, connections: int, requests: in
     if f" {requests} succeeded" not in text:
         raise SystemExit(f"h2load saw failures:\n{text}")
     rate = float(_find(r"finished in \S+, ([\d.]+) req/s", text))
-    return Load(rate, times[len(times) // 2], times[len(times) * 99 // 100], cpu / requests * 1e6)
+    p50, p99, p999 = (quantile(times, share) for share in (0.5, 0.99, 0.999))
+    return Load(rate, p50, p99, p999, cpu / requests * 1e6, requests)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Of sorted values: the one below which this share of them is."""
+    return values[min(len(values) - 1, int(len(values) * share))]
+
+
+def missing_programs(which: Callable[[str], str | None] = shutil.which) -> str:
+    """One line that says what to install; empty if all is there."""
+    packages = {"wrk": "wrk", "h2load": "nghttp2-client"}
+    missing = [name for name in packages if which(name) is None]
+    if not missing:
+        return ""
+    needed = " ".join(packages[name] for name in missing)
+    return f"not installed: {', '.join(missing)} (Debian: apt-get install {needed})"
 
 
 def _run(command: Sequence[str]) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except FileNotFoundError:
-        raise SystemExit(f"{command[0]} is not installed (Debian: apt-get install wrk nghttp2-client)") from None
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _find(pattern: str, text: str) -> str:
@@ -236,14 +333,16 @@ def _find(pattern: str, text: str) -> str:
     return match[match.lastindex or 0]
 
 
-def _microseconds(text: str) -> float:
-    number = _find(r"^[\d.]+", text)
-    return float(number) * {"us": 1, "ms": 1e3, "s": 1e6}[text.removeprefix(number)]
-
-
 def median(loads: Sequence[Load]) -> Load:
-    columns = zip(*((load.per_second, load.p50_us, load.p99_us, load.cpu_us) for load in loads), strict=True)
-    return Load(*(statistics.median(column) for column in columns))
+    """The median of each figure, and the sum of the counts."""
+    return Load(
+        statistics.median(load.per_second for load in loads),
+        statistics.median(load.p50_us for load in loads),
+        statistics.median(load.p99_us for load in loads),
+        statistics.median(load.p999_us for load in loads),
+        statistics.median(load.cpu_us for load in loads),
+        sum(load.count for load in loads),
+    )
 
 
 def bare_simple(seconds: float) -> float:
@@ -291,48 +390,221 @@ def bare_encoder(model: Path, threads: int, batch: int, sequence: int, seconds: 
     return sum(counts) / (time.perf_counter() - began)
 
 
-def overhead_table(runs: int, seconds: int) -> list[str]:
-    bare = statistics.median(bare_simple(1.0) for _ in range(3))
+LARGE = (1, 3, 400, 1000)
+"""The shape of an image of 4.8 MB in FP32."""
+
+_PYTHON_MODELS = {
+    "simple": (
+        'get("INPUT0"), get("INPUT1")',
+        '[pb_utils.Tensor("OUTPUT0", tensors[0] + tensors[1]), pb_utils.Tensor("OUTPUT1", tensors[0] - tensors[1])]',
+    ),
+    "large": ('get("INPUT0"),', '[pb_utils.Tensor("OUTPUT0", tensors[0])]'),
+}
+"""For a Triton without an engine for ONNX: a model's inputs, and what it gives back."""
+
+_PYTHON_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            get = lambda name: pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+            tensors = ({inputs})
+            responses.append(pb_utils.InferenceResponse({outputs}))
+        return responses
+"""
+
+
+def write_repository(directory: Path, python: bool = False) -> Path:
+    """`simple` of the example repository, and `large`, which gives back an image; as ONNX files or as Python models."""
+    shutil.copytree(ROOT / "model_repository" / "simple", directory / "simple")
+    (directory / "large" / "1").mkdir(parents=True)
+    tensor = "data_type: TYPE_FP32 dims: [ " + ", ".join(map(str, LARGE)) + " ]"
+    (directory / "large" / "config.pbtxt").write_text(
+        'name: "large"\nplatform: "onnxruntime_onnx"\nmax_batch_size: 0\n'
+        f'input [ {{ name: "INPUT0" {tensor} }} ]\noutput [ {{ name: "OUTPUT0" {tensor} }} ]\n'
+    )
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, LARGE) for name in ("INPUT0", "OUTPUT0")]
+    graph = helper.make_graph([helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])], "large", values[:1], values[1:])
+    opset = [helper.make_opsetid("", 19)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), directory / "large" / "1" / "model.onnx")
+    if python:
+        for name, (inputs, outputs) in _PYTHON_MODELS.items():
+            config = directory / name / "config.pbtxt"
+            config.write_text(re.sub(r'(?m)^platform: *"[^"]*"', 'backend: "python"', config.read_text()))
+            (directory / name / "1" / "model.onnx").unlink()
+            (directory / name / "1" / "model.py").write_text(_PYTHON_MODEL.format(inputs=inputs, outputs=outputs))
+    return directory
+
+
+@dataclass
+class Contender:
+    """A server that is measured, and what was measured of it: by path and connections, one `Load` a window."""
+
+    name: str
+    target: ServerProcess
+    loads: dict[tuple[str, int], list[Load]] = field(default_factory=dict)
+    after_mb: float = 0.0
+    """Resident after the large requests."""
+
+
+@contextmanager
+def contenders(arguments: argparse.Namespace, directory: Path) -> Iterator[list[Contender]]:
+    """This source, and what it is compared with, all running: those whose turn it is not have nothing to do."""
+    with ExitStack() as stack:
+        repository = write_repository(directory / "onnx")
+        trees = {"modserve": ROOT, "baseline": arguments.baseline} if arguments.baseline else {"modserve": None}
+        found = [Contender(name, stack.enter_context(server(repository, tree))) for name, tree in trees.items()]
+        if template := os.environ.get("TRITON_SERVER_CMD"):
+            found.append(_triton_contender(stack, template, repository, directory))
+        yield found
+
+
+def _triton_contender(stack: ExitStack, template: str, repository: Path, directory: Path) -> Contender:
+    """With the same files, or with models in Python where it cannot load those."""
+    python = write_repository(directory / "python", python=True)
+    for name, models in (("Triton", repository), ("Triton, Python models", python)):
+        own = ExitStack()
+        started = own.enter_context(triton(template, models))
+        if started is not None:
+            stack.push(own)
+            return Contender(name, started)
+        own.close()
+    raise SystemExit(
+        "TRITON_SERVER_CMD: the server did not become ready, neither with ONNX files nor with Python models"
+    )
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way through the server: `load` makes it busy with so many connections for one window."""
+
+    name: str
+    connections: Sequence[int]
+    load: Callable[[ServerProcess, int], Load]
+
+
+def paths(seconds: int) -> list[Way]:
     ones = np.ones((1, 16), "<i4").tobytes()
     body, json_length = http_body(tensors(), ones * 2)
+    names = ("INPUT0", "INPUT1")
+    text = orjson.dumps(
+        {"inputs": [{"name": name, "datatype": "INT32", "shape": [1, 16], "data": [1] * 16} for name in names]}
+    )
     tensor = pb.ModelInferRequest.InferInputTensor
     message = pb.ModelInferRequest(
         model_name="simple",
-        inputs=[tensor(name=name, datatype="INT32", shape=[1, 16]) for name in ("INPUT0", "INPUT1")],
+        inputs=[tensor(name=name, datatype="INT32", shape=[1, 16]) for name in names],
         raw_input_contents=[ones, ones],
     ).SerializeToString()
+    image = np.ones(LARGE, "<f4").tobytes()
+    large: dict[str, object] = {
+        "name": "INPUT0",
+        "datatype": "FP32",
+        "shape": list(LARGE),
+        "parameters": {"binary_data_size": len(image)},
+    }
+    large_body, large_length = http_body([large], image)
+    return [
+        Way(
+            "HTTP, binary tensors", CONNECTIONS, lambda to, count: wrk(to, "simple", body, json_length, count, seconds)
+        ),
+        Way("HTTP, JSON", CONNECTIONS, lambda to, count: wrk(to, "simple", text, None, count, seconds)),
+        Way("gRPC, raw tensors", CONNECTIONS, lambda to, count: h2load(to, message, count, 2_000 * seconds)),
+        Way(
+            LARGE_PATH,
+            (LARGE_CONNECTIONS,),
+            lambda to, count: wrk(to, "large", large_body, large_length, count, seconds),
+        ),
+    ]
+
+
+LARGE_PATH = "HTTP, 4.8 MB in and out"
+LARGE_CONNECTIONS = 4
+
+
+def measure(servers: Sequence[Contender], ways: Sequence[Way], runs: int, large_requests: int) -> None:
+    """Window by window in turns, the first of one round being the last of the next."""
+    for way in ways:
+        for count in way.connections:
+            for each in servers:
+                way.load(each.target, count)  # warm
+            for run in range(runs):
+                for each in servers if run % 2 == 0 else reversed(servers):
+                    each.loads.setdefault((way.name, count), []).append(way.load(each.target, count))
+    for way in ways:
+        for each in servers:
+            loads = each.loads[way.name, way.connections[0]]
+            while way.name == LARGE_PATH and sum(load.count for load in loads) < large_requests:
+                loads.append(way.load(each.target, way.connections[0]))
+    for each in servers:
+        each.after_mb = each.target.rss_mb()
+
+
+def loads_table(servers: Sequence[Contender], bare_us: float) -> list[str]:
     lines = [
-        "| path | connections | requests/s | p50 | p99 | server CPU a request |",
-        "|---|---|---|---|---|---|",
-        f"| bare ONNX Runtime loop, one thread | - | {1e6 / bare:,.0f} | - | - | {bare:.0f} µs |",
+        "| path | connections | server | requests/s | p50 | p99 | p99.9 | server CPU a request |",
+        "|---|---|---|---|---|---|---|---|",
+        f"| bare ONNX Runtime loop, one thread | - | - | {1e6 / bare_us:,.0f} | - | - | - | {bare_us:.0f} µs |",
     ]
-    with server(ROOT / "model_repository") as target:
-        start_seconds, rss = target.start_seconds, target.ready_rss_mb
-        paths: list[tuple[str, Callable[[int], Load]]] = [
-            ("HTTP, binary tensors", lambda count: wrk(target, "simple", body, json_length, count, seconds)),
-            ("gRPC, raw tensors", lambda count: h2load(target, message, count, 2_000 * seconds)),
-        ]
-        for name, load in paths:
-            load(16)  # warm
-            for count in CONNECTIONS:
-                row = median([load(count) for _ in range(runs)])
-                lines.append(
-                    f"| {name} | {count} | {row.per_second:,.0f} | {row.p50_us / 1e3:.2f} ms "
-                    f"| {row.p99_us / 1e3:.2f} ms | {row.cpu_us:.0f} µs |"
-                )
-    starts = [start_seconds]
-    for _ in range(2):
-        with server(ROOT / "model_repository") as target:
-            starts.append(target.start_seconds)
-    lines += [
-        "",
-        "| size | measured |",
-        "|---|---|",
-        f"| start to READY, example repository | {statistics.median(starts):.2f} s |",
-        f"| resident memory when READY | {rss:.0f} MB |",
-        f"| core install on disk | {install_mb():.0f} MB |",
-    ]
+    for path, count in servers[0].loads:
+        for each in servers:
+            row = median(each.loads[path, count])
+            times = " | ".join(f"{value / 1e3:.2f} ms" for value in (row.p50_us, row.p99_us, row.p999_us))
+            lines.append(f"| {path} | {count} | {each.name} | {row.per_second:,.0f} | {times} | {row.cpu_us:,.0f} µs |")
     return lines
+
+
+def ratio_table(servers: Sequence[Contender]) -> list[str]:
+    """The first server's figures over those of each other, window by window; nothing if there is no other."""
+    lines: list[str] = []
+    mine = servers[0]
+    for other in servers[1:]:
+        lines += [
+            "",
+            f"{mine.name} / {other.name}, median of the windows (least to most):",
+            "",
+            "| path | connections | CPU a request | p99 | requests/s |",
+            "|---|---|---|---|---|",
+        ]
+        for (path, count), loads in mine.loads.items():
+            pairs = list(zip(loads, other.loads[path, count], strict=False))
+            columns = (
+                _ratio([mine_.cpu_us / theirs.cpu_us for mine_, theirs in pairs]),
+                _ratio([mine_.p99_us / theirs.p99_us for mine_, theirs in pairs]),
+                _ratio([mine_.per_second / theirs.per_second for mine_, theirs in pairs]),
+            )
+            lines.append(f"| {path} | {count} | {' | '.join(columns)} |")
+    return lines
+
+
+def _ratio(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def memory_table(servers: Sequence[Contender]) -> list[str]:
+    lines = [
+        "",
+        "| server | start to READY | resident when READY | at the peak | after the requests of 4.8 MB |",
+        "|---|---|---|---|---|",
+    ]
+    for each in servers:
+        target = each.target
+        count = sum(load.count for load in each.loads.get((LARGE_PATH, LARGE_CONNECTIONS), ()))
+        lines.append(
+            f"| {each.name} | {target.start_seconds:.2f} s | {target.ready_rss_mb:.0f} MB | {target.peak_mb():.0f} MB "
+            f"| {each.after_mb:.0f} MB ({count:,} of them) |"
+        )
+    return lines
+
+
+def overhead_table(arguments: argparse.Namespace) -> list[str]:
+    bare = statistics.median(bare_simple(1.0) for _ in range(3))
+    with tempfile.TemporaryDirectory() as directory, contenders(arguments, Path(directory)) as servers:
+        measure(servers, paths(arguments.seconds), arguments.runs, arguments.large_requests)
+        lines = [*loads_table(servers, bare), *ratio_table(servers), *memory_table(servers)]
+    return [*lines, "", f"The core's install takes {install_mb():.0f} MB on disk."]
 
 
 def engine_table(rounds: int, seconds: int) -> list[str]:
@@ -386,7 +658,7 @@ def report(arguments: argparse.Namespace) -> str:
         f"ONNX Runtime {ort.__version__}; client and server share the cores.",
         "",
     ]
-    lines += overhead_table(arguments.runs, arguments.seconds)
+    lines += overhead_table(arguments)
     if not arguments.skip_engine:
         lines += ["", *engine_table(arguments.rounds, arguments.engine_seconds)]
     return "\n".join(lines)
@@ -400,7 +672,13 @@ def main() -> None:
     parser.add_argument("--engine-seconds", type=int, default=20, help="seconds of each of these")
     parser.add_argument("--skip-engine", action="store_true", help="leave the engine-bound model out")
     parser.add_argument("--write", action="store_true", help=f"put the report into {REPORT.relative_to(ROOT)}")
+    parser.add_argument("--baseline", type=Path, help="another checkout, whose server is measured beside this one's")
+    parser.add_argument("--large-requests", type=int, default=2_000, help="at least so many requests of 4.8 MB")
     arguments = parser.parse_args()
+    if missing := missing_programs():
+        raise SystemExit(missing)
+    if arguments.baseline and not (arguments.baseline / "src" / "modserve").is_dir():
+        raise SystemExit(f"--baseline: {arguments.baseline} has no src/modserve")
     text = report(arguments)
     print(text)
     if arguments.write:

@@ -72,7 +72,7 @@ class Connection:
         self._windows: dict[int, int] = {}
         self._initial = _INITIAL_WINDOW
         self._connection_window = _INITIAL_WINDOW
-        self._reading = True
+        self._replies = b""
         self.ended = False
         self.blocks: dict[int, bytes] = {}
         """The header blocks that came, by stream: one behind the other."""
@@ -122,6 +122,15 @@ class Connection:
             pass
         return status
 
+    def wait_for_answers(self, streams: Iterable[int], seconds: float) -> bool:
+        """Whether something is said on each of the streams in time."""
+        end = time.monotonic() + seconds
+        waiting = set(streams)
+        while waiting := {each for each in waiting if each not in self.blocks and each not in self.resets}:
+            if not self._wait(end):
+                return False
+        return True
+
     def wait_for_end(self, seconds: float = 10.0) -> bool:
         """Whether the server closes the connection in time."""
         end = time.monotonic() + seconds
@@ -145,7 +154,17 @@ class Connection:
             self.ended = not data
             self._buffer += data
             self._read_frames()
+            if self._replies and not sending:  # not in the middle of a frame
+                self._reply()
         return True
+
+    def _reply(self) -> None:
+        """Answers to pings: a few bytes, for which there is room."""
+        replies, self._replies = self._replies, b""
+        try:
+            self._socket.send(replies)
+        except OSError:
+            self.ended = True
 
     def _read_frames(self) -> None:
         while len(self._buffer) >= 9:
@@ -171,6 +190,8 @@ class Connection:
             for at in range(0, len(payload), 6):
                 if int.from_bytes(payload[at : at + 2], "big") == 4:
                     self._initial = int.from_bytes(payload[at + 2 : at + 6], "big")
+        elif kind == PING and not flags & ACK:
+            self._replies += frame(PING, ACK, 0, payload)
         elif kind == RST_STREAM:
             self.resets[stream] = int.from_bytes(payload, "big")
         elif kind == GOAWAY:

@@ -170,8 +170,8 @@ class _Watching:
         first = self._process.stdout.readline()
         assert first == "watching\n", f"health was not answered before the attack: {first}"
         self.failure = ""
-        self._server: list[tuple[float, float, float]] = []
-        self._control: list[tuple[float, float, float]] = []
+        self._server: list[tuple[float, float, float, float]] = []
+        self._control: list[tuple[float, float, float, float]] = []
 
     def stop(self) -> None:
         """It asks no more, and what it has found is here."""
@@ -191,15 +191,15 @@ class _Watching:
 
     def worst(self) -> tuple[float, float]:
         """The longest that health took: less what the machine is to blame for, and as it was on the clock."""
-        waits = [ended - asked for asked, ended, _ in self._server]
+        waits = [ended - asked for asked, ended, _, _ in self._server]
         blamed = [self._blamed(*sample) for sample in self._server]
         return max(blamed, default=0.0), max(waits, default=0.0)
 
-    def _blamed(self, asked: float, ended: float, computed: float) -> float:
+    def _blamed(self, asked: float, ended: float, computed: float, queued: float) -> float:
         """Of an answer's time, what the server itself has used, and the control has not waited as well."""
         waited = ended - asked
-        machine = max((min(ended, end) - max(asked, begin) for begin, end, _ in self._control), default=0.0)
-        return waited if waited > _ENDLESS else max(0.0, min(waited, computed) - max(0.0, machine))
+        machine = max((min(ended, end) - max(asked, begin) for begin, end, _, _ in self._control), default=0.0)
+        return waited if waited > _ENDLESS else max(0.0, min(waited - queued, computed) - max(0.0, machine))
 
 
 @contextmanager

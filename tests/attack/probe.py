@@ -3,9 +3,10 @@
 ``python probe.py PID PORT`` prints a line when it has begun, goes on until its standard input ends, and then prints its
 findings as JSON. It is a process of its own, so that what the test itself does cannot make it late.
 
-On a busy machine an answer may be late although the server did nothing wrong. Two measurements tell the two apart: the
-CPU time that the server used while the answer was due (a server that holds its event loop computes meanwhile), and an
-echo server, which waited as long as the machine made everybody wait.
+On a busy machine an answer may be late although the server did nothing wrong. Three measurements tell the two apart:
+the CPU time that the server used while the answer was due (a server that holds its event loop computes meanwhile), the
+time in which its event loop's thread was ready to run and got no core, and an echo server, which waited as long as the
+machine made everybody wait.
 """
 
 import asyncio
@@ -35,6 +36,15 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
 
 
+def queue_seconds(pid: int) -> float:
+    """How long a process's first thread, which runs its event loop, has been ready to run while no core was free."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):  # the process is gone, or the system does not count it
+        return 0.0
+
+
 @dataclass
 class Lane:
     """One connection, on which one question is open at a time."""
@@ -45,9 +55,10 @@ class Lane:
     asked: float = 0.0
     """When the open question was sent; 0: none is open."""
     cpu: float = 0.0
+    queued: float = 0.0
     next: float = 0.0
-    samples: list[tuple[float, float, float]] = field(default_factory=list)
-    """When it was asked and answered, and the server's CPU time in between."""
+    samples: list[tuple[float, float, float, float]] = field(default_factory=list)
+    """When it was asked and answered; in between, the server's CPU time, and its loop's time of waiting for a core."""
     failure: str = ""
 
 
@@ -69,11 +80,11 @@ def watch(pid: int, port: int, control_port: int) -> dict[str, object]:
             now = time.monotonic()
             if ending and now > ending + _PATIENCE:
                 server.failure = f"no answer for {_PATIENCE:.0f} s"
-                server.samples.append((server.asked, now, cpu_seconds(pid) - server.cpu))
+                server.samples.append((server.asked, now, cpu_seconds(pid) - server.cpu, 0.0))
                 break
             for lane in lanes:
                 if not lane.asked and now >= lane.next and not ending:
-                    lane.cpu = cpu_seconds(pid)
+                    lane.cpu, lane.queued = cpu_seconds(pid), queue_seconds(pid)
                     lane.asked = time.monotonic()
                     try:
                         lane.connection.sendall(lane.question)
@@ -81,7 +92,7 @@ def watch(pid: int, port: int, control_port: int) -> dict[str, object]:
                         lane.failure = f"the kept connection broke: {error}"
             for key, _ in selector.select(_PERIOD):
                 if key.data is None:
-                    if not sys.stdin.buffer.read1(1):
+                    if not os.read(sys.stdin.fileno(), 1):
                         ending = time.monotonic()
                         selector.unregister(sys.stdin)
                     continue
@@ -90,7 +101,7 @@ def watch(pid: int, port: int, control_port: int) -> dict[str, object]:
                 print("watching", flush=True)
                 announced = True
     if control.asked:
-        control.samples.append((control.asked, time.monotonic(), 0.0))
+        control.samples.append((control.asked, time.monotonic(), 0.0, 0.0))
     for lane in lanes:
         lane.connection.close()
     return {"failure": server.failure, "server": server.samples, "control": control.samples}
@@ -103,7 +114,7 @@ def _take(lane: Lane, pid: int) -> None:
         answer, lane.failure = b"", f"the kept connection broke: {error}"
     now = time.monotonic()
     if lane.asked:
-        lane.samples.append((lane.asked, now, cpu_seconds(pid) - lane.cpu))
+        lane.samples.append((lane.asked, now, cpu_seconds(pid) - lane.cpu, queue_seconds(pid) - lane.queued))
     if not answer.startswith(lane.expected):
         lane.failure = lane.failure or f"health answered {answer[:80]!r}"
     lane.asked, lane.next = 0.0, now + _PERIOD

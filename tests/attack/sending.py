@@ -4,8 +4,11 @@ import gzip
 import http.client
 import io
 import json
+import os
+import random
 import re
 import socket
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -31,6 +34,17 @@ REFUSALS: Final = frozenset({400, 413, 431, 503})
 INFER: Final = infer_path("simple")
 
 
+def chances(seed: int, count: int) -> Iterator[random.Random]:
+    """The same source of chance, `count` times; with ATTACK_SECONDS for so long, and with ATTACK_SEED another one."""
+    choose = random.Random(int(os.environ.get("ATTACK_SEED", seed)))
+    seconds = float(os.environ.get("ATTACK_SECONDS", 0))
+    end = time.monotonic() + seconds
+    done = 0
+    while time.monotonic() < end if seconds else done < count:
+        yield choose
+        done += 1
+
+
 def healthy(server: ServerProcess) -> bool:
     """It answers over both protocols, soon."""
     if not server.running:
@@ -41,7 +55,7 @@ def healthy(server: ServerProcess) -> bool:
             if connection.getresponse().status != 200:
                 return False
         with grpc.insecure_channel(f"{HOST}:{server.grpc_port}") as channel:
-            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive", None, None)
             live(b"", timeout=2)
     except (OSError, http.client.HTTPException, grpc.RpcError):
         return False

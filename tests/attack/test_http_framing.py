@@ -143,7 +143,8 @@ ROWS: Final = (
     Row("a NUL in the path", _CL, line="POST <path>\0 HTTP/1.1"),
     Row("a method that is none", _CL, line="P<OST <path> HTTP/1.1"),
     Row("no method", _CL, line=" <path> HTTP/1.1"),
-    Row("CONNECT with a body", _CL, _NEXT.decode(), frozenset({400, 405, 501}), "CONNECT localhost:80 HTTP/1.1", last=True),
+    Row("CONNECT with a body", _CL, _NEXT.decode(), frozenset({400, 405, 501}), "CONNECT localhost:80 HTTP/1.1",
+        last=True),
     Row("the preface of HTTP/2", "", "SM\r\n\r\n", VERSION | {405, 501}, "PRI * HTTP/2.0", host="", last=True),
     # Rightly framed
     Row("a length", _CL, right=OK),

@@ -64,7 +64,8 @@ MANY_ELEMENTS: Final = (
     # 2 bytes an element: 33.6 MB, which is within the limit on JSON.
     Row("a list of outputs", text('{"outputs":[', "0", MOST, '],"inputs":[]}'), limits=_LARGE),
     Row("a list of inputs", text('{"inputs":[', "0", MOST, "]}"), limits=_LARGE),
-    Row("a shape", text('{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[', "1", MOST, '],"data":[1]}]}'), limits=_LARGE),
+    Row("a shape", text('{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[', "1", MOST, '],"data":[1]}]}'),
+        limits=_LARGE),
     Row("a parameter", text('{"parameters":{"x":[', "0", MOST, ']},"inputs":[]}'), limits=_LARGE),
     Row("an unknown key", text('{"inputs":[],"zzz":[', "0", MOST, "]}"), limits=_LARGE),
     Row("data of another type", text(_TENSOR % "BYTES" + '"data":[', "0", MOST, "]}]}"), TEXTS, limits=_LARGE),
@@ -128,7 +129,8 @@ QUADRATIC: Final = (
         limits=Limits(cpu_seconds=3)),
     Row("100,000 parameters", document({"parameters": {f"k{n}": n for n in range(100_000)}, "inputs": []}),
         limits=Limits(cpu_seconds=3)),
-    Row("a name of 8 MB", document({"inputs": [json_input([1, 1], [1], "n" * (8 << 20))]}), limits=Limits(cpu_seconds=3)),
+    Row("a name of 8 MB", document({"inputs": [json_input([1, 1], [1], "n" * (8 << 20))]}),
+        limits=Limits(cpu_seconds=3)),
     Row("a datatype of 8 MB", document({"inputs": [json_input([1, 1], [1], datatype="n" * (8 << 20))]}),
         limits=Limits(cpu_seconds=3)),
 )  # fmt: skip
