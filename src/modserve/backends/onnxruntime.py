@@ -14,8 +14,8 @@ from pathlib import Path
 # Since 1.29 it reports models' names and more to its maker over the Internet unless this is set before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-import numpy as np  # noqa: E402 - the environment comes first
-import onnxruntime as ort  # noqa: E402
+import numpy as np
+import onnxruntime as ort
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
