@@ -43,14 +43,15 @@ class RecordingSink:
 
 
 class RecordedInflight(Inflight):
-    """Keeps its sink after it is settled, where that is a `RecordingSink`: tests ask it what their request was told."""
+    """Keeps a `RecordingSink` after it is settled, also one behind a sink that keeps the order: tests ask it."""
 
     __slots__ = ()
 
     def _last_sink(self) -> ResponseSink:
         sink = super()._last_sink()
-        if isinstance(sink, RecordingSink):
-            self.sink = sink
+        recording = getattr(sink, "_sink", sink)
+        if isinstance(recording, RecordingSink):
+            self.sink = recording
         return sink
 
 

@@ -21,6 +21,7 @@ from modserve.core.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
 from modserve.testing import RecordingSink, config, request, tensor
+from modserve.testing.builders import RecordedInflight
 
 WIDE = (TensorSpec("OUTPUT0", dtypes.INT32, (8192,)),)
 """32 KiB a row: such outputs are not copied to be split."""
@@ -109,7 +110,7 @@ async def test_padded_batches_too() -> None:
     members: list[list[Inflight]] = []
     for number in range(20):
         asked = request({"INPUT0": tensor(dtypes.INT32, (1, 4), number)})
-        entry = Inflight(asked, RecordingSink(), asked.inputs, ("OUTPUT0",), 1, None, 0)
+        entry = RecordedInflight(asked, RecordingSink(), asked.inputs, ("OUTPUT0",), 1, None, 0)
         entry.length = 4
         members.append([entry])
     await run_all(given, Reusing(), members)

@@ -99,18 +99,21 @@ def test_who_waits_often_on_the_event_loop_goes_back_to_the_thread() -> None:
     assert not rule.quick
 
 
-def test_the_processors_time_of_an_execution_is_known_to_a_millisecond() -> None:
+def test_the_processors_time_of_an_execution_is_known_to_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = cpu_ns = 10_000_000
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr(time, "thread_time_ns", lambda: cpu_ns)
     thread = LoopThread()
     thread.look()
-    start_ns = time.monotonic_ns()
-    begin_ns = time.thread_time_ns()
-    while time.thread_time_ns() - begin_ns < 5_000_000:
-        pass
-    assert thread.cpu_ns(start_ns) > 3_000_000
+    now_ns, cpu_ns = now_ns + 900_000, cpu_ns + 900_000
+    thread.look()  # too soon to ask the system again
+    start_ns = now_ns
+    now_ns, cpu_ns = now_ns + 5_000_000, cpu_ns + 5_000_000
+    assert thread.cpu_ns(start_ns) == 5_000_000
     thread.look()
-    start_ns = time.monotonic_ns()
-    time.sleep(0.003)
-    assert thread.cpu_ns(start_ns) < 1_500_000
+    start_ns = now_ns
+    now_ns, cpu_ns = now_ns + 3_000_000, cpu_ns + 100_000
+    assert thread.cpu_ns(start_ns) == 100_000
 
 
 def test_two_slow_executions_on_the_event_loop_go_back_to_the_thread() -> None:

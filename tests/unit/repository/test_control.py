@@ -94,7 +94,7 @@ async def test_what_is_no_model_is_told_at_the_start(tmp_path: Path, caplog: pyt
 async def test_models_that_wait_for_a_call_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "modserve.repository.control")
     await Bench(tmp_path, ControlOptions(ControlMode.EXPLICIT, ("a",))).control.start()
-    assert caplog.messages == ["not loaded until a call or --load-model asks for them: b"]
+    assert caplog.messages == ["loading 1 model", "not loaded until a call or --load-model asks for them: b"]
 
 
 # Calls
