@@ -124,8 +124,10 @@ def _binary(data: bytes, choose: random.Random) -> bytes:
     if kind == 0:
         return (
             choose.choice(
-                (b"0", b"-1", b"x", b"9" * 5000, b"%d" % (length + 1), b"%d" % (length - 1), b"")
-                + tuple(b"%d" % limit for limit in _LIMITS)
+                (
+                    *(b"0", b"-1", b"x", b"9" * 5000, b"%d" % (length + 1), b"%d" % (length - 1), b""),
+                    *(b"%d" % limit for limit in _LIMITS),
+                )
             )
             + b"\n"
             + body

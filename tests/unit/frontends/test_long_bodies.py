@@ -2,18 +2,22 @@
 
 import asyncio
 import gzip
+import hashlib
 import json
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from puppet_server import JSON_BODY, Answer, Client, PuppetLoader, request, server_over
 
+from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
 from modserve.core.memory import MemoryBudget
+from modserve.core.tensor import Tensor, digest_ahead
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
@@ -157,6 +161,31 @@ async def test_elements_count_before_they_are_objects(site: Site) -> None:
 async def test_short_bodies_take_nothing(site: Site) -> None:
     assert (await ask(site, "/v2/models/simple/infer", JSON_BODY)).status == 200
     assert site.server.memory.peak == 0
+
+
+async def test_long_tensors_of_a_cached_model_are_hashed_on_a_thread(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key of their response is made of them."""
+    hashed = spied(monkeypatch, Tensor, "digest")
+    header = json.dumps(
+        {"inputs": [{"name": "IN", "datatype": "UINT8", "shape": [LONG], "parameters": {"binary_data_size": LONG}}]}
+    ).encode()
+    servable = site.server.model("simple")
+    for cached in (False, True):
+        monkeypatch.setattr(servable, "config", replace(servable.config, cached=cached))
+        answer = await ask(
+            site, "/v2/models/simple/infer", header + bytes(LONG), Inference_Header_Content_Length=str(len(header))
+        )
+        assert answer.status == 400  # by then it has been read
+        assert hashed == [False] * cached
+
+
+def test_a_long_tensor_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = Tensor.from_raw(dtypes.UINT8, (LONG,), bytes(LONG))
+    digest_ahead([tensor])
+    monkeypatch.setattr(hashlib, "blake2b", None)
+    assert len(tensor.digest()) == 32
 
 
 async def test_a_request_that_is_over_takes_no_more() -> None:

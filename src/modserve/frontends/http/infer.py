@@ -14,7 +14,7 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, OneAnswer
 from modserve.core.servable import Handle, Servable
 from modserve.core.shared_memory import Lease, Lend
-from modserve.core.tensor import LONG_BYTES, count_ahead, long_texts
+from modserve.core.tensor import LONG_BYTES, count_ahead, digest_ahead, long_texts
 from modserve.core.tracing import RequestTrace
 from modserve.frontends.threads import RequestMemory
 from modserve.protocol import (
@@ -130,7 +130,7 @@ class InferCall(OneAnswer):
             opened: bytes | Inflater = body
             if head.content_encoding is not None:
                 opened = inflated(head.content_encoding, body, options.max_json)
-            if is_long(head, opened):
+            if is_long(servable, head, opened):
                 self._memory = RequestMemory(server.memory, loop)
                 reading = loop.run_in_executor(
                     None, read_request, servable, version, head, opened, options, now_ns, self._lend, self._memory.take
@@ -272,12 +272,14 @@ def inflated(encoding: bytes, body: bytes, limit: int) -> bytes | Inflater:
     return begun
 
 
-def is_long(head: InferHead, body: bytes | Inflater) -> bool:
+def is_long(servable: Servable, head: InferHead, body: bytes | Inflater) -> bool:
     """Whether reading the body takes so long that the other connections should not wait for it."""
     if isinstance(body, Inflater):
         return True
     if len(body) <= LARGE_JSON:
         return False
+    if servable.config.cached:  # a hash is reckoned of all of it
+        return True
     length = http_infer.header_length(head.header_length, len(body))
     # Binary data is only looked at later, but texts are counted.
     return length is None or length > LARGE_JSON or (len(body) - length > LONG_BYTES and b'"BYTES"' in body[:length])
@@ -317,6 +319,8 @@ def read_request(
             count_ahead(texts)
             if take is not None and texts:
                 take(_TEXT * sum(min(math.prod(tensor.shape), tensor.size // 4) for tensor in texts))
+            if config.cached:
+                digest_ahead(request.inputs.values())
     return header_forwarding.with_headers(request, head.forwarded), reply
 
 

@@ -83,7 +83,9 @@ async def _read(
     coding = head.content_encoding
     body: bytes | Inflater = sent if coding is None else inflated(coding, sent, options.max_json)
     asked = (call.servable, version, head, body, options, now_ns, call.lend)
-    return await on_thread(read_request, *asked, call.memory.take) if is_long(head, body) else read_request(*asked)
+    if is_long(call.servable, head, body):
+        return await on_thread(read_request, *asked, call.memory.take)
+    return read_request(*asked)
 
 
 def _encoder(call: StreamCall, reply: Reply, timed: bool) -> Encode:
