@@ -22,7 +22,9 @@ _WORDS = (
     *("triton_enable_empty_final_response", "config", "file:1/model.onnx", "unload_dependents", "b64", "instances"),
     *("id", "parameters", "inputs", "outputs", "name", "datatype", "shape", "data", "signature_name", _HUGE),
 )
-_NUMBERS = (0, 1, 2, 3, 4, -1, 8, 9, 127, 128, 255, 256, 65536, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63)
+_LIMITS = tuple(2**bits + more for bits in (16, 24, 31, 32, 63, 64) for more in (-1, 0, 1))
+"""Where numbers of some size end, and lengths that are kept in them."""
+_NUMBERS = (0, 1, 2, 3, 4, -1, 8, 9, 127, 128, 255, 256, 2**53 + 1, *_LIMITS)
 _ODD: tuple[Any, ...] = (
     *(None, True, False, 0.5, -0.0, 1e300, 1e-300, float("nan"), float("inf"), float("-inf"), [], {}, [[]], [{}]),
     *(2**64 - 1, 2**64, -(2**31), -(2**63), -(2**63) - 1, 10**40, _HUGE, [0] * 70, [None], {"b64": "QUI="}),
@@ -121,7 +123,12 @@ def _binary(data: bytes, choose: random.Random) -> bytes:
     kind = choose.randrange(5)
     if kind == 0:
         return (
-            choose.choice((b"0", b"-1", b"x", b"9" * 5000, b"%d" % (length + 1), b"%d" % (length - 1), b""))
+            choose.choice(
+                (
+                    *(b"0", b"-1", b"x", b"9" * 5000, b"%d" % (length + 1), b"%d" % (length - 1), b""),
+                    *(b"%d" % limit for limit in _LIMITS),
+                )
+            )
             + b"\n"
             + body
         )
@@ -185,7 +192,7 @@ def _scalar(field: Any, choose: random.Random) -> Any:
     kinds: dict[int, Callable[[], Any]] = {
         field.CPPTYPE_BOOL: lambda: choose.random() < 0.5,
         field.CPPTYPE_INT32: lambda: choose.choice((0, 1, -1, 127, 128, 2**31 - 1, -(2**31))),
-        field.CPPTYPE_INT64: lambda: choose.choice((0, 1, 2, -1, 8, 9, 2**31, 2**63 - 1, -(2**63))),
+        field.CPPTYPE_INT64: lambda: choose.choice((0, 1, 2, -1, 8, 9, -(2**63), *_LIMITS[:13])),
         field.CPPTYPE_UINT32: lambda: choose.choice((0, 1, 255, 256, 2**32 - 1)),
         field.CPPTYPE_UINT64: lambda: choose.choice((0, 1, 2**63, 2**64 - 1)),
         field.CPPTYPE_FLOAT: lambda: choose.choice((0.0, 1.5, float("nan"), float("inf"))),
@@ -205,8 +212,11 @@ def _bytes(data: bytes, choose: random.Random) -> bytes:
     found = bytearray(data)
     for _ in range(choose.choice((1, 1, 2, 4))):
         at = choose.randrange(len(found) + 1)
-        kind = choose.randrange(5)
-        if kind == 0 and at < len(found):
+        kind = choose.randrange(6)
+        if kind == 5:  # a length before an element of BYTES, or a part of one
+            limit = choose.choice(_LIMITS)
+            found[at : at + 4] = (limit % 2**32).to_bytes(4, "little")
+        elif kind == 0 and at < len(found):
             found[at] ^= 1 << choose.randrange(8)
         elif kind == 1 and at < len(found):
             found[at] = choose.choice((0, 1, 4, 0x7F, 0x80, 0xFF))

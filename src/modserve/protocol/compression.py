@@ -1,7 +1,7 @@
 """HTTP content codings of requests and answers: gzip, and deflate, the zlib container (RFC 9110, section 8.4)."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.tensor import Buffer
@@ -9,6 +9,12 @@ from modserve.core.tensor import Buffer
 ACCEPTED = "gzip, deflate"
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _LEVEL = 6
+_FIRST = 1024 * 1024
+"""Bytes that are inflated before it is asked for more memory."""
+
+
+def _nothing(size: int) -> None:
+    pass
 
 
 class UnsupportedEncodingError(ModserveError):
@@ -18,33 +24,79 @@ class UnsupportedEncodingError(ModserveError):
         super().__init__(Code.UNSUPPORTED, "Unsupported compression type")
 
 
-def decode(body: bytes, encoding: str, limit: int) -> bytes:
-    """A request body as it was before its ``Content-Encoding``.
+class Inflater:
+    """A compressed request body on its way to what it was before, which may be a thousand times as long."""
 
-    Raises UNSUPPORTED for codings other than gzip, deflate and identity, and INVALID_ARG for a body that is not what it
-    claims to be, or would become longer than `limit` bytes.
+    def __init__(self, body: bytes, name: str, limit: int) -> None:
+        self._rest = body
+        self._name = name
+        self._limit = limit
+        self._reader = zlib.decompressobj(_WINDOW_BITS[name])
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def read(self, most: int) -> bytes | None:
+        """The whole, if it has at most `most` bytes; None for more, of which as many have been inflated.
+
+        Raises INVALID_ARG for a body that is not what it claims to be, or becomes longer than the limit.
+        """
+        limit = min(most, self._limit)
+        while not self._reader.eof and self._size <= limit:
+            try:
+                part = self._reader.decompress(self._rest, limit + 1 - self._size)
+            except zlib.error as error:
+                raise invalid(
+                    f"failed to decompress the request body, which is no {self._name} data: {error}"
+                ) from None
+            self._rest = self._reader.unconsumed_tail
+            self._size += len(part)
+            self._parts.append(part)
+            if not part and not self._rest:
+                break
+        if self._size > self._limit:
+            raise invalid(
+                f"Decompressed data size exceeds the maximum allowed value of {self._limit} bytes. "
+                "Use --http-max-input-size to increase the limit."
+            )
+        if self._size > limit:
+            return None
+        if not self._reader.eof:
+            raise invalid(f"failed to decompress the request body: the {self._name} data ends early")
+        if unused := len(self._reader.unused_data):
+            raise invalid(f"failed to decompress the request body: {unused} bytes follow the {self._name} data")
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+    def read_all(self, take: Callable[[int], None] = _nothing) -> bytes:
+        """The whole. `take` is called with the bytes that come next, before they are inflated.
+
+        Raises as `read` does.
+        """
+        most = max(self._size, _FIRST)
+        take(most)
+        while (whole := self.read(most)) is None:
+            more = min(3 * most, self._limit + 1)
+            take(more)
+            most += more
+        return whole
+
+
+def begin(body: bytes, encoding: str, limit: int) -> bytes | Inflater:
+    """A request body, or what makes it what it was before its ``Content-Encoding``, of at most `limit` bytes.
+
+    Raises UNSUPPORTED for codings other than gzip, deflate and identity.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return body
-    bits = _WINDOW_BITS.get(name)
-    if bits is None:
+    if name not in _WINDOW_BITS:
         raise UnsupportedEncodingError
-    reader = zlib.decompressobj(bits)
-    try:
-        data = reader.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise invalid(f"failed to decompress the request body, which is no {name} data: {error}") from None
-    if len(data) > limit:
-        raise invalid(
-            f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
-            "Use --http-max-input-size to increase the limit."
-        )
-    if not reader.eof:
-        raise invalid(f"failed to decompress the request body: the {name} data ends early")
-    if reader.unused_data:
-        raise invalid(f"failed to decompress the request body: {len(reader.unused_data)} bytes follow the {name} data")
-    return data
+    return Inflater(body, name, limit)
+
+
+def decode(body: bytes, encoding: str, limit: int) -> bytes:
+    """A request body as it was before its ``Content-Encoding``. Raises as `begin` and `Inflater.read` do."""
+    begun = begin(body, encoding, limit)
+    return begun.read_all() if isinstance(begun, Inflater) else begun
 
 
 def choose(accepted: str | None) -> str | None:

@@ -36,7 +36,7 @@ def check_encoding(encoding: str | None) -> None:
 
 def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int) -> InferenceRequest:
     """The request in `body`, whose tensors may have `max_bytes` bytes altogether. Raises INVALID_ARG."""
-    document = control_body.read(body)
+    document = control_body.read(body, most_parts=None)
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise unable("id", JsonTypeError("string", "string"))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Tensor
+from modserve.core.tensor import LONG_BYTES, Tensor
 
 _OVERHEAD = 512
 """What an entry takes beside its tensors, roughly."""
@@ -87,7 +87,7 @@ def key(request: InferenceRequest) -> bytes:
         tensor = request.inputs[name]
         raw = tensor.raw
         found.update(_text((name, tensor.datatype.name, tensor.shape, len(raw))))
-        found.update(raw)
+        found.update(raw if len(raw) <= LONG_BYTES else tensor.digest())
     return found.digest()
 
 

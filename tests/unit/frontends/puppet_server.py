@@ -13,6 +13,7 @@ import numpy as np
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
+from modserve.core.memory import MemoryBudget
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.normalize import Signature
 from modserve.core.request import InferenceRequest
@@ -148,11 +149,13 @@ class PuppetLoader:
         pass
 
 
-def server_over(repository: Path, loader: PuppetLoader, logs: Logs | None = None) -> Server:
+def server_over(
+    repository: Path, loader: PuppetLoader, logs: Logs | None = None, memory: MemoryBudget | None = None
+) -> Server:
     """Nothing is loaded yet."""
     for name in loader.models:
         write_model(repository, name, versions=tuple(str(version) for version in loader.versions.get(name, (1,))))
-    return Server(ModelManager(loader, 8), [repository], name="modserve", logs=logs)
+    return Server(ModelManager(loader, 8), [repository], name="modserve", logs=logs, memory=memory)
 
 
 class MockTransport(asyncio.Transport):

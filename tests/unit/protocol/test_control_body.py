@@ -35,3 +35,14 @@ def test_deeper(depth: int) -> None:
         Code.INVALID_ARG,
         "JSON nesting depth exceeds maximum allowed limit (100)",
     )
+
+
+@pytest.mark.parametrize("part", [b"0,", b"[],", b"{},"])
+def test_values_of_calls_other_than_inference_are_few(part: bytes) -> None:
+    """Of a few megabytes of them, Python objects take hundreds."""
+    with pytest.raises(ModserveError, match="values, lists and objects, at most 100000 are possible"):
+        control_body.read(b'{"x":[' + part * 100_001 + b"0]}")
+
+
+def test_long_texts_of_calls_other_than_inference() -> None:
+    assert control_body.read(b'{"x":"%b"}' % (b"A" * 1_000_000)) == {"x": "A" * 1_000_000}

@@ -1,6 +1,5 @@
 """The generate extension: ``generate`` with one answer, ``generate_stream`` with any number as server-sent events."""
 
-import asyncio
 import time
 from dataclasses import replace
 from typing import Any
@@ -12,10 +11,9 @@ from pydantic import ConfigDict
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
-from modserve.core.servable import Servable
 from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.protocol import generate as codec
-from modserve.protocol import header_forwarding, http_infer
+from modserve.protocol import header_forwarding, http_infer, limits
 from modserve.protocol.status import MIME_JSON
 from modserve.protocol.streams import EVENTS
 
@@ -109,7 +107,7 @@ async def _begun(
         body = await read_body(request, options.max_json)
         call = StreamCall(streams, servable, now_ns)
         try:
-            decoded = await _decoded(servable, version, body, options.max_json)
+            decoded = await _decoded(call, version, body, options.max_json)
             decoded = replace(decoded, deadline_ns=deadline_ns(request, now_ns))
             call.submit(header_forwarding.with_headers(decoded, forwarded_headers(request, options)))
         except BaseException:
@@ -118,10 +116,14 @@ async def _begun(
         return call
 
 
-async def _decoded(servable: Servable, version: int | None, body: bytes, max_json: int) -> InferenceRequest:
-    if len(body) > LARGE_JSON:
-        return await asyncio.to_thread(codec.decode, servable.config, version, body, max_json)
-    return codec.decode(servable.config, version, body, max_json)
+async def _decoded(call: StreamCall, version: int | None, body: bytes, max_json: int) -> InferenceRequest:
+    config = call.servable.config
+
+    def decode() -> InferenceRequest:
+        call.memory.take(limits.parsed_size(body))
+        return codec.decode(config, version, body, max_json)
+
+    return await on_thread(decode) if len(body) > LARGE_JSON else codec.decode(config, version, body, max_json)
 
 
 async def _only(call: StreamCall) -> InferenceResponse:

@@ -14,18 +14,21 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, OneAnswer
 from modserve.core.servable import Handle, Servable
 from modserve.core.shared_memory import Lease, Lend
-from modserve.core.tensor import LONG_BYTES, count_ahead, long_texts
+from modserve.core.tensor import LONG_BYTES, count_ahead, digest_ahead, long_texts
 from modserve.core.tracing import RequestTrace
+from modserve.frontends.threads import RequestMemory
 from modserve.protocol import (
     classification,
     compression,
     deadlines,
+    failures,
     header_forwarding,
     http_infer,
     server_timing,
     shared_memory,
 )
 from modserve.protocol.classification import MANY_ELEMENTS
+from modserve.protocol.compression import Inflater
 from modserve.protocol.deadlines import Timeouts
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http_infer import Body, Reply
@@ -41,6 +44,10 @@ LARGE_JSON = 256 * 1024
 
 
 _LONG_TO_DECOMPRESS = 16 * 1024
+_FROM_JSON = 4
+"""Bytes of tensors that come of a byte of JSON, at most: ``1,`` may be a number of 64 bits."""
+_TEXT = 64
+"""Bytes that each element of BYTES takes beside its own once an engine reads it."""
 _LONG_TO_COMPRESS = 16 * 1024
 
 
@@ -69,12 +76,14 @@ class InferCall(OneAnswer):
         "_inflight",
         "_lease",
         "_loop",
+        "_memory",
         "_over",
         "_reply",
         "_servable",
         "_server",
         "_timed",
         "_trace",
+        "_writing",
     )
 
     def __init__(self, done: Callable[[Body | ModserveError], None]) -> None:
@@ -89,8 +98,12 @@ class InferCall(OneAnswer):
         self._server: Server | None = None
         self._lease: Lease | None = None
         """Of requests with tensors in shared memory."""
+        self._memory: RequestMemory | None = None
+        """Of requests that are read on a thread."""
         self._trace: RequestTrace | None = None
         self._timed = False
+        self._writing = False
+        """On a thread, which may use the shared memory until it is done."""
 
     def start(
         self,
@@ -109,34 +122,40 @@ class InferCall(OneAnswer):
         self._loop = loop
         self._server = server
         self._timed = options.server_timing
+        request: InferenceRequest | None = None
         try:
             servable = self._servable = server.model(model, version)
             if server.tracer.on:
                 self._trace = tracing.begun(server, servable, received_ns or now_ns, now_ns)
-            if is_long(head, body):
+            opened: bytes | Inflater = body
+            if head.content_encoding is not None:
+                opened = inflated(head.content_encoding, body, options.max_json)
+            if is_long(servable, head, opened):
+                self._memory = RequestMemory(server.memory, loop)
                 reading = loop.run_in_executor(
-                    None, read_request, servable, version, head, body, options, now_ns, self._lend
+                    None, read_request, servable, version, head, opened, options, now_ns, self._lend, self._memory.take
                 )
                 borrowed = server.borrow(model, version)
                 reading.add_done_callback(lambda future: self._submit(borrowed, future, now_ns))
                 return
-            request, self._reply = read_request(servable, version, head, body, options, now_ns, self._lend)
+            request, self._reply = read_request(servable, version, head, opened, options, now_ns, self._lend)
             self._inflight = (self._trace or servable).submit(request, self, now_ns)
         except Exception as error:
-            self._finish(border(error))
+            self._fail(border(error), model, version, "" if request is None else request.id)
 
     def cancel(self) -> None:
         """The client has gone; nothing is said any more."""
         self._over = True
         if self._inflight is not None:
-            self._release()
+            if not self._writing:
+                self._release()
             self._inflight.cancel()
         if self._trace is not None:
             self._trace.end()
 
     def settle(self, outcome: InferenceResponse | ModserveError) -> None:
         if isinstance(outcome, ModserveError):
-            self._finish(outcome)
+            self._fail_later(outcome)
         else:
             self._answer(outcome)
         if self._inflight is not None:
@@ -146,9 +165,6 @@ class InferCall(OneAnswer):
         if self._over:
             return
         try:
-            if self._reply.places:
-                assert self._lease is not None, "there are places of outputs only with a lease: this is a bug"
-                response = shared_memory.moved(response, self._reply.places, self._lease)
             if is_long_to_write(response, self._reply):
                 self._on_thread(lambda: _compressed(self._written(response), self._encoding))
                 return
@@ -158,9 +174,12 @@ class InferCall(OneAnswer):
             else:
                 self._finish(_compressed(body, self._encoding))
         except Exception as error:
-            self._finish(border(error))
+            self._fail_later(border(error))
 
     def _written(self, response: InferenceResponse) -> Body:
+        if self._reply.places:
+            assert self._lease is not None, "there are places of outputs only with a lease: this is a bug"
+            response = shared_memory.moved(response, self._reply.places, self._lease)
         if self._reply.classes:
             assert self._servable is not None, "set before the request was submitted: this is a bug"
             response = classification.classified(response, self._reply.classes, self._servable)
@@ -173,13 +192,22 @@ class InferCall(OneAnswer):
         assert self._loop is not None, "set before the request was submitted: this is a bug"
 
         def written(writing: "asyncio.Future[Body]") -> None:
+            self._writing = False
             failure = writing.exception()
-            self._finish(writing.result() if failure is None else border(failure))
+            if self._over:
+                self._release()
+                return
+            if failure is None:
+                self._finish(writing.result())
+            else:
+                self._fail_later(border(failure))
 
+        self._writing = True
         self._loop.run_in_executor(None, write).add_done_callback(written)
 
     def _submit(self, borrowed: Handle, reading: "asyncio.Future[tuple[InferenceRequest, Reply]]", now_ns: int) -> None:
         """What was read on a thread goes on here, also if its model has been replaced meanwhile."""
+        request: InferenceRequest | None = None
         try:
             # Not raised here: the traceback would have this frame, and that has `reading`, which has the exception.
             failure = reading.exception()
@@ -187,12 +215,12 @@ class InferCall(OneAnswer):
                 self._release()
                 return
             if failure is not None:
-                self._finish(border(failure))
+                self._fail_later(border(failure))
                 return
             request, self._reply = reading.result()
             self._inflight = (self._trace or borrowed.servable).submit(request, self, now_ns)
         except Exception as error:
-            self._finish(border(error))
+            self._fail_later(border(error), "" if request is None else request.id)
         finally:
             borrowed.release()
 
@@ -208,23 +236,50 @@ class InferCall(OneAnswer):
             self._trace.stamp("HTTP_SEND_END")
             self._trace.end()
 
+    def _fail_later(self, error: ModserveError, request_id: str = "") -> None:
+        """A request that reached its model, or was read on a thread."""
+        assert self._servable is not None, "set before the request was read: this is a bug"
+        inflight = self._inflight
+        model = self._servable.id
+        self._fail(error, model.name, model.version, request_id if inflight is None else inflight.request.id)
+
+    def _fail(self, error: ModserveError, model: str, version: int | None, request_id: str) -> None:
+        if not self._over:
+            assert self._server is not None, "set first of all: this is a bug"
+            status = failures.spelling(error).http
+            self._server.failure_log.record("HTTP", model, version, request_id, status, error.message)
+            self._finish(error)
+
     def _lend(self) -> Lease:
         assert self._server is not None, "set before the request was read: this is a bug"
         lease = self._lease = self._server.shared_memory.lease()
         return lease
 
     def _release(self) -> None:
-        """What shared memory there was is no longer used: called before the client can hear of the end."""
+        """What memory there was, shared or not, is no longer used: called before the client can hear of the end."""
         if self._lease is not None:
             self._lease.release()
+        if self._memory is not None:
+            self._memory.release()
 
 
-def is_long(head: InferHead, body: bytes) -> bool:
+def inflated(encoding: bytes, body: bytes, limit: int) -> bytes | Inflater:
+    """The body as it was before its ``Content-Encoding``, if that is soon known; a long one is left to a thread."""
+    begun = compression.begin(body, encoding.decode("latin-1"), limit)
+    if isinstance(begun, Inflater) and len(body) <= _LONG_TO_DECOMPRESS:
+        whole = begun.read(LARGE_JSON)
+        return begun if whole is None else whole
+    return begun
+
+
+def is_long(servable: Servable, head: InferHead, body: bytes | Inflater) -> bool:
     """Whether reading the body takes so long that the other connections should not wait for it."""
-    if head.content_encoding is not None:
-        return len(body) > _LONG_TO_DECOMPRESS
+    if isinstance(body, Inflater):
+        return True
     if len(body) <= LARGE_JSON:
         return False
+    if servable.config.cached:  # a hash is reckoned of all of it
+        return True
     length = http_infer.header_length(head.header_length, len(body))
     # Binary data is only looked at later, but texts are counted.
     return length is None or length > LARGE_JSON or (len(body) - length > LONG_BYTES and b'"BYTES"' in body[:length])
@@ -234,16 +289,23 @@ def read_request(
     servable: Servable,
     version: int | None,
     head: InferHead,
-    body: bytes,
+    body: bytes | Inflater,
     options: HttpOptions,
     now_ns: int,
     lend: Lend,
+    take: Callable[[int], None] | None = None,
 ) -> tuple[InferenceRequest, Reply]:
-    """The request in a body, and how its answer is to look. Raises what is wrong with it; `lend` may be called."""
-    if head.content_encoding is not None:
-        body = compression.decode(body, head.content_encoding.decode("latin-1"), options.max_json)
+    """The request in a body, and how its answer is to look. Raises what is wrong with it; `lend` may be called.
+
+    `take` is called with the bytes of memory that are needed next, on a thread, where long requests are read.
+    """
+    if isinstance(body, Inflater):
+        body = body.read_all() if take is None else body.read_all(take)
     length = http_infer.header_length(head.header_length, len(body))
-    check_json_size(len(body) if length is None else length, options.max_json)
+    json_size = len(body) if length is None else length
+    check_json_size(json_size, options.max_json)
+    if take is not None and json_size > LARGE_JSON:
+        take(_FROM_JSON * json_size)
     config = servable.config
     deadline_ns = deadlines.deadline_ns(head.timeouts, now_ns)
     if length == 0:
@@ -253,12 +315,20 @@ def read_request(
         name, limit = config.name, options.max_json
         request, reply = http_infer.decode_request(name, version, body, length, deadline_ns, lend, limit)
         if len(body) > LONG_BYTES:
-            count_ahead(long_texts(request.inputs.values()))
+            texts = long_texts(request.inputs.values())
+            count_ahead(texts)
+            if take is not None and texts:
+                take(_TEXT * sum(min(math.prod(tensor.shape), tensor.size // 4) for tensor in texts))
+            if config.cached:
+                digest_ahead(request.inputs.values())
     return header_forwarding.with_headers(request, head.forwarded), reply
 
 
 def is_long_to_write(response: InferenceResponse, reply: Reply) -> bool:
-    """Whether writing the answer takes so long that the other connections should not wait for it."""
+    """Whether writing the answer takes so long that the other connections should not wait for it.
+
+    Of outputs that go into shared memory the elements count as well: they are copied.
+    """
     for tensor in response.outputs.values():
         if tensor.datatype is dtypes.BYTES and math.prod(tensor.shape) > MANY_ELEMENTS:
             return True

@@ -1,6 +1,5 @@
 """``infer_stream``, which Triton lacks: the request of ``infer``, answered by any number of v2 responses."""
 
-import asyncio
 import time
 from typing import Any
 
@@ -10,15 +9,17 @@ from fastapi.responses import StreamingResponse
 from modserve.core.errors import ModserveError
 from modserve.core.request import InferenceRequest
 from modserve.core.response import bare_end
+from modserve.frontends.threads import on_thread
 from modserve.protocol import classification, deadlines, http_infer, shared_memory
 from modserve.protocol import infer_stream as codec
 from modserve.protocol import streams as framings
+from modserve.protocol.compression import Inflater
 from modserve.protocol.http_infer import Reply
 from modserve.protocol.streams import EVENTS, LINES
 
 from .answers import ERRORS, forwarded_headers, raw_header
 from .gone import unless_gone
-from .infer import InferHead, is_long, read_request
+from .infer import InferHead, inflated, is_long, read_request
 from .options import HttpOptions
 from .streams import Encode, Outcome, StreamCall, StreamedAnswer, Streams, borrowed, next_message
 
@@ -78,9 +79,13 @@ async def _read(
         forwarded=forwarded_headers(request, options),
         timeouts=deadlines.timeouts(request.headers.items()),
     )
-    body = await request.body()
+    sent = await request.body()
+    coding = head.content_encoding
+    body: bytes | Inflater = sent if coding is None else inflated(coding, sent, options.max_json)
     asked = (call.servable, version, head, body, options, now_ns, call.lend)
-    return await asyncio.to_thread(read_request, *asked) if is_long(head, body) else read_request(*asked)
+    if is_long(call.servable, head, body):
+        return await on_thread(read_request, *asked, call.memory.take)
+    return read_request(*asked)
 
 
 def _encoder(call: StreamCall, reply: Reply, timed: bool) -> Encode:

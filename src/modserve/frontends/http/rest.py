@@ -4,6 +4,7 @@ The application is complete without that short cut: its ``infer`` runs the same 
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
@@ -14,9 +15,10 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from modserve.core.errors import ModserveError
+from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.version import parse_requested
+from modserve.frontends.threads import on_thread
 from modserve.protocol import (
     compression,
     deadlines,
@@ -45,7 +47,7 @@ from .answers import (
     raw_header,
     read_body,
 )
-from .infer import InferCall, InferHead
+from .infer import LARGE_JSON, InferCall, InferHead
 from .options import HttpOptions
 from .restricted import RestrictedApp
 from .shared_memory import shared_memory_router
@@ -210,7 +212,7 @@ def create_app(server: Server, options: HttpOptions) -> FastAPI:
         redoc_url=None,
     )
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ModserveError, _modserve_error)
+    app.add_exception_handler(ModserveError, _modserve_error(server))
     app.add_exception_handler(Exception, _unforeseen_error)
     if options.restrictions:
         app.add_middleware(RestrictedApp, restrictions=options.restrictions)
@@ -323,7 +325,11 @@ def _repository(server: Server, max_json: int) -> APIRouter:
     async def load(request: Request, model: str) -> Response:
         """Load a model, or load it again; `parameters` may have a `config` and files (`file:<version>/<path>`)."""
         repository.check_repository_name(request.path_params.get("repository", ""))
-        parameters = repository.load_json(await read_body(request, max_json))
+        body = await read_body(request, max_json)
+        if len(body) > LARGE_JSON:
+            parameters = await on_thread(repository.load_json, body)
+        else:
+            parameters = repository.load_json(body)
         await server.load_model(model, parameters.config, parameters.files)
         return Response(media_type=MIME_JSON)
 
@@ -395,7 +401,7 @@ def _inference(server: Server, options: HttpOptions) -> APIRouter:
             call.cancel()
             raise
         if isinstance(answer, ModserveError):
-            raise answer
+            return _error_answer(answer)
         content = b"".join(answer.parts)
         headers = {} if answer.encoding is None else {"Content-Encoding": answer.encoding}
         if answer.server_timing:
@@ -435,8 +441,19 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return Response(http_infer.encode_message(str(error.detail)), error.status_code, headers, MIME_JSON)
 
 
-async def _modserve_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ModserveError), "registered for this type: this is a bug"
+def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def handle(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ModserveError), "registered for this type: this is a bug"
+        if error.code is not Code.CANCELLED:  # nobody waits for the answer
+            asked = request.path_params
+            status = failures.spelling(error).http
+            server.failure_log.record("HTTP", asked.get("model", ""), asked.get("version"), "", status, error.message)
+        return _error_answer(error)
+
+    return handle
+
+
+def _error_answer(error: ModserveError) -> Response:
     status, headers = failures.spelling(error).http, failures.headers(error)
     return Response(http_infer.encode_error(error), status, dict(headers), MIME_JSON)
 

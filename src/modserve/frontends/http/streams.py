@@ -14,7 +14,7 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.shared_memory import Lease
-from modserve.frontends.threads import has_many_elements, on_thread
+from modserve.frontends.threads import RequestMemory, has_many_elements, on_thread
 from modserve.protocol import failures, server_timing
 from modserve.protocol.streams import Framing
 from modserve.server import Server
@@ -51,6 +51,7 @@ class StreamCall:
         self.trace = tracing.begun(streams.server, servable, now_ns, now_ns) if streams.server.tracer.on else None
         self.lease: Lease | None = None
         """Of requests with tensors in shared memory."""
+        self.memory = RequestMemory(streams.server.memory, asyncio.get_running_loop())
         self.id = ""
         self._streams = streams
         self._now_ns = now_ns
@@ -119,8 +120,14 @@ class StreamCall:
         if self._inflight is not None:
             self._inflight.cancel()
         self.release()
+        self.memory.release()
         if self.trace is not None:
             self.trace.end()
+
+    def failed(self, error: ModserveError) -> None:
+        """The client is told of `error` in the stream."""
+        model, status = self.servable.id, failures.spelling(error).http
+        self._streams.server.failure_log.record("HTTP", model.name, model.version, self.id, status, error.message)
 
     def _put(self, outcome: Outcome, final: bool) -> None:
         if not self._ended:
@@ -183,6 +190,8 @@ class StreamedAnswer(StreamingResponse):
     async def _frames(self, message: Message) -> AsyncIterator[bytes]:
         trace = self._call.trace
         while True:
+            if message.error is not None:
+                self._call.failed(message.error)
             if message.data:
                 if trace is not None:
                     trace.stamp("HTTP_SEND_START")

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
@@ -19,7 +19,9 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
-from modserve.protocol import compression, header_forwarding, models_v1, predict_v1, server_timing
+from modserve.frontends.threads import RequestMemory, on_thread
+from modserve.protocol import compression, header_forwarding, limits, models_v1, predict_v1, server_timing
+from modserve.protocol.compression import Inflater
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.predict_v1 import Prediction
 from modserve.protocol.status import MIME_JSON
@@ -28,13 +30,10 @@ from modserve.server import Phase, Server
 from . import docs
 from .answers import ERRORS, Described, ErrorAnswer, answer, answers, deadline_ns, forwarded_headers, json_answer
 from .gone import unless_gone
-from .infer import check_json_size
+from .infer import check_json_size, inflated
 from .options import HttpOptions
 from .streams import borrowed
 from .tracing import traced
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _LARGE = 256 * 1024
 _LARGE_COMPRESSED = 16 * 1024
@@ -259,8 +258,27 @@ async def _predict(
     now_ns: int,
 ) -> Response:
     coding = request.headers.get("content-encoding")
-    large = len(body) > (_LARGE if coding is None else _LARGE_COMPRESSED)
-    asked = await _maybe_aside(large, _read, servable, body, coding, options)
+    opened = body if coding is None else inflated(coding.encode("latin-1"), body, options.max_json)
+    memory = RequestMemory(server.memory, asyncio.get_running_loop())
+    try:
+        if isinstance(opened, Inflater) or len(opened) > _LARGE:
+            asked = await on_thread(_read, servable, opened, options, memory.take)
+        else:
+            asked = _read(servable, opened, options)
+        return await _answered(server, servable, version, request, asked, options, now_ns)
+    finally:
+        memory.release()
+
+
+async def _answered(
+    server: Server,
+    servable: Servable,
+    version: int | None,
+    request: Request,
+    asked: Prediction,
+    options: HttpOptions,
+    now_ns: int,
+) -> Response:
     parts = predict_v1.batches(servable.config, asked.inputs)
     forwarded = forwarded_headers(request, options)
     limit_ns = deadline_ns(request, now_ns)
@@ -268,22 +286,21 @@ async def _predict(
     chosen = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
     size = sum(tensor.array.nbytes for response in given for tensor in response.outputs.values())
     large = size > (_LARGE if chosen is None else _LARGE_COMPRESSED)
-    content = await _maybe_aside(large, _write, given, asked.rows, chosen)
+    content = await on_thread(_write, given, asked.rows, chosen) if large else _write(given, asked.rows, chosen)
     headers = {} if chosen is None else {"Content-Encoding": chosen}
     if options.server_timing and (cost := server_timing.value(last)):
         headers["Server-Timing"] = cost
     return Response(content, headers=headers, media_type=MIME_JSON)
 
 
-async def _maybe_aside(large: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function`: on a thread if it is long."""
-    return await asyncio.to_thread(function, *args, **kwargs) if large else function(*args, **kwargs)
-
-
-def _read(servable: Servable, body: bytes, coding: str | None, options: HttpOptions) -> Prediction:
-    if coding is not None:
-        body = compression.decode(body, coding, options.max_json)
+def _read(
+    servable: Servable, body: bytes | Inflater, options: HttpOptions, take: Callable[[int], None] | None = None
+) -> Prediction:
+    if isinstance(body, Inflater):
+        body = body.read_all() if take is None else body.read_all(take)
     check_json_size(len(body), options.max_json)
+    if take is not None:
+        take(limits.parsed_size(body))
     return predict_v1.decode(servable.config, body)
 
 

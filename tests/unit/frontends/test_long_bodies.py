@@ -1,0 +1,229 @@
+"""Where long bodies are read, and what they take of the server's memory."""
+
+import asyncio
+import gzip
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from puppet_server import JSON_BODY, Answer, Client, PuppetLoader, request, server_over
+
+from modserve.core import dtypes
+from modserve.core.errors import Code, ModserveError
+from modserve.core.memory import MemoryBudget
+from modserve.core.tensor import Tensor, digest_ahead
+from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.site import Site
+from modserve.frontends.threads import RequestMemory, on_thread
+from modserve.protocol import generate, http_infer, predict_v1, repository
+
+OPTIONS = HttpOptions(64 * 1024 * 1024)
+MEGABYTE = 1024 * 1024
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    server = server_over(tmp_path, PuppetLoader(), memory=MemoryBudget(64 * MEGABYTE))
+    await server.load()
+    async with asyncio.TaskGroup() as tasks:
+        site = Site(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
+        yield site
+        assert server.memory.held == 0
+        for connection in list(site.connections):
+            connection.abort()
+
+
+async def ask(site: Site, target: str, body: bytes, **headers: str) -> Answer:
+    client = Client(site)
+    client.send(request(target=target, body=body, **headers))
+    (answer,) = await client.receive()
+    client.connection.abort()
+    for _ in range(50):  # a stream ends behind its last message
+        await asyncio.sleep(0)
+    return answer
+
+
+def spied(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[bool]:
+    """Whether each call of a function was on the event loop's thread."""
+    function: Callable[..., Any] = getattr(module, name)
+    loops_thread, calls = threading.get_ident(), []
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        calls.append(threading.get_ident() == loops_thread)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, spy)
+    return calls
+
+
+def texts(size: int) -> bytes:
+    """A request of about so many bytes with one text."""
+    given = {"name": "IN", "datatype": "BYTES", "shape": [1], "data": ["x" * size]}
+    return json.dumps({"inputs": [given]}).encode()
+
+
+LONG = 400 * 1024
+CALLS = {
+    "infer": ("/v2/models/echo/infer", http_infer, "decode_request", texts(LONG), texts(10)),
+    "infer_stream": ("/v2/models/echo/infer_stream", http_infer, "decode_request", texts(LONG), texts(10)),
+    "predict": (
+        "/v1/models/echo:predict",
+        predict_v1,
+        "decode",
+        json.dumps({"inputs": ["x" * LONG]}).encode(),
+        b'{"inputs":["x"]}',
+    ),
+    "generate": (
+        "/v2/models/echo/generate",
+        generate,
+        "decode",
+        json.dumps({"IN": "x" * LONG}).encode(),
+        b'{"IN":"x"}',
+    ),
+    "load": (
+        "/v2/repository/models/echo/load",
+        repository,
+        "load_json",
+        b'{"parameters":{"config":"%b"}}' % (b"x" * LONG),
+        b'{"parameters":{"config":"x"}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_long_bodies_are_read_on_a_thread(call: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, module, name, long, short = CALLS[call]
+    on_loop = spied(monkeypatch, module, name)
+    await ask(site, target, long)
+    await ask(site, target, short)
+    assert on_loop == [False, True]
+
+
+@pytest.mark.parametrize("call", ["infer", "infer_stream", "predict"])
+async def test_what_is_long_is_known_when_it_is_inflated(
+    call: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some hundred bytes may become megabytes; and what is long may be short once more."""
+    target, module, name, long, short = CALLS[call]
+    on_loop = spied(monkeypatch, module, name)
+    packed = gzip.compress(long)
+    assert len(packed) < 2048
+    assert (await ask(site, target, packed, Content_Encoding="gzip")).status == 200
+    assert (await ask(site, target, gzip.compress(short), Content_Encoding="gzip")).status == 200
+    assert on_loop == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("call", "encoding"),
+    [
+        ("infer", ""),
+        ("infer", "gzip"),
+        ("infer_stream", "gzip"),
+        ("predict", ""),
+        ("predict", "gzip"),
+        ("generate", ""),
+    ],
+)
+async def test_what_they_become_counts(call: str, encoding: str, site: Site) -> None:
+    target, _, _, body, _ = CALLS[call]
+    memory = site.server.memory
+    headers = {"Content_Encoding": encoding} if encoding else {}
+    sent = gzip.compress(body) if encoding else body
+    assert (await ask(site, target, sent, **headers)).status == 200
+    assert memory.peak >= len(body)
+    assert memory.held == 0
+
+    memory.take(memory.limit - 10_000)
+    answer = await ask(site, target, sent, **headers)
+    memory.give_back(memory.limit - 10_000)
+    assert answer.status == 503
+    assert b"the server is out of memory for requests" in answer.body
+
+
+async def test_elements_count_before_they_are_objects(site: Site) -> None:
+    """Ten million empty lists would be a gigabyte."""
+    for target, body in (
+        ("/v1/models/echo:predict", b'{"inputs":[%b]}'),
+        ("/v2/models/echo/generate", b'{"IN":[%b]}'),
+    ):
+        answer = await ask(site, target, body % b",".join([b"[]"] * 1_000_000))
+        assert answer.status == 503, target
+        assert b"the server allows 67108864 bytes for all requests together" in answer.body
+
+
+async def test_short_bodies_take_nothing(site: Site) -> None:
+    assert (await ask(site, "/v2/models/simple/infer", JSON_BODY)).status == 200
+    assert site.server.memory.peak == 0
+
+
+async def test_long_tensors_of_a_cached_model_are_hashed_on_a_thread(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key of their response is made of them."""
+    hashed = spied(monkeypatch, Tensor, "digest")
+    header = json.dumps(
+        {"inputs": [{"name": "IN", "datatype": "UINT8", "shape": [LONG], "parameters": {"binary_data_size": LONG}}]}
+    ).encode()
+    servable = site.server.model("simple")
+    for cached in (False, True):
+        monkeypatch.setattr(servable, "config", replace(servable.config, cached=cached))
+        answer = await ask(
+            site, "/v2/models/simple/infer", header + bytes(LONG), Inference_Header_Content_Length=str(len(header))
+        )
+        assert answer.status == 400  # by then it has been read
+        assert hashed == [False] * cached
+
+
+def test_a_long_tensor_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = Tensor.from_raw(dtypes.UINT8, (LONG,), bytes(LONG))
+    digest_ahead([tensor])
+    monkeypatch.setattr(hashlib, "blake2b", None)
+    assert len(tensor.digest()) == 32
+
+
+async def test_a_request_that_is_over_takes_no_more() -> None:
+    budget = MemoryBudget(100)
+    memory = RequestMemory(budget, asyncio.get_running_loop())
+    await on_thread(memory.take, 60)
+    assert budget.held == 60
+    with pytest.raises(ModserveError, match="out of memory"):
+        await on_thread(memory.take, 50)
+    memory.release()
+    memory.release()
+    with pytest.raises(ModserveError) as caught:
+        await on_thread(memory.take, 1)
+    assert (caught.value.code, budget.held) == (Code.CANCELLED, 0)
+
+
+FAILURES: dict[str, tuple[str, bytes, str]] = {
+    "bad JSON": ("/v2/models/simple/infer", b"{", "model 'simple', status 400: failed to parse"),
+    "of a version": ("/v2/models/simple/versions/3/infer", b"{", "model 'simple', version 3, status 400: failed to"),
+    "refused by its model": (
+        "/v2/models/simple/infer",
+        b'{"id":"a\\nb","inputs":[]}',
+        r"model 'simple', request id 'a\nb', status 400: [request id: a\nb] expected 2 inputs",
+    ),
+    "no model": ("/v2/models/a%0Ab/infer", b"{}", r"model 'a\nb', status 404: Request for unknown model"),
+    "on a thread": ("/v2/models/echo/infer", texts(LONG)[:-1], "model 'echo', version 1, status 400: failed to parse"),
+    "generate": ("/v2/models/simple/generate", b"{", "model 'simple', status 400: failed to parse"),
+    "infer_stream": ("/v2/models/simple/infer_stream", b"{", "model 'simple', status 400: failed to parse"),
+    "predict": ("/v1/models/simple/versions/3:predict", b"{", "model 'simple', version 3, status 400: failed to"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_each_failed_request_is_logged_once(
+    name: str, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "modserve.observability.failure_log")
+    target, body, text = FAILURES[name]
+    assert (await ask(site, target, body)).status >= 400
+    (line,) = [record.getMessage() for record in caplog.records if record.name.endswith("failure_log")]
+    assert line.startswith(f"HTTP request failed, {text}"), line
