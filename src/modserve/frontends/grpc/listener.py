@@ -1,6 +1,7 @@
 """The gRPC port, on grpc.aio."""
 
 import asyncio
+import logging
 
 import grpc
 
@@ -13,6 +14,9 @@ from .options import GrpcOptions
 from .service import call_table
 from .stream import InferStreams
 
+_log = logging.getLogger("grpc._cython.cygrpc")
+"""The library's own."""
+
 _QUIET = 0.02
 """Seconds without a new call after which none waits to be taken over."""
 
@@ -23,12 +27,21 @@ _BACKLOG = 0.5
 """Seconds for taking over calls that have arrived, at most."""
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether the library tells of more than a client that has gone while it was being answered.
+
+    It has a traceback for that, where the client's cancellation has not come to its notice before.
+    """
+    return "ExecuteBatchError" not in str(record.msg)
+
+
 class GrpcListener:
     """Serves `server` on one port."""
 
     def __init__(self, server: Server, address: str, port: int, options: GrpcOptions) -> None:
         self._address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         self._tls = options.tls
+        _log.addFilter(_is_news)
         self._grpc = grpc.aio.server(options=channel_arguments(options))
         self._streams = InferStreams(server, options.header_pattern, server_timing=options.server_timing)
         self._border = Border(server)
