@@ -17,6 +17,7 @@ from modserve.core.memory import MemoryBudget
 from modserve.core.version import ModelId
 from modserve.frontends.grpc import border, listener, reading, service
 from modserve.frontends.grpc.border import Border, CallTable
+from modserve.frontends.grpc.options import GrpcOptions
 from modserve.frontends.grpc.reflection import ReflectionService
 from modserve.frontends.grpc.service import call_table
 from modserve.frontends.grpc.stream import InferStreams
@@ -191,6 +192,23 @@ async def test_refusals_are_held_back_while_the_port_closes(server: Server) -> N
     assert (await call(table, "ServerLive", b"")).code is None
     gate.release_refusals()
     assert (await waiting).code is UNAVAILABLE
+
+
+async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simple: PuppetServable) -> None:
+    """And before the port closes, those under way are answered."""
+    port = listener.GrpcListener(server, "127.0.0.1", 0, GrpcOptions())
+    simple.automatic = False
+    under_way = asyncio.ensure_future(call(port._table, "ModelInfer", REQUEST))
+    await turns()
+    await port.take_backlog()
+    assert not under_way.done()
+    resting = asyncio.ensure_future(port._quiet(30, 0, at_rest=True))
+    await turns()
+    assert not resting.done()
+    simple.answer_all()
+    async with asyncio.timeout(20):
+        await resting
+    assert under_way.done()
 
 
 # The log

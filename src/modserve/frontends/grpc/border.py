@@ -90,6 +90,11 @@ class Border:
         self.refused = 0
         """Calls that were refused because too many were under way."""
 
+    @property
+    def calls(self) -> int:
+        """Unary calls under way, without those whose refusal is held back."""
+        return self._calls
+
     def hold_refusals(self) -> None:
         """Keep back the answers to calls that are UNAVAILABLE, until `release_refusals`.
 

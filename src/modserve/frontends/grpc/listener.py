@@ -20,10 +20,13 @@ _log = logging.getLogger("grpc._cython.cygrpc")
 _QUIET = 0.02
 """Seconds without a new call after which none waits to be taken over."""
 
+_REST = 0.05
+"""The same when the port is about to close, with some time for clients to call again that were just answered."""
+
 _TURNS = 10
 """Turns of the event loop, more than it takes to take a call over: the loop itself may have been busy meanwhile."""
 
-_BACKLOG = 0.5
+_BACKLOG = 2.0
 """Seconds for taking over calls that have arrived, at most."""
 
 
@@ -71,7 +74,7 @@ class GrpcListener:
             return
         began = asyncio.get_running_loop().time()
         self._border.hold_refusals()
-        await self.take_backlog(min(_BACKLOG, grace))
+        await self._quiet(min(_BACKLOG, grace), _REST, at_rest=True)
         grace -= asyncio.get_running_loop().time() - began
         stopping = asyncio.ensure_future(self._grpc.stop(max(0.0, grace)))
         await asyncio.sleep(0)  # it has told the clients to go elsewhere
@@ -84,11 +87,20 @@ class GrpcListener:
         The library's core keeps calls until they are taken over, one by one, and ends those that it still has with
         CANCELLED when the port closes (grpc/grpc issue 41785).
         """
+        await self._quiet(limit, _QUIET, at_rest=False)
+
+    async def _quiet(self, limit: float, seconds: float, at_rest: bool) -> None:
+        """Return when no call has come for so many seconds and, for `at_rest`, none is being answered, or at the limit.
+
+        A client whose call is being answered will often make another.
+        """
         end = asyncio.get_running_loop().time() + limit
         taken = -1
-        while taken != self._table.taken and asyncio.get_running_loop().time() < end:
+        while asyncio.get_running_loop().time() < end:
+            if taken == self._table.taken and not (at_rest and self._border.calls):
+                return
             taken = self._table.taken
-            await asyncio.sleep(_QUIET)
+            await asyncio.sleep(seconds)
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
 
