@@ -70,28 +70,6 @@ async def test_eight_hundred_calls_and_then_sigterm() -> None:
         server.wait(0)
 
 
-async def test_clients_that_go_on_calling_while_the_server_stops() -> None:
-    with started(EXAMPLES) as server:
-        server.wait_for("Try it:")
-        async with client(server) as busy:
-            codes = Counter[grpc.StatusCode]()
-            first = asyncio.Event()
-
-            async def call_on() -> None:
-                while (code := await outcome(busy.ModelInfer(message(Ask()), timeout=SECONDS))) is OK:
-                    codes[code] += 1
-                    first.set()
-                codes[code] += 1
-
-            callers = [asyncio.ensure_future(call_on()) for _ in range(24)]
-            await first.wait()
-            server.signal(signal.SIGTERM)
-            await asyncio.gather(*callers)
-        assert codes.pop(OK) >= 1
-        assert codes == {UNAVAILABLE: 24}
-        server.wait(0)
-
-
 # --- calls without a message ------------------------------------------------------------------------------------------
 
 

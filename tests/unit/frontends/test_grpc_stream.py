@@ -1,6 +1,7 @@
 """ModelStreamInfer: one stream, whose client and whose models are the test."""
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -323,6 +324,102 @@ async def test_the_empty_final_response(
     assert seen(exchange) == answers
     last = exchange.answers[-1].infer_response
     assert (last.model_name, last.model_version) == ("many", "1")
+
+
+async def test_responses_that_come_while_the_request_is_given(
+    open_stream: Open, simple: PuppetServable, many: PuppetServable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They leave, though a request before it is not answered."""
+    submit = many.submit
+
+    def answering(*given: Any) -> Inflight:
+        entry = submit(*given)
+        entry.respond(response(entry, 1), final=False)
+        entry.respond(response(entry, 2))
+        return entry
+
+    monkeypatch.setattr(many, "submit", answering)
+    exchange = open_stream()
+    exchange.send(asked("first"), asked_many("a"))
+    exchange.half_close()
+    await turns()
+    assert seen(exchange) == [("a", [1], False), ("a", [2], True)]
+    simple.answer_all()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    assert exchange.ids == ["a", "a", "first"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_no_answer_is_lost_however_things_fall_together(
+    open_stream: Open, simple: PuppetServable, many: PuppetServable, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Requests, answers, readings and writings on threads, a slow client and half-closing, in a random order."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(stream, "MAX_OUTSTANDING", chance.choice((2, 5, 1024)))
+    monkeypatch.setattr(grpc_messages, "MANY_ELEMENTS", 1)  # those with typed contents are read on a thread
+
+    async def on_thread(work: Callable[..., Any], *args: Any) -> Any:
+        for _ in range(chance.randrange(6)):
+            await asyncio.sleep(0)
+        return work(*args)
+
+    for module in (reading, stream):
+        monkeypatch.setattr(module, "on_thread", on_thread)
+    monkeypatch.setattr(stream, "LONG_MESSAGE", chance.choice((0, 1 << 20)))
+
+    count = chance.randrange(1, 25)
+    kinds = [chance.choice(("plain", "typed", "many", "nosuch", "bytes")) for _ in range(count)]
+    requests: dict[str, Callable[[str], pb.ModelInferRequest | bytes]] = {
+        "plain": lambda name: asked(name),
+        "typed": lambda name: typed(name),
+        "many": lambda name: asked_many(name, triton_enable_empty_final_response=True),
+        "nosuch": lambda name: asked(name, model="nosuch"),
+        "bytes": lambda name: b"\xff\xff",
+    }
+    submit = many.submit
+
+    def answering(*given: Any) -> Inflight:
+        entry = submit(*given)
+        for _ in range(chance.choice((0, 0, 1, 2))):
+            entry.respond(response(entry, 0), final=False)
+        if chance.random() < 0.2:
+            entry.complete()
+        return entry
+
+    monkeypatch.setattr(many, "submit", answering)
+    exchange = open_stream()
+    to_send = list(enumerate(kinds))
+    closed = False
+    for _ in range(2000):
+        waiting = [entry for entry in (*simple.submitted, *many.submitted) if not entry.settled]
+        if not to_send and not closed and chance.random() < 0.3:
+            exchange.half_close()
+            closed = True
+        if closed and not waiting and exchange.task.done():
+            break
+        match chance.randrange(4):
+            case 0 if to_send:
+                index, kind = to_send.pop(0)
+                exchange.send(requests[kind](str(index)))
+            case 1 if waiting:
+                entry = chance.choice(waiting)
+                if entry.request.model_name == "simple":
+                    simple.answer(entry)
+                elif chance.random() < 0.5:
+                    entry.respond(response(entry, 1), final=False)
+                else:
+                    entry.complete()
+            case 2:
+                (exchange.flowing.clear if chance.random() < 0.3 else exchange.flowing.set)()
+            case _:
+                for _ in range(chance.randrange(4)):
+                    await asyncio.sleep(0)
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    ordered = [str(index) for index, kind in enumerate(kinds) if kind in ("plain", "typed", "nosuch")]
+    assert [name for name in exchange.ids if name in ordered] == ordered
+    finals = [answer.infer_response for answer in exchange.answers if answer.infer_response.model_name == "many"]
+    ended = {each.id for each in finals if each.parameters["triton_final_response"].bool_param}
+    assert ended == {str(index) for index, kind in enumerate(kinds) if kind == "many"}
 
 
 async def test_a_stream_that_ends_cancels_decoupled_requests(open_stream: Open, many: PuppetServable) -> None:

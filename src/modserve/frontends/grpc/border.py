@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Call: TypeAlias = Callable[[Any, Context], "Awaitable[Message | bytes | ModserveError]"]
 """Message in, message out, or its bytes; raises the error that it fails with, or returns it."""
+SizedCall: TypeAlias = Callable[[Any, Context, int], "Awaitable[bytes | ModserveError]"]
 StreamCall: TypeAlias = Callable[[Any, Context], "Awaitable[ModserveError | None]"]
 """Reads and writes messages itself; raises the error that it fails with, or returns it."""
 
@@ -89,6 +90,11 @@ class Border:
         self.refused = 0
         """Calls that were refused because too many were under way."""
 
+    @property
+    def calls(self) -> int:
+        """Unary calls under way, without those whose refusal is held back."""
+        return self._calls
+
     def hold_refusals(self) -> None:
         """Keep back the answers to calls that are UNAVAILABLE, until `release_refusals`.
 
@@ -103,9 +109,9 @@ class Border:
             self._held = None
 
     def unary(
-        self, method: Method, call: Call, restriction: Restriction | None = None
+        self, method: Method, call: Call | SizedCall, restriction: Restriction | None = None, *, sized: bool = False
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """The handler of a call with one request and one response."""
+        """The handler of a call with one request and one response; `sized`: it is told how long its message is."""
         request = method.request
 
         async def handle(messages: object, context: Context) -> bytes:
@@ -122,7 +128,7 @@ class Border:
                 size = self._taken(len(data))
                 message = await on_thread(parsed, request, data) if size > LONG_MESSAGE else parsed(request, data)
                 del data
-                answer = await call(message, context)
+                answer = await (call(message, context, size) if sized else call(message, context))  # type: ignore[call-arg]
                 if isinstance(answer, Message):
                     return answer.SerializeToString()
                 if isinstance(answer, bytes):
@@ -185,8 +191,8 @@ class Border:
 
     def _count_until_sent(self, size: int, context: Context) -> None:
         memory = self._server.memory
-        memory.force(size)
         context.add_done_callback(cast(Any, lambda _: memory.give_back(size)))  # the stubs ask for a class
+        memory.force(size)
 
     def _taken(self, size: int) -> int:
         self._server.memory.take(size)

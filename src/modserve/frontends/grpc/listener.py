@@ -1,6 +1,7 @@
 """The gRPC port, on grpc.aio."""
 
 import asyncio
+import logging
 
 import grpc
 
@@ -13,14 +14,28 @@ from .options import GrpcOptions
 from .service import call_table
 from .stream import InferStreams
 
+_log = logging.getLogger("grpc._cython.cygrpc")
+"""The library's own."""
+
 _QUIET = 0.02
 """Seconds without a new call after which none waits to be taken over."""
+
+_REST = 0.05
+"""The same when the port is about to close, with some time for clients to call again that were just answered."""
 
 _TURNS = 10
 """Turns of the event loop, more than it takes to take a call over: the loop itself may have been busy meanwhile."""
 
-_BACKLOG = 0.5
+_BACKLOG = 2.0
 """Seconds for taking over calls that have arrived, at most."""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether the library tells of more than a client that has gone while it was being answered.
+
+    It has a traceback for that, where the client's cancellation has not come to its notice before.
+    """
+    return "ExecuteBatchError" not in str(record.msg)
 
 
 class GrpcListener:
@@ -29,6 +44,7 @@ class GrpcListener:
     def __init__(self, server: Server, address: str, port: int, options: GrpcOptions) -> None:
         self._address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         self._tls = options.tls
+        _log.addFilter(_is_news)
         self._grpc = grpc.aio.server(options=channel_arguments(options))
         self._streams = InferStreams(server, options.header_pattern, server_timing=options.server_timing)
         self._border = Border(server)
@@ -58,7 +74,7 @@ class GrpcListener:
             return
         began = asyncio.get_running_loop().time()
         self._border.hold_refusals()
-        await self.take_backlog(min(_BACKLOG, grace))
+        await self._quiet(min(_BACKLOG, grace), _REST, at_rest=True)
         grace -= asyncio.get_running_loop().time() - began
         stopping = asyncio.ensure_future(self._grpc.stop(max(0.0, grace)))
         await asyncio.sleep(0)  # it has told the clients to go elsewhere
@@ -71,11 +87,20 @@ class GrpcListener:
         The library's core keeps calls until they are taken over, one by one, and ends those that it still has with
         CANCELLED when the port closes (grpc/grpc issue 41785).
         """
+        await self._quiet(limit, _QUIET, at_rest=False)
+
+    async def _quiet(self, limit: float, seconds: float, at_rest: bool) -> None:
+        """Return when no call has come for so many seconds and, for `at_rest`, none is being answered, or at the limit.
+
+        A client whose call is being answered will often make another.
+        """
         end = asyncio.get_running_loop().time() + limit
         taken = -1
-        while taken != self._table.taken and asyncio.get_running_loop().time() < end:
+        while asyncio.get_running_loop().time() < end:
+            if taken == self._table.taken and not (at_rest and self._border.calls):
+                return
             taken = self._table.taken
-            await asyncio.sleep(_QUIET)
+            await asyncio.sleep(seconds)
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
 

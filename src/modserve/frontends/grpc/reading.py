@@ -24,9 +24,9 @@ async def parse(data: bytes) -> pb.ModelInferRequest:
 
 
 async def read_request(
-    server: Server, servable: Servable, message: pb.ModelInferRequest, deadline_ns: int, lease: Lease
+    server: Server, servable: Servable, message: pb.ModelInferRequest, deadline_ns: int, lease: Lease, size: int
 ) -> tuple[InferenceRequest, Handle | None]:
-    """The request in `message`, which `servable` shall get; read on a thread where that takes long.
+    """The request in `message` of `size` bytes, which `servable` shall get; read on a thread where that takes long.
 
     `servable` is then borrowed meanwhile, and goes on taking the request until the caller releases the handle.
     Raises the `ModserveError` which says what is wrong with the message.
@@ -34,7 +34,7 @@ async def read_request(
     handle: Handle | None = None
     try:
         request: InferenceRequest
-        if grpc_messages.has_many_typed(message):
+        if size > LONG_MESSAGE or grpc_messages.has_many_typed(message):
             handle = server.borrow(message.model_name, servable.id.version)
             request = await on_thread(grpc_messages.decode_request, message, deadline_ns, lease)
         else:

@@ -29,9 +29,7 @@ class ReflectionService:
         self._answers: dict[str, Callable[[pb.ServerReflectionRequest], pb.ServerReflectionResponse]] = {
             "list_services": self._services,
             "file_by_filename": lambda request: _files(pb.POOL.FindFileByName(request.file_by_filename)),
-            "file_containing_symbol": lambda request: _files(
-                pb.POOL.FindFileContainingSymbol(request.file_containing_symbol)
-            ),
+            "file_containing_symbol": lambda request: _files(_file_containing(request.file_containing_symbol)),
             "file_containing_extension": _file_containing_extension,
             "all_extension_numbers_of_type": _extension_numbers,
         }
@@ -63,6 +61,18 @@ class ReflectionService:
     def _services(self, request: pb.ServerReflectionRequest) -> pb.ServerReflectionResponse:
         listed = pb.ListServiceResponse(service=[pb.ServiceResponse(name=name) for name in self._names])
         return pb.ServerReflectionResponse(list_services_response=listed)
+
+
+def _file_containing(symbol: str) -> FileDescriptor:
+    """Raises KeyError. Pools do not know the names of methods."""
+    try:
+        return pb.POOL.FindFileContainingSymbol(symbol)
+    except KeyError:
+        service, _, method = symbol.rpartition(".")
+        found = pb.POOL.FindServiceByName(service)
+        if method in found.methods_by_name:
+            return found.file
+        raise
 
 
 def _files(file: FileDescriptor) -> pb.ServerReflectionResponse:

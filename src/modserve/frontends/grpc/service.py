@@ -141,7 +141,7 @@ class InferenceService:
         tracer.change(trace_settings.change_by_message(message.settings), message.model_name)
         return trace_settings.message(tracer.settings(message.model_name))
 
-    async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> bytes | ModserveError:
+    async def ModelInfer(self, message: pb.ModelInferRequest, context: Context, size: int = 0) -> bytes | ModserveError:
         """A failure of the execution is returned, not raised: its traceback would hold what holds it."""
         now_ns = time.monotonic_ns()
         servable = self._server.model(message.model_name, parse_requested(message.model_version))
@@ -151,7 +151,7 @@ class InferenceService:
         lease = self._server.shared_memory.lease()
         borrowed: Handle | None = None
         try:
-            request, borrowed = await read_request(self._server, servable, message, limit_ns, lease)
+            request, borrowed = await read_request(self._server, servable, message, limit_ns, lease, size)
             if self._header_pattern is not None:
                 forwarded = header_forwarding.from_metadata(self._header_pattern, context.invocation_metadata())
                 request = header_forwarding.with_headers(request, forwarded)
@@ -238,7 +238,7 @@ def call_table(
             if method.server_streaming and call is not None:
                 handler = border.stream(method, call, restriction)
             else:
-                handler = border.unary(method, call or _unserved(name), restriction)
+                handler = border.unary(method, call or _unserved(name), restriction, sized=name == "ModelInfer")
             calls[f"/{service}/{name}"] = handler
     return CallTable(calls)
 

@@ -140,7 +140,7 @@ class _Call:
         self.lease = server.shared_memory.lease()
         # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
         deadline_ns = self.stream.deadline_ns
-        request, borrowed = await read_request(server, self.servable, message, deadline_ns, self.lease)
+        request, borrowed = await read_request(server, self.servable, message, deadline_ns, self.lease, self.size)
         try:
             request = header_forwarding.with_headers(request, self.stream.forwarded)
             self.places = grpc_messages.output_places(message, self.lease)

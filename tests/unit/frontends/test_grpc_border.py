@@ -1,0 +1,287 @@
+"""What stands between the library and the calls: messages, statuses, bounds and the log."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, server_over
+from test_grpc_service import Aborted, FakeContext, asked
+from test_grpc_stream import Exchange, turns
+from test_grpc_stream import asked as stream_asked
+
+from modserve.core.memory import MemoryBudget
+from modserve.core.version import ModelId
+from modserve.frontends.grpc import border, listener, reading, service
+from modserve.frontends.grpc.border import Border, CallTable
+from modserve.frontends.grpc.options import GrpcOptions
+from modserve.frontends.grpc.reflection import ReflectionService
+from modserve.frontends.grpc.service import call_table
+from modserve.frontends.grpc.stream import InferStreams
+from modserve.pb import inference as pb
+from modserve.pb import reflection
+from modserve.server import Server
+
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+INTERNAL = grpc.StatusCode.INTERNAL
+REQUEST = asked().SerializeToString()
+
+
+@pytest.fixture
+def loader() -> PuppetLoader:
+    return PuppetLoader({"simple": SIMPLE, "many": MANY})
+
+
+@pytest.fixture
+async def server(tmp_path: Path, loader: PuppetLoader) -> AsyncIterator[Server]:
+    found = server_over(tmp_path, loader)
+    await found.load()
+    yield found
+    assert found.memory.held == 0
+
+
+@pytest.fixture
+def simple(server: Server, loader: PuppetLoader) -> PuppetServable:
+    return loader.loaded[ModelId("simple", 3)]
+
+
+async def call(table: CallTable, rpc: str, *messages: bytes) -> FakeContext:
+    context = FakeContext(*messages)
+    handle: Any = table.methods[f"/{pb.SERVICE}/{rpc}"].stream_unary
+    try:
+        await handle(None, context)
+    except Aborted:
+        pass
+    return context
+
+
+class Ending(FakeContext):
+    """Of a call that ends when the test says so."""
+
+    def add_done_callback(self, callback: Any) -> None:
+        self.callback = callback
+
+    def end(self) -> None:
+        self.callback(self)
+
+
+# Messages
+
+
+@pytest.mark.parametrize("rpc", [name for name in pb.METHODS if name != "ModelStreamInfer"])
+async def test_a_call_without_a_message(server: Server, rpc: str) -> None:
+    context = await call(call_table(server), rpc)
+    assert context.code is INTERNAL
+    assert context.details == "the call ended without a request message; a unary call has exactly one"
+
+
+async def test_a_client_that_has_gone_while_its_error_was_told(server: Server) -> None:
+    """The library cannot say the status any more, and nobody is bothered with that."""
+
+    class Gone(FakeContext):
+        async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+            raise grpc.aio.InternalError("Failed grpc_call_start_batch")
+
+    handle: Any = call_table(server).methods[f"/{pb.SERVICE}/ModelInfer"].stream_unary
+    assert await handle(None, Gone(b"\xff")) == b""
+
+
+@pytest.mark.parametrize(
+    ("message", "news"),
+    [
+        ("ExecuteBatchError raised in core by servicer method [/x]", False),
+        ("Unexpected [ExecuteBatchError] raised by servicer method [/x]", False),
+        ("Unexpected [ValueError] raised by servicer method [/x]", True),
+    ],
+)
+def test_what_the_library_logs_of_clients_that_have_gone(message: str, news: bool) -> None:
+    record = logging.LogRecord("grpc", logging.ERROR, "", 0, message, (), None)
+    assert listener._is_news(record) is news
+
+
+async def test_long_messages_are_read_and_made_on_threads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    async def on_thread(work: Any, *args: Any) -> Any:
+        done.append(work.__name__)
+        return work(*args)
+
+    for module in (border, reading, service):
+        monkeypatch.setattr(module, "on_thread", on_thread)
+        monkeypatch.setattr(module, "LONG_MESSAGE", 1)
+    context = Ending(REQUEST)
+    handle: Any = call_table(server).methods[f"/{pb.SERVICE}/ModelInfer"].stream_unary
+    await handle(None, context)
+    context.end()
+    assert done == ["parsed", "decode_request", "_encoded"]
+
+
+# Bounds
+
+
+async def test_no_more_calls_than_may_be_under_way(server: Server, simple: PuppetServable) -> None:
+    gate = Border(server, max_calls=2)
+    table = call_table(server, border=gate)
+    simple.automatic = False
+    under_way = [asyncio.ensure_future(call(table, "ModelInfer", REQUEST)) for _ in range(2)]
+    await turns()
+    refused = await call(table, "ServerLive", b"")
+    assert refused.code is UNAVAILABLE
+    assert refused.details.startswith("too many calls: 2 are under way")
+    assert gate.refused == 1
+    simple.answer_all()
+    await asyncio.gather(*under_way)
+    assert (await call(table, "ServerLive", b"")).code is None
+
+
+async def test_a_message_that_exceeds_the_server_s_memory(server: Server, simple: PuppetServable) -> None:
+    server.memory = MemoryBudget(2 * len(REQUEST) - 1)
+    table = call_table(server)
+    simple.automatic = False
+    first = asyncio.ensure_future(call(table, "ModelInfer", REQUEST))
+    await turns()
+    assert server.memory.held == len(REQUEST)
+    refused = await call(table, "ModelInfer", REQUEST)
+    assert refused.code is RESOURCE_EXHAUSTED
+    assert "out of memory for requests" in refused.details
+    simple.answer_all()
+    assert (await first).code is None
+    assert server.memory.held == 0
+
+
+async def test_a_stream_s_message_that_exceeds_the_server_s_memory(server: Server, simple: PuppetServable) -> None:
+    size = len(stream_asked("a").SerializeToString())
+    server.memory = MemoryBudget(2 * size - 1)
+    simple.automatic = False
+    exchange = Exchange(server, InferStreams(server))
+    exchange.send(stream_asked("a"), stream_asked("b"))
+    exchange.half_close()
+    await turns()
+    assert server.memory.held == size
+    simple.answer_all()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
+    texts = [answer.error_message for answer in exchange.answers]
+    assert texts[0] == ""
+    assert "out of memory for requests" in texts[1]
+
+
+async def test_a_large_answer_counts_until_it_is_sent(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(border, "LONG_MESSAGE", 10)
+    context = Ending(REQUEST)
+    handle: Any = call_table(server).methods[f"/{pb.SERVICE}/ModelInfer"].stream_unary
+    data = await handle(None, context)
+    assert server.memory.held == len(data)
+    context.end()
+
+
+# The end of the server
+
+
+async def test_refusals_are_held_back_while_the_port_closes(server: Server) -> None:
+    gate = Border(server)
+    table = call_table(server, border=gate)
+    server.stop_accepting()
+    gate.hold_refusals()
+    waiting = asyncio.ensure_future(call(table, "ModelInfer", REQUEST))
+    await turns()
+    assert not waiting.done()
+    assert (await call(table, "ServerLive", b"")).code is None
+    gate.release_refusals()
+    assert (await waiting).code is UNAVAILABLE
+
+
+async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simple: PuppetServable) -> None:
+    """And before the port closes, those under way are answered."""
+    port = listener.GrpcListener(server, "127.0.0.1", 0, GrpcOptions())
+    simple.automatic = False
+    under_way = asyncio.ensure_future(call(port._table, "ModelInfer", REQUEST))
+    await turns()
+    await port.take_backlog()
+    assert not under_way.done()
+    resting = asyncio.ensure_future(port._quiet(30, 0, at_rest=True))
+    await turns()
+    assert not resting.done()
+    simple.answer_all()
+    async with asyncio.timeout(20):
+        await resting
+    assert under_way.done()
+
+
+# The log
+
+
+async def test_failed_requests_are_logged(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    await call(call_table(server), "ModelInfer", asked("nosuch", model_version="2", id="7").SerializeToString())
+    exchange = Exchange(server, InferStreams(server))
+    exchange.send(stream_asked("x", model="nosuch"))
+    exchange.half_close()
+    await exchange.end()
+    first, second = (record.getMessage() for record in caplog.records if "request failed" in record.getMessage())
+    assert first.startswith("gRPC request failed, model 'nosuch', version 2, request id '7', status NOT_FOUND: ")
+    assert second.startswith("gRPC request failed, model 'nosuch', request id 'x', status NOT_FOUND: ")
+
+
+# Reflection
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "answer"),
+    [
+        ({"file_by_filename": "model_config.proto"}, ["model_config.proto"]),
+        ({"file_containing_symbol": "inference.ModelInferRequest"}, ["grpc_service.proto", "model_config.proto"]),
+        (
+            {"file_containing_symbol": "inference.GRPCInferenceService.ModelInfer"},
+            ["grpc_service.proto", "model_config.proto"],
+        ),
+        (
+            {"file_containing_symbol": "grpc.reflection.v1alpha.ErrorResponse"},
+            ["grpc/reflection/v1alpha/reflection.proto"],
+        ),
+    ],
+)
+def test_files_are_found(asked_for: dict[str, str], answer: list[str]) -> None:
+    request = reflection.ServerReflectionRequest(host="here", **asked_for)  # type: ignore[arg-type]
+    told = ReflectionService(["b", "a"]).answer(request)
+    files = told.file_descriptor_response.file_descriptor_proto
+    assert sorted(name for name in answer if any(name.encode() in file for file in files)) == sorted(answer)
+    assert len(files) == len(answer)
+    assert answer[0].encode() in files[0]
+    assert (told.valid_host, told.original_request) == ("here", request)
+
+
+def test_what_else_reflection_tells() -> None:
+    service = ReflectionService(["b", "a"])
+    listed = service.answer(reflection.ServerReflectionRequest(list_services=""))
+    assert [each.name for each in listed.list_services_response.service] == ["a", "b"]
+    numbers = service.answer(
+        reflection.ServerReflectionRequest(all_extension_numbers_of_type="inference.ModelInferRequest")
+    ).all_extension_numbers_response
+    assert (numbers.base_type_name, list(numbers.extension_number)) == ("inference.ModelInferRequest", [])
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (reflection.ServerReflectionRequest(), 3),
+        (reflection.ServerReflectionRequest(file_by_filename="nosuch.proto"), 5),
+        (reflection.ServerReflectionRequest(file_containing_symbol="nosuch"), 5),
+        (reflection.ServerReflectionRequest(all_extension_numbers_of_type="nosuch"), 5),
+        (
+            reflection.ServerReflectionRequest(
+                file_containing_extension=reflection.ExtensionRequest(
+                    containing_type="inference.ModelInferRequest", extension_number=100
+                )
+            ),
+            5,
+        ),
+    ],
+)
+def test_what_reflection_does_not_find(request_: reflection.ServerReflectionRequest, code: int) -> None:
+    told = ReflectionService([]).answer(request_)
+    assert told.error_response.error_code == code
+    assert told.error_response.error_message
