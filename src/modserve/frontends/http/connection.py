@@ -656,10 +656,10 @@ class Connection(asyncio.Protocol):
             self._stop(refused.status, refused.message)
         length = request.content_length or 0
         memory = self.site.memory
-        if memory.limit and length > memory.limit:
-            self._stop(413, memory.exhausted(length).message)
         if request.limited:
             self._check_size(length)
+        if memory.limit and length > memory.limit:
+            self._stop(413, memory.exhausted(length).message)
         if request.infer is not None:
             request.route = self._route(request, *request.infer)
 
