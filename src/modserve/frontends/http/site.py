@@ -1,7 +1,9 @@
 """What all connections of the HTTP front end share."""
 
 import asyncio
+import errno
 import logging
+import os
 import re
 import time
 from collections import deque
@@ -168,8 +170,18 @@ class Site:
         self._ticking = self.loop.call_later(_TICK, self._tick)
         self._set_date()
         now = self.loop.time()
+        self._look_for_descriptors(now)
         for connection in list(self.connections):
             connection.check(now)
+
+    def _look_for_descriptors(self, now: float) -> None:
+        """Warn when no connection could be accepted any more, on any port: not every event loop tells of it."""
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and now >= self._next_warning:
+                self._next_warning = now + _WARN
+                _log.warning("new connections cannot be accepted: %s. Raise the limit (ulimit -n)", error.strerror)
 
     def _set_date(self) -> None:
         self.date = b"Date: %b\r\n" % formatdate(time.time(), usegmt=True).encode()
