@@ -479,6 +479,7 @@ class Connection(asyncio.Protocol):
         )
         lines = request.cors + persistence(self._keep_alive, self._old)
         self._call = call = AsgiCall(self, scope, body, lines, self._done)
+        site.turns.calls += 1
         site.tasks.create_task(call.run(site.app))
 
     def _infer(self, route: InferRoute, body: bytes, received_ns: int = 0) -> None:

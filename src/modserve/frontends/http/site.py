@@ -34,6 +34,9 @@ _TICK = 1.0
 _TURN = 0.001
 """Seconds in each turn of the event loop for requests that clients have sent ahead, over all connections."""
 
+_CALLS = 16
+"""Calls of the application for such requests in each turn: they take their time later, in tasks of their own."""
+
 _WARN = 10.0
 """Seconds between two warnings that there are too many connections."""
 
@@ -72,7 +75,7 @@ class Turns:
     """Shares the event loop's turns out between the connections whose clients have sent requests ahead.
 
     Such requests may be answered as soon as they are read, and there may be thousands: all connections together get
-    `seconds` in each turn of the loop, so that it also gets to the others.
+    `seconds` in each turn of the loop, and `_CALLS` calls of the application, so that it also gets to the others.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float = _TURN) -> None:
@@ -81,15 +84,18 @@ class Turns:
         self._waiting: deque[OpenConnection] = deque()
         self._end: float | None = None
         """When this turn's time is over; None before anybody has asked for some of it."""
+        self.calls = 0
+        """Calls of the application that were begun in this turn, or before it."""
 
     def time_left(self) -> bool:
         """Whether one more request may be begun in this turn."""
         now = self._loop.time()
         if self._end is None:
             self._end = now + self.seconds
+            self.calls = 0
             self._loop.call_soon(self._next)
             return True
-        return now < self._end
+        return now < self._end and self.calls < _CALLS
 
     def later(self, connection: OpenConnection) -> None:
         """Call the connection's `go_on` in one of the next turns."""
