@@ -80,6 +80,7 @@ INTERNAL: Status = (500, grpc.StatusCode.INTERNAL)
 NO_METHOD: Status = (405, None)
 RESTRICTED: Status = (403, grpc.StatusCode.UNAVAILABLE)
 LONG_HEAD: Status = (431, None)
+NO_VERSION: Status = (505, None)
 
 OPTIONS = [
     f"--http-max-input-size={MAX_JSON}",
@@ -1351,8 +1352,8 @@ FRAMING: dict[str, Row] = {
     ),
     "an unknown transfer encoding": Row(
         Wire(posted(b"", "Transfer-Encoding: gzip")),
-        INVALID,
-        "malformed HTTP request: Request has invalid `Transfer-Encoding`",
+        UNSUPPORTED,
+        "the Transfer-Encoding 'gzip' is not supported, only 'chunked' is",
     ),
     "a length with a sign": Row(
         Wire(posted(b"", "Content-Length: +5")), INVALID, "malformed HTTP request: Invalid character in Content-Length"
@@ -1367,6 +1368,41 @@ FRAMING: dict[str, Row] = {
         Wire(b"GET /v2 HTTP/1.1\r\nX: a\r\n b\r\n\r\n"),
         INVALID,
         "malformed HTTP request: Unexpected whitespace after header value",
+    ),
+    "no Host": Row(
+        Wire(b"GET /v2 HTTP/1.1\r\n\r\n"), INVALID, "a request needs exactly one Host header, this one has 0"
+    ),
+    "two Hosts": Row(
+        raw(b"GET /v2 HTTP/1.1", "Host: localhost"), INVALID, "a request needs exactly one Host header, this one has 2"
+    ),
+    "a Host that is none": Row(
+        Wire(b"GET /v2 HTTP/1.1\r\nHost: a b\r\n\r\n"), INVALID, "the Host header is no host and port: 'a b'"
+    ),
+    "HTTP/2 without its preface": Row(
+        raw(b"GET /v2 HTTP/2.0"), NO_VERSION, "HTTP/2.0 is not supported on this port, only HTTP/1.1 and HTTP/1.0 are"
+    ),
+    "HTTP/0.9": Row(
+        raw(b"GET /v2 HTTP/0.9"), NO_VERSION, "HTTP/0.9 is not supported on this port, only HTTP/1.1 and HTTP/1.0 are"
+    ),
+    "two transfer encodings": Row(
+        Wire(posted(b"0\r\n\r\n", "Transfer-Encoding: gzip, chunked")),
+        UNSUPPORTED,
+        "the Transfer-Encoding 'gzip, chunked' is not supported, only 'chunked' is",
+    ),
+    "chunks of HTTP/1.0": Row(
+        raw(b"POST /v2/models/simple/infer HTTP/1.0", "Transfer-Encoding: chunked", body=b"0\r\n\r\n"),
+        INVALID,
+        "a request of HTTP/1.0 cannot have a Transfer-Encoding",
+    ),
+    "CONNECT, and a request for its body": Row(
+        raw(b"CONNECT localhost:80 HTTP/1.1", "Content-Length: 33", body=b"GET /v2 HTTP/1.1\r\nHost: a:80\r\n\r\n"),
+        UNSUPPORTED,
+        "the method CONNECT is not supported: this server is not a proxy",
+    ),
+    "trailers without end": Row(
+        Wire(posted(b"0\r\n" + b"X: aaaaaaaaaaaaaaaa\r\n" * 7_000, "Transfer-Encoding: chunked")),
+        LONG_HEAD,
+        "the chunk extensions and trailers of the request's body exceed 65536 bytes",
     ),
     "JSON over the limit": Row(
         Wire(posted(b" " * (MAX_JSON + 1), f"Content-Length: {MAX_JSON + 1}")), INVALID, OVER_LONG

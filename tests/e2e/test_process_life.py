@@ -249,7 +249,7 @@ def test_requests_pipelined_behind_the_one_in_flight_are_not_begun(repository: P
     """The connection is closed after the answer under way, so that the client knows what to send elsewhere."""
     gate = write_held(repository, "model")
     body, headers = binary_request(ASK)
-    lines = [f"POST {infer_path('model')} HTTP/1.1", f"Content-Length: {len(body)}"]
+    lines = [f"POST {infer_path('model')} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     request = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
     with serving(repository, environment=HELD) as server, ThreadPoolExecutor(1) as threads:

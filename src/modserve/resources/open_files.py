@@ -7,8 +7,8 @@ import sys
 
 _log = logging.getLogger(__name__)
 
-_LEAST_LEFT = 16
-"""Descriptors for gRPC, metrics, model files and the log, however few there are."""
+_LEAST_LEFT = 32
+"""Descriptors for what is opened later, however few there are: ports, gRPC, metrics, models, the log."""
 
 _OPEN = "/dev/fd" if sys.platform == "darwin" else "/proc/self/fd"
 

@@ -1,6 +1,7 @@
 """What clients may do to a connection: odd heads, endless framing, falling silent; and what it costs the server."""
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -441,6 +442,23 @@ async def test_connections_have_a_limit(tmp_path: Path, caplog: pytest.LogCaptur
         client = on.connect()
         client.send(infer())
         assert (await client.receive())[0].body == JSON_ANSWER
+
+
+async def test_a_process_without_descriptors_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(path: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with stage(tmp_path) as on:
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+            patch.setattr("os.open", fail)
+            for _ in range(5):
+                on.site._tick()
+                on.site.stop_ticking()
+        assert caplog.messages == [
+            "new connections cannot be accepted: Too many open files. Raise the limit (ulimit -n)"
+        ]
 
 
 # The date

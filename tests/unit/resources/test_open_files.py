@@ -10,22 +10,22 @@ from modserve.resources import open_files
 
 @pytest.mark.parametrize(
     ("limit", "open_now", "expected"),
-    [(64, 30, 18), (1024, 40, 738), (1_048_576, 40, 1_047_512), (20, 30, 1)],
+    [(64, 20, 12), (1024, 40, 738), (1_048_576, 40, 1_047_512), (20, 30, 1)],
     ids=["few", "usual", "many", "none"],
 )
 def test_some_are_left_for_others(limit: int, open_now: int, expected: int) -> None:
     assert open_files.for_connections(limit, open_now) == expected
 
 
-@pytest.mark.parametrize(("wished", "expected"), [(10, 10), (0, 18), (10_000, 18)])
+@pytest.mark.parametrize(("wished", "expected"), [(10, 10), (0, 12), (10_000, 12)])
 def test_no_more_than_there_are(
     wished: int, expected: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(open_files, "raised_limit", lambda: 64)
-    monkeypatch.setattr(open_files, "_open_now", lambda: 30)
+    monkeypatch.setattr(open_files, "_open_now", lambda: 20)
     with caplog.at_level(logging.WARNING):
         assert open_files.connections(wished) == expected
-    assert ("allows only 18 HTTP connections, not 10000" in caplog.text) is (wished > expected)
+    assert ("allows only 12 HTTP connections, not 10000" in caplog.text) is (wished > 12)
 
 
 def test_the_limit_is_raised_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -479,6 +479,7 @@ class Connection(asyncio.Protocol):
         )
         lines = request.cors + persistence(self._keep_alive, self._old)
         self._call = call = AsgiCall(self, scope, body, lines, self._done)
+        site.turns.calls += 1
         site.tasks.create_task(call.run(site.app))
 
     def _infer(self, route: InferRoute, body: bytes, received_ns: int = 0) -> None:
@@ -656,10 +657,10 @@ class Connection(asyncio.Protocol):
             self._stop(refused.status, refused.message)
         length = request.content_length or 0
         memory = self.site.memory
-        if memory.limit and length > memory.limit:
-            self._stop(413, memory.exhausted(length).message)
         if request.limited:
             self._check_size(length)
+        if memory.limit and length > memory.limit:
+            self._stop(413, memory.exhausted(length).message)
         if request.infer is not None:
             request.route = self._route(request, *request.infer)
 

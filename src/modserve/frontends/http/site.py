@@ -1,7 +1,9 @@
 """What all connections of the HTTP front end share."""
 
 import asyncio
+import errno
 import logging
+import os
 import re
 import time
 from collections import deque
@@ -31,6 +33,9 @@ _TICK = 1.0
 
 _TURN = 0.001
 """Seconds in each turn of the event loop for requests that clients have sent ahead, over all connections."""
+
+_CALLS = 16
+"""Calls of the application for such requests in each turn: they take their time later, in tasks of their own."""
 
 _WARN = 10.0
 """Seconds between two warnings that there are too many connections."""
@@ -70,7 +75,7 @@ class Turns:
     """Shares the event loop's turns out between the connections whose clients have sent requests ahead.
 
     Such requests may be answered as soon as they are read, and there may be thousands: all connections together get
-    `seconds` in each turn of the loop, so that it also gets to the others.
+    `seconds` in each turn of the loop, and `_CALLS` calls of the application, so that it also gets to the others.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float = _TURN) -> None:
@@ -79,15 +84,18 @@ class Turns:
         self._waiting: deque[OpenConnection] = deque()
         self._end: float | None = None
         """When this turn's time is over; None before anybody has asked for some of it."""
+        self.calls = 0
+        """Calls of the application that were begun in this turn, or before it."""
 
     def time_left(self) -> bool:
         """Whether one more request may be begun in this turn."""
         now = self._loop.time()
         if self._end is None:
             self._end = now + self.seconds
+            self.calls = 0
             self._loop.call_soon(self._next)
             return True
-        return now < self._end
+        return now < self._end and self.calls < _CALLS
 
     def later(self, connection: OpenConnection) -> None:
         """Call the connection's `go_on` in one of the next turns."""
@@ -168,8 +176,18 @@ class Site:
         self._ticking = self.loop.call_later(_TICK, self._tick)
         self._set_date()
         now = self.loop.time()
+        self._look_for_descriptors(now)
         for connection in list(self.connections):
             connection.check(now)
+
+    def _look_for_descriptors(self, now: float) -> None:
+        """Warn when no connection could be accepted any more, on any port: not every event loop tells of it."""
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and now >= self._next_warning:
+                self._next_warning = now + _WARN
+                _log.warning("new connections cannot be accepted: %s. Raise the limit (ulimit -n)", error.strerror)
 
     def _set_date(self) -> None:
         self.date = b"Date: %b\r\n" % formatdate(time.time(), usegmt=True).encode()
