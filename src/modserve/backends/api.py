@@ -113,8 +113,8 @@ class EngineRequest(Protocol):
         `parameters` are those of the response. Raises RuntimeError after the final answer.
 
         Blocks while the client has 64 MiB of this request's responses still to take, but for the final one. It gets 10
-        seconds for some progress each time; without any the request is over, and `cancelled` says so. So not for a
-        thread that others wait for, if that matters, and never for the event loop's.
+        seconds for some progress each time, and 300 for all of the request; then it is over, and `cancelled` says so.
+        So not for a thread that others wait for, if that matters, and never for the event loop's.
         """
         ...
 

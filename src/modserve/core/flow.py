@@ -1,6 +1,7 @@
 """Flow control between an engine that responds many times and a client that takes its time to read."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -13,17 +14,24 @@ RESPONSE_BYTES = 8 * 1024
 STALLED_S = 10.0
 """How long an engine waits for a client that takes nothing at all. The model's other clients wait as long."""
 
+LONGEST_S = 300.0
+"""How long an engine waits in all, over one request, for a client that takes something now and then."""
+
 
 class Flow:
     """Of one request. The engine's thread waits in `wait`; whoever sends responses on says so.
 
-    `stalled` is called, on the engine's thread, when nothing was sent for `stalled_s` seconds, with the number of
-    responses that are not sent.
+    `stalled` is called, on the engine's thread, when nothing was sent for `stalled_s` seconds, or the engine has waited
+    for `longest_s` seconds in all, with the number of responses that are not sent. `slow` tells which it was.
     """
 
-    def __init__(self, stalled: Callable[[int], object], stalled_s: float = STALLED_S) -> None:
+    def __init__(
+        self, stalled: Callable[[int], object], stalled_s: float = STALLED_S, longest_s: float = LONGEST_S
+    ) -> None:
+        self.slow = False
         self._stalled = stalled
         self._stalled_s = stalled_s
+        self._left_s = longest_s
         self._changed = threading.Condition()
         self._unsent: deque[int] = deque()
         self._held = 0
@@ -40,8 +48,12 @@ class Flow:
         """Returns when there is room for another response. Not for the event loop's thread."""
         with self._changed:
             while not self._open and self._held >= MOST_HELD:
-                steps = self._steps
-                if not self._changed.wait(self._stalled_s) and self._steps == steps:
+                steps, begin_s = self._steps, time.monotonic()
+                limit_s = min(self._stalled_s, self._left_s)
+                moved = self._changed.wait(limit_s) or self._steps != steps
+                self._left_s -= time.monotonic() - begin_s
+                self.slow = self._left_s <= 0 if moved else limit_s < self._stalled_s
+                if not moved or self.slow:
                     self._open = True
                     waiting, stalled = len(self._unsent), self._stalled
                     break

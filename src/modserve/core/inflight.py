@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from .errors import ModserveError, cancelled, unavailable
-from .flow import STALLED_S, Flow
+from .flow import LONGEST_S, STALLED_S, Flow
 from .request import InferenceRequest
 from .response import NOBODY, InferenceResponse, ResponseSink
 from .sequence import SequenceStates
@@ -163,9 +163,10 @@ class Inflight:
         return sink
 
     def _give_up(self, waiting: int) -> None:
-        self._end(
-            unavailable(f"the client did not read its responses for {STALLED_S:g} s; {waiting} responses waited for it")
-        )
+        why = f"did not read its responses for {STALLED_S:g} s"
+        if self.flow is not None and self.flow.slow:
+            why = f"read its responses so slowly that the model waited {LONGEST_S:g} s for it"
+        self._end(unavailable(f"the client {why}; {waiting} responses waited for it"))
 
     def _end(self, error: ModserveError) -> None:
         if self.settled or self.cancelled:

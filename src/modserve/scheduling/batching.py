@@ -59,11 +59,13 @@ class Seen(NamedTuple):
 
 
 NOTHING_SEEN = Seen()
+_MEMORABLE = 16
+"""So many requests are worth remembering: to look at fewer again costs no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Nothing to run before `when_ns`, unless more arrives. `seen`: all that the rule has been shown."""
+    """Nothing to run before `when_ns`, unless more arrives. `seen`: what the rule has been shown, if that is much."""
 
     when_ns: int
     seen: Seen = field(default=NOTHING_SEEN, compare=False)
@@ -187,6 +189,8 @@ def dynamic(
             if now_ns >= latest_ns:
                 return Dispatch(count, Reason.DEADLINE)
             when_ns = min(when_ns, latest_ns)
+        if count < _MEMORABLE:
+            return WaitUntil(when_ns)
         return WaitUntil(when_ns, Seen(policy, count, size, oldest_ns, deadline_ns, limit_ns, longest, total))
 
     return decide

@@ -175,7 +175,8 @@ class QueuedScheduler(Generic[SlotT]):
                     runner.run(slot, batch, reason.value)
                     break
                 assert isinstance(decision, WaitUntil), "a rule that is shown all decides: this is a bug"
-                queue.looked(candidate, decision.seen)
+                if decision.seen.requests:
+                    queue.looked(candidate, decision.seen)
                 wake_ns = min(wake_ns or decision.when_ns, decision.when_ns)
             else:
                 runner.release(slot)

@@ -702,3 +702,17 @@ def test_parameters_for_gpus(tmp_path: Path, gpu_sessions: list[FakeSession], ca
 def test_defaults() -> None:
     backend = OnnxRuntimeBackend()
     assert (backend.default_model_filename, backend.default_cpu_instances) == ("model.onnx", 2)
+
+
+@pytest.mark.parametrize(("operator", "dependent"), [("Relu", False), ("NonZero", True)])
+def test_graphs_whose_work_depends_on_values_say_so(tmp_path: Path, operator: str, dependent: bool) -> None:
+    """Their executions never run on the event loop's thread."""
+    kind = TensorProto.INT64 if dependent else TensorProto.FLOAT
+    path = write(
+        tmp_path / "model.onnx",
+        [helper.make_node(operator, ["IN0"], ["OUT0"])],
+        [helper.make_tensor_value_info("IN0", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("OUT0", kind, [None, None] if dependent else [4])],
+    )
+    model = OnnxRuntimeBackend().open(ModelSource(config(), 1, path, tmp_path))
+    assert model.instance(config(), CPU).data_dependent is dependent

@@ -109,6 +109,26 @@ def test_nobody_sends_any_more(before: bool, monkeypatch: pytest.MonkeyPatch) ->
     assert waited.begun.is_set() is not before
 
 
+def test_a_client_that_takes_a_little_now_and_then_is_given_up_too() -> None:
+    """It would keep the model's instance from everybody else for as long as it likes."""
+    stalls: list[int] = []
+    flow = Flow(stalls.append, stalled_s=30, longest_s=0.05)
+    for _ in range(63):
+        give(flow, LARGE)
+    ended = threading.Event()
+
+    def reader() -> None:
+        while not ended.wait(0.001):
+            flow.progressed()
+
+    thread = in_a_thread(reader)
+    give(flow, LARGE)
+    ended.set()
+    thread.join(30)
+    assert (stalls, flow.slow) == ([64], True)
+    give(flow, LARGE)  # which nobody waits for any more
+
+
 def test_a_client_that_takes_nothing_is_given_up_once() -> None:
     given = 0
     stalls: list[tuple[int, int]] = []
