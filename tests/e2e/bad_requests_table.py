@@ -101,6 +101,14 @@ BAD_VERSION = (
     "value > 0"
 )
 HUGE = "9" * 5000  # more digits than Python's int() takes
+
+
+def cut(message: str) -> str:
+    """A long message in ASCII as clients get it: 4 KiB, the last of which is its end."""
+    note = f" [... {len(message)} characters in all ...] "
+    return message[: 3 * 1024 - len(note)] + note + message[-1024:]
+
+
 NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
@@ -1217,9 +1225,9 @@ PATHS: dict[str, Row] = {
                 NOT_FOUND,
                 "Request for unknown model: 'simple' version 0 is not found",
             ),
-            ("POST", infer_path("simple", HUGE), INVALID, BAD_VERSION.format(HUGE)),
-            ("GET", f"/v2/models/simple/versions/{HUGE}", INVALID, BAD_VERSION.format(HUGE)),
-            ("GET", f"/v2/models/simple/versions/{HUGE}/ready", INVALID, BAD_VERSION.format(HUGE)),
+            ("POST", infer_path("simple", HUGE), INVALID, cut(BAD_VERSION.format(HUGE))),
+            ("GET", f"/v2/models/simple/versions/{HUGE}", INVALID, cut(BAD_VERSION.format(HUGE))),
+            ("GET", f"/v2/models/simple/versions/{HUGE}/ready", INVALID, cut(BAD_VERSION.format(HUGE))),
             (
                 "GET",
                 "/v2/models/simple/versions/0/config",
@@ -1538,7 +1546,7 @@ CONTROL: dict[str, Row] = {
         post("/v2/trace/setting", {"trace_rate": 1}), INVALID, "attempt to access JSON non-string as string", WAS_500
     ),
     "trace: a rate that is huge": Row(
-        post("/v2/trace/setting", {"trace_rate": HUGE}), INVALID, f"Unable to parse 'trace_rate', got: {HUGE}"
+        post("/v2/trace/setting", {"trace_rate": HUGE}), INVALID, cut(f"Unable to parse 'trace_rate', got: {HUGE}")
     ),
     "trace: a count below -1": Row(
         post("/v2/trace/setting", {"trace_count": "-2"}),
