@@ -118,7 +118,7 @@ async def over_grpc(address: str, images: Any) -> dict[str, Any]:
             "live": await client.is_server_live(),
             "ready": await client.is_server_ready(),
             "model-ready": await client.is_model_ready("simple"),
-            "unknown-ready": await refused(client.is_model_ready("nosuch")),
+            "unknown-ready": await client.is_model_ready("nosuch"),
             "infer-contents": await ask(simple(binary=False)),
             "infer-raw": await ask(simple(binary=True)),
             "digits-contents": await ask(digits(images, binary=False)),

@@ -50,7 +50,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "live": True,
         "ready": True,
         "model-ready": True,
-        "unknown-ready": ["NOT_FOUND", UNKNOWN],
+        "unknown-ready": False,
         "infer-contents": SIMPLE,
         "infer-raw": SIMPLE,
         "digits-contents": DIGITS,
