@@ -39,7 +39,7 @@ from .observability.watchdog import Watchdog
 from .protocol.restricted import grpc_restrictions, http_restrictions
 from .repository.control import ControlMode, ControlOptions
 from .repository.manager import ModelManager
-from .resources import open_files
+from .resources import allocator, open_files
 from .resources.garbage import Freezer, freeze
 from .resources.machine_memory import allowed_memory
 from .resources.response_cache import ResponseCache
@@ -262,7 +262,10 @@ async def serve(
     stopping = asyncio.Event()
     _handle_signals(stopping)
     server = InferenceServer(settings, logs=logs)
-    freezer = Freezer(asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    freezer = Freezer(loop)
+    if (library := allocator.glibc()) is not None:
+        allocator.tune(library)
     with ExitStack() as stack:
         watchdog = Watchdog(settings.event_loop_warning_ms)
         async with asyncio.TaskGroup() as tasks:
@@ -274,6 +277,8 @@ async def serve(
                 await front.stop()
                 return 1
             stack.enter_context(watchdog)
+            if library is not None:
+                stack.callback(allocator.Trimmer(loop, library).stop)
             stack.enter_context(server.changes.told(freezer.changed))
             loading = tasks.create_task(_load(server, settings, on_loaded))
             waiting = tasks.create_task(stopping.wait())
