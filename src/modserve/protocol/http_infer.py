@@ -28,6 +28,8 @@ _MAX_DIMENSION = 2**63 - 1
 _MAX_UNSIGNED = 2**64 - 1
 _MOST_DIGITS = 1000
 """Python refuses to read much longer numbers."""
+_MOST_TENSORS = limits.LIMITS.tensors
+_HIGHEST_RANK = limits.LIMITS.rank
 
 JsonObject = dict[str, object]
 
@@ -377,7 +379,8 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
         raise unable("outputs", JsonTypeError("array", "array"))
     if not value:
         return (), _BINARY_REPLY if binary_output else _JSON_REPLY
-    limits.check_tensors("outputs", len(value))
+    if len(value) > _MOST_TENSORS:
+        limits.check_tensors("outputs", len(value))
     names: list[str] = []  # also what is asked for twice, which the model refuses
     binary: list[str] = []
     classes: dict[str, int] = {}
@@ -420,7 +423,8 @@ def _inputs(
         if "inputs" not in document:
             raise unable("inputs", _missing("inputs"))
         raise unable("inputs", JsonTypeError("array", "array"))
-    limits.check_tensors("inputs", len(value))
+    if len(value) > _MOST_TENSORS:
+        limits.check_tensors("inputs", len(value))
     inputs: dict[str, _Input] = {}
     places: dict[str, tuple[_Input, Place]] = {}
     for element in value:
@@ -459,7 +463,8 @@ def _shape(name: str, element: JsonObject) -> Shape:
     value = element.get("shape")
     if type(value) is not list:
         raise unable("shape", _missing("shape") if "shape" not in element else JsonTypeError("array", "array"))
-    limits.check_rank(name, len(value))
+    if len(value) > _HIGHEST_RANK:
+        limits.check_rank(name, len(value))
     for size in value:
         if type(size) is not int or not 0 <= size <= _MAX_DIMENSION:
             raise unable("shape", _UNSIGNED)
