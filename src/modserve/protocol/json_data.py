@@ -24,6 +24,8 @@ from .long_array import LongArray
 _MOST = 2**63 - 1
 _AT_A_TIME = 32 * 1024
 """Elements that are written in one go, in which no other thread runs."""
+_FEW = 256
+"""Elements of which each one's type is soon looked at."""
 
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str}}
 """The Python types that JSON elements of each `Datatype.json_kind` are parsed to."""
@@ -41,14 +43,15 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
 
     Raises INVALID_ARG for elements of the wrong type, number or range, and for more than `max_bytes` bytes of them.
     """
-    if isinstance(data, LongArray):
-        return _from_pieces(name, datatype, shape, data, max_bytes)
-    if not isinstance(data, list):
+    if type(data) is not list:
+        if isinstance(data, LongArray):
+            return _from_pieces(name, datatype, shape, data, max_bytes)
         raise unable("data", JsonTypeError("array", "array"))
     expected = _element_count(name, shape)
     _check_size(name, expected, datatype, max_bytes)
     flat, numbers = _flat(data, datatype)
-    _check_count(name, len(flat), expected)
+    if len(flat) != expected:
+        raise _wrong_count(name, len(flat), expected)
     if datatype is dtypes.BYTES:
         raw = encode_elements(_encoded(name, flat))
         if len(raw) > max_bytes:
@@ -60,9 +63,9 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
 
 
 def _flat(data: list[object], datatype: Datatype) -> tuple[list[object], Array | None]:
-    """The elements, and those of the float types also as an array, where that is quick."""
+    """The elements, and many of the float types also as an array, where that is quick."""
     flat, depth = _flatten(data)
-    if datatype.json_kind == "float" and (values := _doubles(flat)) is not None:
+    if len(flat) > _FEW and datatype.json_kind == "float" and (values := _doubles(flat)) is not None:
         with np.errstate(over="ignore"):
             return flat, values.astype(datatype.numpy)
     return _checked(flat, depth, datatype), None
@@ -71,6 +74,8 @@ def _flat(data: list[object], datatype: Datatype) -> tuple[list[object], Array |
 def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, max_bytes: int) -> Tensor:
     expected = _element_count(name, shape)
     _check_size(name, expected, datatype, max_bytes)
+    if data.parts > 2 * expected + _FEW:  # too many of one or of both: nothing of it needs to be read
+        raise _wrong_count(name, data.parts, expected, "elements and empty lists")
     # The shape says how many there should be, but not more memory is taken for that than the text could fill.
     room = expected if datatype.size and expected <= len(data) else 0
     array = np.empty(room, datatype.numpy)
@@ -91,19 +96,19 @@ def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, m
             numbers = _numbers(name, datatype, flat, before) if numbers is None else numbers
             if room:
                 array[before:count] = numbers
-    _check_count(name, count, expected)
+    if count != expected:
+        raise _wrong_count(name, count, expected)
     if datatype is dtypes.BYTES:
         return Tensor.from_raw(datatype, shape, b"".join(texts))
     return _shaped(datatype, shape, array)
 
 
-def _check_count(name: str, count: int, expected: int) -> None:
-    """Raises INVALID_ARG with Triton's texts, of which it wraps only the second."""
-    counts = f"input '{name}' has {count} elements, its shape {expected}"
+def _wrong_count(name: str, count: int, expected: int, of_what: str = "elements") -> ModserveError:
+    """INVALID_ARG with Triton's texts, of which it wraps only the second."""
+    counts = f"input '{name}' has {count} {of_what}, its shape {expected}"
     if count < expected:
-        raise invalid(f"Failed to parse 'data' field: shape does not match true shape: {counts}")
-    if count > expected:
-        raise unable("data", ValueError(f"Shape does not match true shape of 'data' field: {counts}"))
+        return invalid(f"Failed to parse 'data' field: shape does not match true shape: {counts}")
+    return unable("data", ValueError(f"Shape does not match true shape of 'data' field: {counts}"))
 
 
 def _shaped(datatype: Datatype, shape: Shape, numbers: Array) -> Tensor:
@@ -263,15 +268,10 @@ def _numbers(name: str, datatype: Datatype, flat: list[object], before: int = 0)
             return values.astype(datatype.numpy)
     if datatype.json_kind == "bool":
         return np.frombuffer(bytes(flat), np.bool_)  # type: ignore[arg-type]
-    unsigned = datatype.numpy.kind == "u"
     try:
-        # Quicker than numpy's own way.
-        wide = np.frombuffer(struct.pack(f"{len(flat)}{'Q' if unsigned else 'q'}", *flat), "<u8" if unsigned else "<i8")
-        numbers = wide.astype(datatype.numpy)
-        if np.array_equal(wide, numbers):
-            return numbers
-        raise OverflowError
-    except (struct.error, OverflowError):
+        # Quicker than numpy's own way, which is as strict.
+        return np.frombuffer(struct.pack(f"{len(flat)}{datatype.numpy.char}", *flat), datatype.numpy)
+    except struct.error:
         bounds = np.iinfo(datatype.numpy)
         index, value = next(
             (index, value)

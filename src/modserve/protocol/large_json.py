@@ -4,7 +4,6 @@ A way beside `http_infer.parse`, with the same results, that takes little more m
 not `data` of an input is limited: it is parsed as a whole.
 """
 
-import re
 import secrets
 from collections.abc import Callable, Collection
 
@@ -24,7 +23,12 @@ _WORTHWHILE = 4 * 1024
 """Bytes of `data` that are cut out."""
 _MOST_MISSES = 16
 """Keys ``data`` without an array that is understood. The rest is left as it is then: each is read to the end."""
-_DATA = re.compile(rb'(?<!\\)"data"[ \t\r\n]*+:[ \t\r\n]*+(?=\[)')
+_MOST_KEYS = 4 * LIMITS.tensors
+"""Keys ``data`` that are looked at; no request has use for as many."""
+_KEY = b'"data"'
+_BLANK = b" \t\r\n"
+_LOOK = 256 * 1024
+"""Bytes that are searched in one go, in which no other thread runs."""
 
 JsonObject = dict[str, object]
 
@@ -44,8 +48,8 @@ def _parse(text: bytes, kept: Collection[int]) -> JsonObject:
         parts += (text[position : array.start], b'"%b%d"' % (mark.encode(), index))
         position = array.stop
     parts.append(text[position:])
+    _check_size(sum(map(len, parts)))
     rest = b"".join(parts)
-    _check_size(len(rest))
     document = parse_any(rest, _origin(parts, arrays))
     if not isinstance(document, dict):
         raise unable("inputs", JsonTypeError("object", "object"))
@@ -60,21 +64,47 @@ def _parse(text: bytes, kept: Collection[int]) -> JsonObject:
 def _arrays(text: bytes) -> list[LongArray]:
     """What follows a key ``data``, if it is a long array. It may be anywhere in the document."""
     arrays: list[LongArray] = []
-    misses = 0
-    match = _DATA.search(text)
-    while match is not None:
-        position = match.end()
-        array = long_array.find_end(text, position)
-        if array is not None:
-            position = array.stop
-            if len(array) >= _WORTHWHILE:
-                arrays.append(array)
-        else:
-            misses += 1
-            if misses == _MOST_MISSES:
-                break
-        match = _DATA.search(text, position)
+    misses = keys = 0
+    position = _next_key(text, 0)
+    while position >= 0 and keys < _MOST_KEYS and misses < _MOST_MISSES:
+        keys += 1
+        colon = _after_blanks(text, position)
+        start = _after_blanks(text, colon + 1)
+        if text[colon : colon + 1] == b":" and text[start : start + 1] == b"[":
+            position = start
+            array = long_array.find_end(text, start)
+            if array is None:
+                misses += 1
+            else:
+                position = array.stop
+                if len(array) >= _WORTHWHILE:
+                    arrays.append(array)
+        position = _next_key(text, position)
     return arrays
+
+
+def _next_key(text: bytes, position: int) -> int:
+    """Behind the first key ``data`` from `position` on; -1 if there is none."""
+    while position < len(text):
+        start = text.find(_KEY, position, position + _LOOK + len(_KEY) - 1)
+        if start < 0:
+            position += _LOOK
+        elif text[max(0, start - 1) : start] != b"\\":
+            return start + len(_KEY)
+        else:  # in a string
+            position = start + len(_KEY)
+    return -1
+
+
+def _after_blanks(text: bytes, position: int) -> int:
+    size = 16
+    while piece := text[position : position + size]:
+        rest = len(piece.lstrip(_BLANK))
+        position += len(piece) - rest
+        if rest:
+            break
+        size = min(2 * size, _LOOK)
+    return position
 
 
 def _place(document: JsonObject, arrays: list[LongArray], mark: str) -> set[int]:

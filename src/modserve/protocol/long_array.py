@@ -19,12 +19,16 @@ _BLANK = b" \t\r\n"
 
 
 class _Piece(NamedTuple):
-    """Bytes `start` to `stop` of the text. So many arrays are open before it, and after it."""
+    """Bytes `start` to `stop` of the text. So many arrays are open before it, and after it.
+
+    `parts` are its elements and empty arrays, unless it is malformed.
+    """
 
     start: int
     stop: int
     before: int
     after: int
+    parts: int
 
 
 class LongArray:
@@ -44,6 +48,11 @@ class LongArray:
     def stop(self) -> int:
         return self._pieces[-1].stop
 
+    @property
+    def parts(self) -> int:
+        """How many elements and empty arrays there are, at whatever depth."""
+        return sum(piece.parts for piece in self._pieces)
+
     def __len__(self) -> int:
         """Bytes of text, which are more than there are elements."""
         return self.stop - self.start
@@ -51,7 +60,7 @@ class LongArray:
     def lists(self) -> Iterator[list[object]]:
         """The array's pieces as arrays, each element nested as it is in the whole. Raises INVALID_ARG."""
         text = self._text
-        for start, stop, before, after in self._pieces:
+        for start, stop, before, after, _ in self._pieces:
             some = text[start:stop]
             # An array that is opened at the end of a piece, or closed at its beginning, would pass for an empty one.
             if (before and some.lstrip(_BLANK)[:1] in b"]") or (after and some.rstrip(_BLANK)[-1:] in b"["):
@@ -91,7 +100,7 @@ def _without_strings(text: bytes, start: int) -> LongArray | None:
         after = depth + _count(text, _OPEN, start, cut) - _count(text, _CLOSE, start, cut)
         if not 0 <= after < MAX_DEPTH or (not after) != (cut == stop):
             return None
-        pieces.append(_Piece(start, cut, depth, after))
+        pieces.append(_Piece(start, cut, depth, after, _count(text, _COMMA, start, cut) + 1))
         start, depth = cut + 1, after
     return LongArray(text, pieces) if not depth else None
 
@@ -137,9 +146,11 @@ def _cut(text: bytes, start: int, limit: int, depth: int) -> _Piece | None:
         stop, after = int(brackets[ends[0]]) + 1, 0
         levels = levels[: ends[0]]
     else:
+        if len(levels) and int(levels.max()) > MAX_DEPTH:
+            return None
         commas = np.flatnonzero((marks == _COMMA) & outside)
         if not len(commas):
-            return _Piece(start, start, depth, depth)
+            return _Piece(start, start, depth, depth, 0)
         stop = int(commas[-1])
         levels = levels[: int(np.searchsorted(brackets, stop))]
         after = int(levels[-1]) if len(levels) else depth
@@ -147,4 +158,5 @@ def _cut(text: bytes, start: int, limit: int, depth: int) -> _Piece | None:
         return None
     if ((marks[:stop] == _BRACE) & outside[:stop]).any():
         return None
-    return _Piece(start, start + stop, depth, after)
+    parts = int(np.count_nonzero((marks[:stop] == _COMMA) & outside[:stop])) + 1
+    return _Piece(start, start + stop, depth, after, parts)
