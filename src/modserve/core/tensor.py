@@ -7,7 +7,7 @@ somebody reads elements.
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -25,6 +25,12 @@ _LENGTH = struct.Struct("<I")
 
 LONG_BYTES = 256 * 1024
 """Received BYTES of more than this are counted on a thread."""
+_AT_A_TIME = 32 * 1024
+"""Elements of which something is made in one go, in which no other thread runs."""
+_ALIKE = 64
+"""Elements of one length in a row after which the next are likely to have it, too."""
+_MOST = 2**63 - 1
+_BYTES = {bytes}
 
 
 class Tensor:
@@ -78,9 +84,8 @@ class Tensor:
             if self.datatype.size:
                 array = np.frombuffer(raw, dtype=self.datatype.numpy).reshape(self.shape)
             else:
-                array = np.empty(math.prod(self.shape), dtype=object)
-                array[:] = decode_elements(raw)
-                array = array.reshape(self.shape)
+                array = _decoded(raw, math.prod(self.shape)).reshape(self.shape)
+                array.flags.writeable = False  # as for numbers
             self._array = array
         return array
 
@@ -96,7 +101,7 @@ class Tensor:
                 contiguous = np.ascontiguousarray(array)
                 raw = contiguous.reshape(-1).view(np.uint8).data if array.size else b""
             else:
-                raw = encode_elements(array.reshape(-1).tolist())
+                raw = _encoded(array.reshape(-1))
             self._raw = raw
         return raw
 
@@ -106,11 +111,14 @@ class Tensor:
         return self._raw if self._array is None else None
 
     def count_elements(self) -> int:
-        """How many elements are in the raw form of BYTES. Counted once. Raises `TruncatedError`."""
+        """How many elements are in the raw form of BYTES, one too many standing for more. Counted once.
+
+        Raises `TruncatedError`.
+        """
         counted = self._counted
         if counted is None:
             try:
-                counted = count_elements(self.raw)
+                counted = count_elements(self.raw, math.prod(self.shape))
             except TruncatedError as error:
                 counted = error.with_traceback(None)
             self._counted = counted
@@ -146,9 +154,16 @@ class Tensor:
 
 def _bytes_array(array: Array) -> Array:
     """An object array whose elements are all ``bytes``; str elements are encoded as UTF-8."""
-    flat = array.reshape(-1).tolist()
+    flat = array.reshape(-1)
+    if array.dtype.char == "O":
+        if len(flat) <= _AT_A_TIME:
+            whole = set(map(type, flat.tolist())) <= _BYTES
+        else:
+            whole = all(set(map(type, some)) <= _BYTES for some in _lists(flat))
+        if whole:
+            return array
     out = np.empty(len(flat), dtype=object)
-    for index, element in enumerate(flat):
+    for index, element in enumerate(flat.tolist()):
         if isinstance(element, str):
             element = element.encode()
         elif not isinstance(element, bytes):
@@ -157,6 +172,34 @@ def _bytes_array(array: Array) -> Array:
             )
         out[index] = element
     return out.reshape(array.shape)
+
+
+def _encoded(flat: Array) -> bytes:
+    """The raw form of BYTES elements, made of some at a time."""
+    if len(flat) <= _AT_A_TIME:
+        return encode_elements(flat.tolist())
+    return b"".join([encode_elements(some) for some in _lists(flat)])
+
+
+def _lists(flat: Array) -> Iterator[list[bytes]]:
+    """The elements, some at a time."""
+    for start in range(0, len(flat), _AT_A_TIME):
+        yield flat[start : start + _AT_A_TIME].tolist()
+
+
+def _decoded(raw: Buffer, count: int) -> Array:
+    """The `count` elements of a raw BYTES tensor."""
+    array = np.empty(count, dtype=object)
+    if len(raw) <= LONG_BYTES:
+        array[:] = decode_elements(raw)
+        return array
+    found = 0
+    for some in _decode_some(bytes(raw)):
+        array[found : found + len(some)] = some
+        found += len(some)
+    if found != count:
+        raise ValueError(f"{found} elements for a tensor of {count}")
+    return array
 
 
 def encode_elements(elements: Iterable[bytes]) -> bytes:
@@ -195,12 +238,43 @@ def decode_elements(raw: Buffer) -> list[bytes]:
     return out
 
 
-def count_elements(raw: Buffer) -> int:
-    """How many elements a raw BYTES tensor has. Raises `TruncatedError`."""
+def _decode_some(data: bytes) -> Iterator[list[bytes]]:
+    """As `decode_elements`, of a long tensor: about `_AT_A_TIME` elements at a time."""
+    alike = 0
+    some: list[bytes] = []
+    position, end = 0, len(data)
+    while position < end:
+        start = position + 4
+        position = start + int.from_bytes(data[position:start], "little")
+        some.append(data[start:position])
+        if position > start:
+            alike = 0
+        else:
+            alike += 1
+            if alike >= _ALIKE:
+                times = _alike(data, position, 0)
+                alike = _ALIKE if times >= _AT_A_TIME else 0
+                some += [b""] * times
+                position += 4 * times
+        if len(some) >= _AT_A_TIME:
+            yield some
+            some = []
+    if position > end:
+        raise ValueError("the last element is cut")
+    yield some
+
+
+def count_elements(raw: Buffer, most: int = _MOST) -> int:
+    """How many elements a raw BYTES tensor has. Raises `TruncatedError`.
+
+    Of a long one that has more than `most`, only `most` + 1 are counted.
+    """
     view = memoryview(raw)
     unpack = _LENGTH.unpack_from
     found = 0
     position, end = 0, len(view)
+    if end > LONG_BYTES:
+        return _count_many(view, most)
     while position < end:
         if position + 4 > end:
             raise TruncatedError(found, end - position, in_length=True)
@@ -209,6 +283,49 @@ def count_elements(raw: Buffer) -> int:
             raise TruncatedError(found, end - position - 4, in_length=False)
         found += 1
         position = following
+    return found
+
+
+def _count_many(view: memoryview, most: int) -> int:
+    """Elements of equal lengths are not counted one by one."""
+    unpack = _LENGTH.unpack_from
+    found = alike = 0
+    before = -1
+    position, end = 0, len(view)
+    while position < end and found <= most:
+        if position + 4 > end:
+            raise TruncatedError(found, end - position, in_length=True)
+        length = unpack(view, position)[0]
+        following = position + 4 + length
+        if following > end:
+            raise TruncatedError(found, end - position - 4, in_length=False)
+        found += 1
+        position = following
+        if length != before:
+            before, alike = length, 0
+        else:
+            alike += 1
+            if alike >= _ALIKE:
+                times = _alike(view, position, length)
+                alike = _ALIKE if times >= _AT_A_TIME else 0
+                found += times
+                position += times * (4 + length)
+    return min(found, most + 1)
+
+
+def _alike(raw: Buffer, position: int, length: int) -> int:
+    """How many elements from `position` on have this length, up to `_AT_A_TIME`: much sooner known than one by one."""
+    step = 4 + length
+    room = (len(raw) - position) // step
+    found, look = 0, _ALIKE
+    while found < min(room, _AT_A_TIME):
+        look = min(look, room - found)
+        lengths = np.ndarray((look,), "<u4", raw, position + found * step, (step,))
+        others = np.flatnonzero(lengths != length)
+        if len(others):
+            return found + int(others[0])
+        found += look
+        look *= 2
     return found
 
 

@@ -71,7 +71,8 @@ def split(
     """
     batching = config.batching
     rows = sum([inflight.batch_size for inflight in members]) if batching else 0
-    columns = {name: _column(name, outputs, rows, config) for name in wanted_outputs(members)}
+    given = members[0].inputs if len(members) == 1 else _NOTHING
+    columns = {name: _column(name, outputs, rows, config, given) for name in wanted_outputs(members)}
     responses: list[InferenceResponse] = []
     start = 0
     for inflight in members:
@@ -80,7 +81,7 @@ def split(
         tensors: dict[str, Tensor] = {}
         for name in inflight.output_names:
             datatype, item, raw, row_bytes, whole = columns[name]
-            if not batching:
+            if not batching or size == rows:
                 tensors[name] = whole
             elif row_bytes:
                 tensors[name] = Tensor(datatype, (size, *item), raw[start * row_bytes : end * row_bytes], None)
@@ -149,7 +150,7 @@ def single(
     if config.decoupled:
         names = tuple(name for name in names if name in outputs)
         rows = None
-    tensors = {name: _column(name, outputs, rows, config).whole for name in names}
+    tensors = {name: _column(name, outputs, rows, config, member.inputs).whole for name in names}
     return InferenceResponse(config.name, version, tensors, member.request.id, parameters)
 
 
@@ -166,8 +167,17 @@ class _Column(NamedTuple):
     whole: Tensor
 
 
-def _column(name: str, outputs: Mapping[str, Array], rows: int | None, config: ModelConfig) -> _Column:
-    """`rows` None: any number of them."""
+_NOTHING: Mapping[str, Tensor] = {}
+
+
+def _column(
+    name: str,
+    outputs: Mapping[str, Array],
+    rows: int | None,
+    config: ModelConfig,
+    given: Mapping[str, Tensor] = _NOTHING,
+) -> _Column:
+    """`rows` None: any number of them. `given` are the inputs of a request that runs alone."""
     spec = config.outputs_by_name[name]
     array = as_array(name, outputs.get(name), config)
     batch: Shape = ()
@@ -184,6 +194,10 @@ def _column(name: str, outputs: Mapping[str, Array], rows: int | None, config: M
         array = array.reshape((*batch, *item))
     datatype = spec.datatype
     if datatype is dtypes.BYTES:
+        for tensor in given.values():
+            # Given back as it was, with its raw form.
+            if tensor.datatype is dtypes.BYTES and tensor.array is outputs[name] and not outputs[name].flags.writeable:
+                return _Column(datatype, item, b"", 0, tensor.reshaped(array.shape))
         try:
             return _Column(datatype, item, b"", 0, Tensor.from_array(array, datatype))
         except ModserveError as error:

@@ -163,7 +163,7 @@ TRUNCATED: list[tuple[bytes, tuple[int, int, bool]]] = [
 
 
 def counted(raw: bytes) -> int:
-    (texts,) = long_texts([Tensor.from_raw(dtypes.BYTES, (1,), raw)])
+    (texts,) = long_texts([Tensor.from_raw(dtypes.BYTES, (99,), raw)])
     count_ahead([texts])
     return texts.count_elements()
 

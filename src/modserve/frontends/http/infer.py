@@ -316,9 +316,9 @@ def read_request(
         request, reply = http_infer.decode_request(name, version, body, length, deadline_ns, lend, limit)
         if len(body) > LONG_BYTES:
             texts = long_texts(request.inputs.values())
-            count_ahead(texts)
             if take is not None and texts:
                 take(_TEXT * sum(min(math.prod(tensor.shape), tensor.size // 4) for tensor in texts))
+            count_ahead(texts)
             if config.cached:
                 digest_ahead(request.inputs.values())
     return header_forwarding.with_headers(request, head.forwarded), reply
