@@ -5,6 +5,7 @@ batches run where they are formed, on the event loop's thread, where everybody w
 quick reliably, and one long execution ends it.
 """
 
+import gc
 import time
 
 from modserve.core.model_config import InstanceKind, ModelConfig
@@ -102,10 +103,32 @@ class QuickRule:
         self._least_ns = _WAIT_NS
 
 
+class _Collector:
+    """When Python's garbage collector ran last, and for how long: that is no engine's time."""
+
+    __slots__ = ("began_ns", "took_ns")
+
+    def __init__(self) -> None:
+        self.began_ns = 0
+        self.took_ns = 0
+
+    def observe(self, phase: str, info: object) -> None:
+        """As `gc.callbacks` has it."""
+        now_ns = time.monotonic_ns()
+        if phase == "start":
+            self.began_ns = now_ns
+            self.took_ns = 0
+        else:
+            self.took_ns = now_ns - self.began_ns
+
+
+_collector = _Collector()
+
+
 class LoopThread:
     """What the event loop's thread has had of the processor's time, asked for so rarely that it costs next to nothing.
 
-    `look` before an execution; `cpu_ns` then tells how much of it was at least the processor's.
+    `look` before an execution; `cpu_ns` then tells how much of it was at least the processor's, for the engine.
     """
 
     __slots__ = ("_cpu_ns", "_looked_ns")
@@ -113,6 +136,8 @@ class LoopThread:
     def __init__(self) -> None:
         self._looked_ns = 0
         self._cpu_ns = 0
+        if _collector.observe not in gc.callbacks:
+            gc.callbacks.append(_collector.observe)
 
     def look(self) -> None:
         now_ns = time.monotonic_ns()
@@ -121,5 +146,6 @@ class LoopThread:
             self._cpu_ns = time.thread_time_ns()
 
     def cpu_ns(self, start_ns: int) -> int:
-        """Of an execution that began at `start_ns` and has just ended."""
-        return time.thread_time_ns() - self._cpu_ns - (start_ns - self._looked_ns)
+        """Of an execution that began at `start_ns` and has just ended, without the garbage collector's."""
+        collected_ns = _collector.took_ns if _collector.began_ns >= start_ns else 0
+        return time.thread_time_ns() - self._cpu_ns - (start_ns - self._looked_ns) - collected_ns

@@ -1,6 +1,7 @@
 """When batches run on the event loop's own thread: rules on what executions took, and the pool that follows them."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Mapping
@@ -114,6 +115,25 @@ def test_the_processors_time_of_an_execution_is_known_to_a_millisecond(monkeypat
     start_ns = now_ns
     now_ns, cpu_ns = now_ns + 3_000_000, cpu_ns + 100_000
     assert thread.cpu_ns(start_ns) == 100_000
+
+
+def test_what_the_garbage_collector_took_is_not_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or instances leave the event loop for ever longer whenever a collection happens to come while they run."""
+    now = 5_000_000_000
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(time, "thread_time_ns", lambda: now)  # nothing is waited for
+    thread = LoopThread()
+    (observe,) = [each for each in gc.callbacks if getattr(each, "__module__", "") == LoopThread.__module__]
+    thread.look()
+    start_ns = now
+    now += QUICK
+    observe("start", {})
+    now += WAITED
+    observe("stop", {})
+    assert thread.cpu_ns(start_ns) == QUICK
+    later_ns = now
+    now += SLOW
+    assert thread.cpu_ns(later_ns) == SLOW  # that collection was before it began
 
 
 def test_two_slow_executions_on_the_event_loop_go_back_to_the_thread() -> None:
