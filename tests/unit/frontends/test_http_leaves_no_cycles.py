@@ -5,7 +5,6 @@ It counts objects, not bytes: a few of them may hold gigabytes for hours.
 
 import asyncio
 import contextlib
-import gc
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from garbage import garbage_left
 from puppet_server import (
     ECHO,
     JSON_BODY,
@@ -233,17 +233,9 @@ async def garbage_of(act: Callable[[], Awaitable[None]]) -> list[object]:
     """What only the garbage collector could free after `act`, which is done before, too: first times differ."""
     await act()
     await act()
-    gc.collect()
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
+    with garbage_left() as found:
         await act()
-        gc.collect()
-        return list(gc.garbage)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
+    return found
 
 
 @pytest.mark.parametrize("name", ACTS)
