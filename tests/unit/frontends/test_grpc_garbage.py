@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from garbage import garbage_left
 from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, server_over
 from test_grpc_service import Aborted, FakeContext, asked
 from test_grpc_stream import Exchange, asked_many, response, turns
 from test_grpc_stream import asked as stream_asked
 
+from garbage import garbage_left
 from modserve.core.errors import internal
 from modserve.core.memory import MemoryBudget
 from modserve.core.version import ModelId

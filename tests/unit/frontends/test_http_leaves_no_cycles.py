@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from garbage import garbage_left
 from puppet_server import (
     ECHO,
     JSON_BODY,
@@ -27,6 +26,7 @@ from puppet_server import (
     server_over,
 )
 
+from garbage import garbage_left
 from modserve.core.errors import ModserveError, internal
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor

@@ -10,9 +10,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from garbage import garbage_left
 from puppet_server import JSON_ANSWER, JSON_BODY, MAX_JSON, Client, Stage, infer, infer_binary, request, stage
 
+from garbage import garbage_left
 from modserve.frontends.http.options import HttpOptions
 from modserve.protocol.restricted import Restriction
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from garbage import garbage_left
 
+from garbage import garbage_left
 from modserve.backends.api import EngineRequest, Executor, ModelSource, Placement
 from modserve.core import dtypes
 from modserve.core.ensemble_config import Ensembling, Step
