@@ -316,11 +316,7 @@ async def test_errors_of_the_other_calls(
 
 
 async def test_readiness_of_an_unknown_model(client: Client) -> None:
-    if client.protocol == "http":
-        assert await client.call("is_model_ready", "nosuch") is False
-    else:
-        status, message = await client.refused("is_model_ready", "nosuch")
-        assert (status, message) == ("StatusCode.NOT_FOUND", "Request for unknown model: 'nosuch' is not found")
+    assert await client.call("is_model_ready", "nosuch") is False
 
 
 async def test_a_client_survives_its_errors(client: Client) -> None:

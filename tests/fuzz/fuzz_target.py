@@ -20,6 +20,7 @@ _SLOW = 5
 _ENDLESS = 60
 """Seconds on the clock after which libFuzzer ends an input: the machine may have stood still meanwhile."""
 _MEGABYTES = 1024
+"""Of memory, beside what the process began with: Linux counts the peak of the process that started it as its own."""
 _GROWTH = 200
 _MAX_INPUT = 20_000
 _LEAST = 20
@@ -39,6 +40,7 @@ def main(name: str, seconds: float, seed: int) -> None:
 
 def guided(atheris: ModuleType, name: str, seconds: float, seed: int) -> None:
     """Does not return."""
+    before = _megabytes()
     with atheris.instrument_imports(include=["modserve"], exclude=_untraced()):
         import targets
     import mutations
@@ -62,7 +64,7 @@ def guided(atheris: ModuleType, name: str, seconds: float, seed: int) -> None:
                 f"-seed={seed}",
                 f"-timeout={_ENDLESS}",
                 f"-report_slow_units={_ENDLESS}",
-                f"-rss_limit_mb={_MEGABYTES}",
+                f"-rss_limit_mb={_MEGABYTES + before:.0f}",
                 f"-max_len={_MAX_INPUT}",
                 "-verbosity=1",
                 "-print_final_stats=1",

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 
 import endless_arrays
 import pytest
@@ -14,12 +15,33 @@ ELSEWHERE = (
 )
 
 
-@pytest.mark.parametrize("count", [2**24 - 1, 2**24, 2**24 + 1, 20_000_000])
-def test_endless_arrays(count: int) -> None:
-    command = [sys.executable, endless_arrays.__file__, str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    outcomes: dict[str, str] = json.loads(done.stdout)
+COUNTS = (2**24 - 1, 2**24 + 1, 20_000_000)
+"""The last size that 24 bits hold, one that they do not, and one far beyond."""
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Mapping[int, subprocess.Popen[str]]]:
+    """They run at the same time."""
+    running = {
+        count: subprocess.Popen(
+            [sys.executable, endless_arrays.__file__, str(count)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for count in COUNTS
+    }
+    yield running
+    for process in running.values():
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_endless_arrays(count: int, processes: Mapping[int, subprocess.Popen[str]]) -> None:
+    stdout, stderr = processes[count].communicate(timeout=300)
+    assert processes[count].returncode == 0, stderr[-3000:]
+    outcomes: dict[str, str] = json.loads(stdout)
     for name in ELSEWHERE:
         assert outcomes.pop(name).startswith(REFUSED), name
     one = "\\x07" * 5

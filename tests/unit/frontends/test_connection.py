@@ -586,6 +586,29 @@ async def test_a_head_that_never_ends(tmp_path: Path) -> None:
         assert refused(client, 431)
 
 
+@pytest.mark.parametrize("piece", [1_000, 10**6], ids=["in pieces", "in one"])
+async def test_empty_lines_before_a_request_have_a_limit(tmp_path: Path, piece: int) -> None:
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        client.send(infer())
+        await client.receive()
+        client.send(*[b"\r\n" * (piece // 2)] * (200_000 // piece + 1))
+        assert refused(client, 400) == f"empty lines before the request exceed {HEAD_LIMIT} bytes"
+
+
+async def test_empty_lines_between_requests_do_not_add_up(tmp_path: Path) -> None:
+    """Some clients end each body with one (RFC 9112, 2.2)."""
+    lines = b"\r\n" * 12_000
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        for number in range(1, 5):
+            client.send(lines)
+            client.send(infer())
+            client.send(lines + request("GET", "/hello"))
+            answers = await client.receive(2 * number)
+        assert [answer.status for answer in answers] == [200] * 8
+
+
 async def test_a_head_of_nearly_64_kib(tmp_path: Path) -> None:
     async with stage(tmp_path) as on:
         client = on.connect()

@@ -1,13 +1,17 @@
 """The pages for browsers: nothing of them comes from elsewhere, and nothing that others say is run."""
 
+import asyncio
 import base64
 import hashlib
 import re
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from puppet_server import MAX_JSON, PuppetLoader, server_over
 
 from modserve.frontends.http.options import HttpOptions
@@ -53,6 +57,26 @@ async def test_only_its_own_script_runs(client: httpx.AsyncClient) -> None:
 async def test_it_is_no_part_of_the_protocol(client: httpx.AsyncClient) -> None:
     paths = (await client.get("/openapi.json")).json()["paths"]
     assert not [path for path in paths if path.startswith("/docs")]
+
+
+async def test_the_document_is_made_once_and_not_on_the_event_loops_thread(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers: list[int] = []
+    made = FastAPI.openapi
+
+    def openapi(self: FastAPI) -> dict[str, Any]:
+        makers.append(threading.get_ident())
+        return made(self)
+
+    monkeypatch.setattr(FastAPI, "openapi", openapi)
+    answers = await asyncio.gather(*(client.get("/openapi.json") for _ in range(5)))
+    assert len({answer.content for answer in answers}) == 1
+    assert len(set(makers)) == 1
+    assert threading.get_ident() not in makers
+    makers.clear()
+    assert (await client.get("/openapi.json")).content == answers[0].content
+    assert not makers
 
 
 async def test_examples_of_a_model(client: httpx.AsyncClient) -> None:

@@ -1,9 +1,7 @@
 """No call leaves garbage that only the cyclic collector finds."""
 
 import asyncio
-import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +12,7 @@ from test_grpc_service import Aborted, FakeContext, asked
 from test_grpc_stream import Exchange, asked_many, response, turns
 from test_grpc_stream import asked as stream_asked
 
+from garbage import garbage_left
 from modserve.core.errors import internal
 from modserve.core.memory import MemoryBudget
 from modserve.core.version import ModelId
@@ -85,23 +84,6 @@ async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
     await server.load()
     yield Harness(server, loader)
     assert server.memory.held == 0
-
-
-@contextmanager
-def collected() -> Iterator[list[str]]:
-    """Filled at the end with what the collector finds."""
-    found: list[str] = []
-    gc.collect()
-    gc.disable()
-    try:
-        yield found
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        found += [f"{type(each).__name__} {str(each)[:200]}" for each in gc.garbage]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
 
 
 def infer(model: str = "simple") -> bytes:
@@ -258,8 +240,8 @@ KINDS: dict[str, Kind] = {
 @pytest.mark.parametrize("kind", KINDS)
 async def test_no_call_leaves_garbage(harness: Harness, kind: str) -> None:
     for _ in range(2):  # the first fills caches
-        with collected() as found:
+        with garbage_left() as left_over:
             await KINDS[kind](harness)
             harness.forget()
             await turns()
-    assert found == [], "\n".join(found)
+    assert not left_over, "\n".join(f"{type(each).__name__} {str(each)[:200]}" for each in left_over)

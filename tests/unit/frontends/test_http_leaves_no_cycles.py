@@ -5,7 +5,6 @@ It counts objects, not bytes: a few of them may hold gigabytes for hours.
 
 import asyncio
 import contextlib
-import gc
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -27,6 +26,7 @@ from puppet_server import (
     server_over,
 )
 
+from garbage import garbage_left
 from modserve.core.errors import ModserveError, internal
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
@@ -233,17 +233,9 @@ async def garbage_of(act: Callable[[], Awaitable[None]]) -> list[object]:
     """What only the garbage collector could free after `act`, which is done before, too: first times differ."""
     await act()
     await act()
-    gc.collect()
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
+    with garbage_left() as found:
         await act()
-        gc.collect()
-        return list(gc.garbage)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
+    return found
 
 
 @pytest.mark.parametrize("name", ACTS)

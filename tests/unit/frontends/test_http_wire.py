@@ -2,10 +2,9 @@
 
 import asyncio
 import errno
-import gc
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from puppet_server import JSON_ANSWER, JSON_BODY, MAX_JSON, Client, Stage, infer, infer_binary, request, stage
 
+from garbage import garbage_left
 from modserve.frontends.http.options import HttpOptions
 from modserve.protocol.restricted import Restriction
 
@@ -678,24 +678,9 @@ async def test_a_body_that_never_ends_is_given_back(
 # Garbage
 
 
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.set_debug(0)
-    gc.garbage.clear()
-    gc.enable()
-
-
-def garbage() -> list[str]:
-    """What only the collector finds of what these modules have made."""
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    gc.collect()
-    gc.set_debug(0)
-    found = [type(each).__name__ for each in gc.garbage if _is_of_the_wire(each)]
-    gc.garbage.clear()
-    return found
+def of_the_wire(garbage: list[object]) -> list[str]:
+    """The kinds of those that these modules have made."""
+    return [type(each).__name__ for each in garbage if _is_of_the_wire(each)]
 
 
 def _is_of_the_wire(each: object) -> bool:
@@ -739,40 +724,43 @@ REFUSED = {
 }
 
 
-@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_request_leaves_no_cycles_on_a_connection_that_lives(tmp_path: Path, kind: str) -> None:
     async with stage(tmp_path, _streaming) as on:
         client = on.connect()
         count = KINDS[kind].count(b"HTTP/1.1")
-        for number in range(1, 4):
+
+        async def ask(number: int) -> None:
             client.send(KINDS[kind])
             await client.receive(number * count)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            if number == 1:
-                gc.collect()  # what is made once
-        assert garbage() == []
+
+        await ask(1)  # what is made once
+        with garbage_left() as left:
+            await ask(2)
+            await ask(3)
+        assert of_the_wire(left) == []
 
 
-@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("kind", REFUSED)
 async def test_a_refusal_leaves_no_cycles(tmp_path: Path, kind: str) -> None:
     async with stage(tmp_path, _streaming) as on:
-        client = on.connect()
-        client.send(REFUSED[kind])
-        assert client.transport.eof
-        assert garbage() == []
+        with garbage_left() as left:
+            client = on.connect()
+            client.send(REFUSED[kind])
+            assert client.transport.eof
+        assert of_the_wire(left) == []
 
 
-@pytest.mark.usefixtures("no_collector")
 async def test_a_client_that_goes_leaves_no_cycles(tmp_path: Path) -> None:
     async with stage(tmp_path, _streaming) as on:
-        for data in (request("GET", "/waits"), request("GET", "/stream"), request(body=JSON_BODY)[:-5]):
-            client = on.connect()
-            client.send(data)
-            await asyncio.sleep(0)
-            client.transport.lose()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        assert garbage() == []
+        with garbage_left() as left:
+            for data in (request("GET", "/waits"), request("GET", "/stream"), request(body=JSON_BODY)[:-5]):
+                client = on.connect()
+                client.send(data)
+                await asyncio.sleep(0)
+                client.transport.lose()
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+        assert of_the_wire(left) == []

@@ -1,7 +1,6 @@
 """No request leaves a reference cycle behind, whatever becomes of it: its tensors would stay until a collection."""
 
 import asyncio
-import gc
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from garbage import garbage_left
 from modserve.backends.api import EngineRequest, Executor, ModelSource, Placement
 from modserve.core import dtypes
 from modserve.core.ensemble_config import Ensembling, Step
@@ -137,19 +137,10 @@ def submit(servable: Servable, value: int, sink: ResponseSink, **more: Any) -> I
 @contextmanager
 def no_garbage() -> Iterator[None]:
     """Nothing of ours is left to the collector by what happens inside."""
-    gc.collect()
-    gc.disable()
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
+    with garbage_left() as found:
         yield
-        gc.collect()
-        ours = [each for each in gc.garbage if type(each).__module__.startswith("modserve") or _is_large(each)]
-        found = sorted({type(each).__name__ for each in ours})
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    assert found == []
+    ours = [each for each in found if type(each).__module__.startswith("modserve") or _is_large(each)]
+    assert sorted({type(each).__name__ for each in ours}) == []
 
 
 def _is_large(each: object) -> bool:

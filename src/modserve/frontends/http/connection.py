@@ -47,6 +47,9 @@ _MAX_HEAD = 64 * 1024
 _AHEAD = 64 * 1024
 """Bytes that a client may send ahead before it is read no further."""
 
+_MAX_EMPTY_LINES = 64 * 1024
+"""Bytes of empty lines before a request, which a server should overlook (RFC 9112, 2.2)."""
+
 _MAX_CHUNKS = 65536
 _TOO_MANY_CHUNKS = (
     f"Chunked request body exceeds maximum of {_MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks."
@@ -89,6 +92,8 @@ class Connection(asyncio.Protocol):
         """Where in `_rest` reading goes on."""
         self._tail = b""
         """The last bytes that the parser got of an incomplete head or chunked body; its end may be cut in two."""
+        self._empty_lines = 0
+        """Bytes of empty lines since the last request."""
         self._complete = False
         """The parser has come to the end of a request."""
         self._refused: tuple[int, str] | None = None
@@ -386,7 +391,11 @@ class Connection(asyncio.Protocol):
             raise RefusedRequestError(431, f"the request's head exceeds {_MAX_HEAD} bytes")
         self._parse(piece)
         request = self._request
-        if request is not None and not self._complete:
+        if request is None:
+            self._empty_lines += len(piece)
+            if self._empty_lines > _MAX_EMPTY_LINES:
+                raise RefusedRequestError(400, f"empty lines before the request exceed {_MAX_EMPTY_LINES} bytes")
+        elif not self._complete:
             if request.complete_head:
                 request.head_size = 0
                 if request.missing:
@@ -486,6 +495,7 @@ class Connection(asyncio.Protocol):
         self._keep_alive = self._keep_alive and route.keep_alive
         self._old = route.old
         self._cors = route.cors
+        self._empty_lines = 0
         self._call = call = InferCall(self._answer)
         site = self.site
         call.start(site.server, route.model, route.version, route.head, body, site.options, site.loop, received_ns)
@@ -618,6 +628,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._request = IncomingRequest()
+        self._empty_lines = 0
         if self.site.server.tracer.on:
             self._request.received_ns = time.monotonic_ns()
 

@@ -4,15 +4,17 @@ Everything comes from this server, so that it works without the Internet: one HT
 reads ``/openapi.json``, and the examples that it fills in for a model.
 """
 
+import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any
 
 from fastapi import APIRouter, Response
 
+from modserve.frontends.threads import on_thread
 from modserve.protocol import examples
 from modserve.protocol.status import MIME_JSON
 from modserve.server import Server
@@ -77,9 +79,22 @@ def add_examples(document: dict[str, Any]) -> None:
             content["example"] = body
 
 
-def router(server: Server) -> APIRouter:
-    """The page, and what it asks for that no client of the protocol does. Not in the OpenAPI document."""
+def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
+    """The page, and what it asks for that no client of the protocol does. Not in the OpenAPI document.
+
+    `describe` gives that document, always the same.
+    """
     found = APIRouter(include_in_schema=False)
+    documents: list[bytes] = []
+    making = asyncio.Lock()
+
+    @found.get("/openapi.json")
+    async def document() -> Response:
+        """The OpenAPI document, made when it is first asked for: that takes 50 ms, which no other request waits."""
+        async with making:
+            if not documents:
+                documents.append(await on_thread(lambda: json_answer(describe()).body))
+        return Response(documents[0], media_type=MIME_JSON)
 
     @found.get("/docs")
     async def page() -> Response:

@@ -210,6 +210,7 @@ def create_app(server: Server, options: HttpOptions) -> FastAPI:
         dependencies=[Depends(methods.with_slashes)],
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
     )
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ModserveError, _modserve_error(server))
@@ -229,7 +230,7 @@ def create_app(server: Server, options: HttpOptions) -> FastAPI:
     app.include_router(shared_memory_router(server, max_json), tags=["shared memory"])
     app.include_router(trace_router(server, max_json), tags=["trace"])
     app.include_router(v1.router(server, options), tags=["KServe v1, TensorFlow Serving"])
-    app.include_router(docs.router(server))
+    app.include_router(docs.router(server, app.openapi))
     return app
 
 
