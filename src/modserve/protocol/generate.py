@@ -20,6 +20,7 @@ from modserve.core.tensor import Shape, Tensor
 from . import control_body, http_infer, json_data
 from .http_infer import JsonObject
 from .json_data import JsonTypeError, unable
+from .limits import LIMITS
 
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
@@ -36,7 +37,7 @@ def check_encoding(encoding: str | None) -> None:
 
 def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int) -> InferenceRequest:
     """The request in `body`, whose tensors may have `max_bytes` bytes altogether. Raises INVALID_ARG."""
-    document = control_body.read(body, most_parts=None)
+    document = control_body.read(body, most_parts=LIMITS.parsed_parts)
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise unable("id", JsonTypeError("string", "string"))

@@ -206,6 +206,11 @@ def element_count(data: object) -> int:
     return sum(1 for _ in _leaves(flat, depth)) if list in map(type, flat) else len(flat)
 
 
+def flattened(data: list[object]) -> list[object]:
+    """What is in lists of one depth. Others are left as they are, but for the outer ones."""
+    return _flatten(data)[0]
+
+
 def _flatten(data: list[object]) -> tuple[list[object], int]:
     """The first list whose first element is none, and in how many its elements are; what it holds is not looked at."""
     depth = 1

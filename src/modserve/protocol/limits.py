@@ -17,8 +17,13 @@ class Limits:
     """Of a request."""
     other_json: int = 1024 * 1024
     """Bytes of JSON that are not the `data` of an input. The parsed document takes up to thirty times as many."""
+    parsed_parts: int = 500_000
+    """Commas, colons and opening brackets of JSON that is parsed in one go, in which no other thread runs.
+
+    That of the generate extension, and of KServe v1 beside whole tensors of numbers.
+    """
     control_json_parts: int = 100_000
-    """Commas and brackets in the JSON of a call other than inference, whose long texts have few of them."""
+    """Commas, colons and brackets in the JSON of a call other than inference, whose long texts have few of them."""
 
 
 LIMITS = Limits()
@@ -42,13 +47,36 @@ def check_parameters(count: int) -> None:
         raise invalid(f"the request has {count} parameters, at most {LIMITS.parameters} are possible")
 
 
+def count_parts(text: bytes) -> int:
+    """How many commas, colons and opening brackets there are in JSON, those in its texts included."""
+    return sum(_counted(text, b",:[{"))
+
+
+def check_parts(parts: int, besides: str = "") -> None:
+    """Raises INVALID_ARG for JSON of too many parts; `besides` is what does not count."""
+    if parts > LIMITS.parsed_parts:
+        raise invalid(
+            f"the request has {parts} values, keys, lists and objects{besides}, at most {LIMITS.parsed_parts} are "
+            "possible; binary tensor data has no such limit (/v2/models/.../infer)"
+        )
+
+
 def parsed_size(text: bytes) -> int:
     """About how many bytes the Python objects of a JSON document take, text and bytes of its elements included."""
-    marks = np.frombuffer(text, np.uint8)
-    return len(text) + sum(
-        int(np.count_nonzero(marks == mark)) * size for mark, size in zip(b",[{", _SIZES, strict=True)
-    )
+    return len(text) + sum(count * size for count, size in zip(_counted(text, b",[{"), _SIZES, strict=True))
 
 
+def _counted(text: bytes, marks: bytes) -> list[int]:
+    """How often each of the marks is in it."""
+    whole = np.frombuffer(text, np.uint8)
+    counts = [0] * len(marks)
+    for start in range(0, len(text), _AT_A_TIME):
+        some = whole[start : start + _AT_A_TIME]
+        for index, mark in enumerate(marks):
+            counts[index] += int(np.count_nonzero(some == mark))
+    return counts
+
+
+_AT_A_TIME = 256 * 1024
 _SIZES = (120, 100, 250)
 """Of an element, a list and an object."""

@@ -6,6 +6,7 @@ depth: with the brackets that are open there put before and behind it, it is an 
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,49 @@ class LongArray:
     @property
     def parts(self) -> int:
         """How many elements and empty arrays there are, at whatever depth."""
-        return sum(piece.parts for piece in self._pieces)
+        return sum(self.parts_of_lists())
+
+    def parts_of_lists(self) -> list[int]:
+        """As `parts`, for each of `lists`."""
+        return [piece.parts for piece in self._pieces]
+
+    def shape(self) -> tuple[int, ...]:
+        """The lengths of the arrays at each depth, of an array without strings that `lists` can read.
+
+        Raises `UnevenError` if they are no tensor's. What is taken for an element here may be none: then `lists` has
+        another number of elements, or raises.
+        """
+        depth = _leading(self._text, self.start)
+        below: list[int] = []  # elements of an array one level up, two levels up, and so on, as far as is known
+        elements = closed = opened = 0
+        for start, stop, _, _, _ in self._pieces:
+            marks = np.frombuffer(self._text, np.uint8, min(stop + 1, self.stop) - start, start)
+            opening, closing = marks == _OPEN, marks == _CLOSE
+            commas = np.flatnonzero(marks == _COMMA)
+            before = np.arange(elements + 1, elements + 1 + len(commas))
+            closes = closed + np.cumsum(closing)[commas]
+            opens = opened + np.cumsum(opening)[commas]
+            while len(
+                wrong := np.flatnonzero(closes != sum((before // each for each in below), np.zeros_like(before)))
+            ):
+                # Here arrays end that had not ended before: they are the first of their depth.
+                first = int(wrong[0])
+                index = int(before[first])
+                ended = int(closes[first]) - sum((index - 1) // each for each in below)
+                if not len(below) < ended < depth or any(index % each for each in below):
+                    raise UnevenError(index)
+                below += [index] * (ended - len(below))
+            wrong = np.flatnonzero(opens != sum(((before - 1) // each for each in below), np.full_like(before, depth)))
+            if len(wrong):
+                raise UnevenError(int(before[wrong[0]]) - 1)
+            elements += len(commas)
+            closed += int(np.count_nonzero(closing))
+            opened += int(np.count_nonzero(opening))
+        elements += 1
+        if any(elements % each for each in below) or opened != depth + sum((elements - 1) // each for each in below):
+            raise UnevenError(elements - 1)
+        below += [elements] * (depth - len(below))
+        return tuple(outer // inner for inner, outer in reversed(list(pairwise([1, *below]))))
 
     def __len__(self) -> int:
         """Bytes of text, which are more than there are elements."""
@@ -69,6 +112,19 @@ class LongArray:
             value = parse_any(b"[" * before + some + b"]" * after, lambda position: position + shift)  # noqa: B023
             assert isinstance(value, list), "a piece is in brackets: this is a bug"
             yield value
+
+
+class UnevenError(ValueError):
+    """Arrays of one depth whose lengths or depths differ. `element` is the first element after which that shows."""
+
+    def __init__(self, element: int) -> None:
+        super().__init__(f"uneven before element {element}")
+        self.element = element
+
+
+def find_numbers(text: bytes, start: int) -> LongArray | None:
+    """As `find_end`, for arrays without a string."""
+    return _without_strings(text, start)
 
 
 def find_end(text: bytes, start: int) -> LongArray | None:
@@ -103,6 +159,15 @@ def _without_strings(text: bytes, start: int) -> LongArray | None:
         pieces.append(_Piece(start, cut, depth, after, _count(text, _COMMA, start, cut) + 1))
         start, depth = cut + 1, after
     return LongArray(text, pieces) if not depth else None
+
+
+def _leading(text: bytes, start: int) -> int:
+    """How many arrays begin before the first element."""
+    depth = 0
+    while text[start] in _BLANK or text[start] == _OPEN:
+        depth += text[start] == _OPEN
+        start += 1
+    return depth
 
 
 def _count(text: bytes, mark: int, start: int, stop: int) -> int:

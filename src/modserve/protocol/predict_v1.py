@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -23,7 +23,9 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.tensor import Array, Shape, Tensor
 
-from . import json_text
+from . import cut_json, json_data, json_text, limits, long_array
+from .cut_json import Take, Way
+from .long_array import LongArray
 
 SIGNATURE = "serving_default"
 """The name of the one signature each model has."""
@@ -34,6 +36,14 @@ _BINARY_SUFFIX = "_bytes"
 
 _MOST_DIMENSIONS = 64
 """numpy's limit."""
+
+_MOST_NAMES = 16
+"""Inputs whose names are looked for in long bodies: each time in the whole of it."""
+
+_FROM_NUMBER = 4
+"""Bytes of a tensor that come of a byte of JSON, at most: ``1,`` may be a number of 64 bits."""
+
+_VALUES = "'instances' is a list of values"
 
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str, dict}}
 _TAKES = {
@@ -57,7 +67,7 @@ def decode(config: ModelConfig, body: bytes) -> Prediction:
 
     Raises INVALID_ARG, naming the place in the body.
     """
-    document = json_text.parse_any(body)
+    document = _parsed(config, body)
     if not isinstance(document, dict):
         raise invalid(f"the request body must be an object with 'instances' or 'inputs', but is {_described(document)}")
     _check_signature(document.get("signature_name", ""))
@@ -112,6 +122,38 @@ def encode(parts: Sequence[Mapping[str, Tensor]], rows: bool) -> bytes:
 # Requests
 
 
+def memory(body: bytes) -> int:
+    """About how many bytes reading `body` takes, beside its own."""
+    if limits.count_parts(body) > limits.LIMITS.parsed_parts:
+        return _FROM_NUMBER * len(body)
+    return limits.parsed_size(body)
+
+
+def _parsed(config: ModelConfig, body: bytes) -> object:
+    """What `body` holds. Of one with many values, long lists of numbers are a `LongArray`."""
+    if len(body) <= limits.LIMITS.parsed_parts or limits.count_parts(body) <= limits.LIMITS.parsed_parts:
+        return json_text.parse_any(body)
+    names = [orjson.dumps(name) for name in config.inputs_by_name] if len(config.inputs) <= _MOST_NAMES else []
+    way = Way(tuple({b'"instances"', b'"inputs"', *names}), long_array.find_numbers, _place_lists, _check_parts)
+    return cut_json.parse(body, way)
+
+
+def _place_lists(document: dict[str, object], take: Take) -> None:
+    for key in ("instances", "inputs"):
+        if (array := take(document.get(key))) is not None:
+            document[key] = array
+    inputs = document.get("inputs")
+    if isinstance(inputs, dict):
+        for name, value in inputs.items():
+            if (array := take(value)) is not None:
+                inputs[name] = array
+
+
+def _check_parts(parts: Iterable[bytes], others: Iterable[LongArray]) -> None:
+    count = sum(map(limits.count_parts, parts)) + sum(array.parts for array in others)
+    limits.check_parts(count, " beside whole tensors of numbers")
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where in the body an input's elements stand, by their index in the tensor.
@@ -139,13 +181,16 @@ def _check_signature(name: object) -> None:
 
 
 def _from_rows(config: ModelConfig, instances: object) -> dict[str, Tensor]:
+    if isinstance(instances, LongArray):
+        spec = _only_input(config, _VALUES, "a list of objects")
+        return {spec.name: _tensor(_Place("instances"), spec, instances)}
     if not isinstance(instances, list):
         raise invalid(f"'instances' must be a list, but is {_described(instances)}")
     if not instances:
         raise invalid("No values in 'instances' list: give at least one instance")
     objects = [_names_inputs(each) for each in instances]
     if not any(objects):
-        spec = _only_input(config, "'instances' is a list of values", "a list of objects")
+        spec = _only_input(config, _VALUES, "a list of objects")
         return {spec.name: _tensor(_Place("instances"), spec, instances)}
     if not all(objects):
         other = objects.index(not objects[0])
@@ -220,15 +265,54 @@ def _check_names(config: ModelConfig, names: Any, place: str) -> None:
 
 
 def _tensor(place: _Place, spec: TensorSpec, data: object) -> Tensor:
+    if isinstance(data, LongArray):
+        return _from_pieces(place, spec, data)
     shape, flat = _flat(place, data)
     datatype = spec.datatype
-    wrong = set(map(type, flat)) - _ELEMENT_TYPES[datatype.json_kind]
-    if wrong:
-        index = next(index for index, element in enumerate(flat) if type(element) in wrong)
-        raise _wrong_element(place.of(_position(index, shape)), spec, flat[index])
+    _check_types(place, spec, shape, flat)
     if datatype is dtypes.BYTES:
         return Tensor(datatype, shape, None, _bytes(place, spec, shape, flat))
     return Tensor(datatype, shape, None, _numbers(place, spec, shape, flat).reshape(shape))
+
+
+def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray) -> Tensor:
+    """Its lists are looked at for their lengths first, and then for what is in them."""
+    try:
+        shape = data.shape()
+    except long_array.UnevenError as error:
+        raise _uneven(place, error.element) from None
+    if len(shape) > _MOST_DIMENSIONS:
+        raise _too_deep(place)
+    total = math.prod(shape)
+    array = np.empty(total, spec.datatype.numpy)
+    count = 0
+    for some, parts in zip(data.lists(), data.parts_of_lists(), strict=True):
+        flat = json_data.flattened(some)
+        if len(flat) != parts:  # some of which are empty lists
+            raise _uneven(place, count)
+        _check_types(place, spec, shape, flat, count)
+        array[count : count + len(flat)] = _numbers(place, spec, shape, flat, count)
+        count += parts
+    return Tensor(spec.datatype, shape, None, array.reshape(shape))
+
+
+def _uneven(place: _Place, element: int) -> ModserveError:
+    return invalid(
+        f"the lists in {place.of(())} are not nested evenly, as shows at element {element}: lists of one depth must "
+        "have one length"
+    )
+
+
+def _too_deep(place: _Place) -> ModserveError:
+    return invalid(f"the lists in '{place.key}' are nested more than {_MOST_DIMENSIONS} deep")
+
+
+def _check_types(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> None:
+    """Raises INVALID_ARG for an element of the wrong type. So many come `before` these."""
+    wrong = set(map(type, flat)) - _ELEMENT_TYPES[spec.datatype.json_kind]
+    if wrong:
+        index = next(index for index, element in enumerate(flat) if type(element) in wrong)
+        raise _wrong_element(place.of(_position(before + index, shape)), spec, flat[index])
 
 
 def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
@@ -253,7 +337,7 @@ def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
                 f"{place.of(_position(0, shape))} has {length}: lists of one depth must have one length"
             )
         if len(shape) == _MOST_DIMENSIONS:
-            raise invalid(f"the lists in '{place.key}' are nested more than {_MOST_DIMENSIONS} deep")
+            raise _too_deep(place)
         shape = (*shape, len(level[0]))
         level = list(chain.from_iterable(level))
         if not level:
@@ -273,7 +357,8 @@ def _position(index: int, shape: Shape) -> tuple[int, ...]:
     return tuple(position)
 
 
-def _numbers(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any]) -> Array:
+def _numbers(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> Array:
+    """As an array. Raises INVALID_ARG for one out of range. So many come `before` these."""
     datatype = spec.datatype
     wide = datatype.json_kind == "float"
     try:
@@ -281,8 +366,8 @@ def _numbers(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any]) -> 
     except OverflowError:
         index, bounds = _out_of_range(datatype, flat)
         raise invalid(
-            f"{place.of(_position(index, shape))} is {_described(flat[index])}, but input '{spec.name}' of datatype "
-            f"{datatype.name} takes {bounds}"
+            f"{place.of(_position(before + index, shape))} is {_described(flat[index])}, but input '{spec.name}' of "
+            f"datatype {datatype.name} takes {bounds}"
         ) from None
     with np.errstate(over="ignore"):
         return values.astype(datatype.numpy, copy=False)

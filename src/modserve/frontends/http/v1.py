@@ -20,7 +20,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
 from modserve.frontends.threads import RequestMemory, on_thread
-from modserve.protocol import compression, header_forwarding, limits, models_v1, predict_v1, server_timing
+from modserve.protocol import compression, header_forwarding, models_v1, predict_v1, server_timing
 from modserve.protocol.compression import Inflater
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.predict_v1 import Prediction
@@ -300,7 +300,7 @@ def _read(
         body = body.read_all() if take is None else body.read_all(take)
     check_json_size(len(body), options.max_json)
     if take is not None:
-        take(limits.parsed_size(body))
+        take(predict_v1.memory(body))
     return predict_v1.decode(servable.config, body)
 
 
