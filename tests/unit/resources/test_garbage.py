@@ -4,7 +4,6 @@ import sys
 
 from modserve.resources import garbage
 
-
 FREEZING = """
 import gc, weakref
 from modserve.resources import garbage
