@@ -134,13 +134,19 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> int:
             ("metrics", settings.metrics_address or settings.http_address, ports.metrics),
         ):
             if port is not None:
-                print(f"{name} listening on {address}:{port}", flush=True)
+                say(f"{name} listening on {address}:{port}")
 
     def on_loaded(server: "InferenceServer") -> None:
-        print(f"\n{hints(server, settings, opened[0].http)}\n", flush=True)
+        say(f"\n{hints(server, settings, opened[0].http)}\n")
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
+
+
+def say(text: str) -> None:
+    """Write `text` and a newline to standard output at once: between two writes, other threads log."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def hints(server: "InferenceServer", settings: Settings, http_port: int | None) -> str:

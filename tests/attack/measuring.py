@@ -1,5 +1,6 @@
 """What an attack costs the server, and those who use it meanwhile."""
 
+import atexit
 import json
 import os
 import re
@@ -155,39 +156,61 @@ def _check(cost: Cost, limits: Limits, failure: str, log: str) -> None:
     assert not wrong, f"{'; '.join(wrong)}\n{cost}"
 
 
+class _Probe:
+    """The process that asks: one for all attacks, since starting it takes longer than most of them."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def begin(self, pid: int, port: int) -> None:
+        """It asks from now on. Raises AssertionError if the server does not answer."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, str(_PROBE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            )
+            atexit.register(self.kill)
+        first = self._exchange(f"{pid} {port}")
+        assert first == "watching\n", f"health was not answered before the attack: {first}"
+
+    def end(self) -> str:
+        """It asks no more, and these are its findings."""
+        return self._exchange("stop")
+
+    def _exchange(self, line: str) -> str:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        return self._process.stdout.readline()
+
+    def kill(self) -> None:
+        """The next attack has another one."""
+        process, self._process = self._process, None
+        if process is not None:
+            atexit.unregister(self.kill)
+            process.kill()
+            process.communicate()
+
+
+_probe = _Probe()
+
+
 class _Watching:
-    """The probe, as it runs."""
+    """The probe's view of one attack."""
 
     def __init__(self, server: ServerProcess) -> None:
-        self._pid = server.pid
-        self._process = subprocess.Popen(
-            [sys.executable, str(_PROBE), str(server.pid), str(server.http_port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        first = self._process.stdout.readline()
-        assert first == "watching\n", f"health was not answered before the attack: {first}"
+        _probe.begin(server.pid, server.http_port)
         self.failure = ""
+        self.stopped = False
         self._server: list[tuple[float, float, float, float]] = []
         self._control: list[tuple[float, float, float, float]] = []
 
     def stop(self) -> None:
         """It asks no more, and what it has found is here."""
-        assert self._process.stdin is not None
         time.sleep(0.02)  # one more question after the attack
-        output, _ = self._process.communicate()
-        found = json.loads(output)
+        found = json.loads(_probe.end())
         self.failure, self._server, self._control = found["failure"], found["server"], found["control"]
-
-    def kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self.stopped = True
 
     def worst(self) -> tuple[float, float]:
         """The longest that health took: less what the machine is to blame for, and as it was on the clock."""
@@ -204,8 +227,10 @@ class _Watching:
 
 @contextmanager
 def _watching(server: ServerProcess) -> Iterator[_Watching]:
-    watching = _Watching(server)
+    watching: _Watching | None = None
     try:
+        watching = _Watching(server)
         yield watching
     finally:
-        watching.kill()
+        if watching is None or not watching.stopped:
+            _probe.kill()

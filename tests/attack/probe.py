@@ -1,7 +1,8 @@
 """Asks a server for its health all the time, beside a control that is no more than an echo.
 
-``python probe.py PID PORT`` prints a line when it has begun, goes on until its standard input ends, and then prints its
-findings as JSON. It is a process of its own, so that what the test itself does cannot make it late.
+``python probe.py`` reads a line ``PID PORT`` from its standard input, prints a line when it has begun to ask, goes on
+until another line comes, and then prints its findings as a line of JSON; and so on, until its standard input ends. It
+is a process of its own, so that what the test itself does cannot make it late.
 
 On a busy machine an answer may be late although the server did nothing wrong. Three measurements tell the two apart:
 the CPU time that the server used while the answer was due (a server that holds its event loop computes meanwhile), the
@@ -63,7 +64,7 @@ class Lane:
 
 
 def watch(pid: int, port: int, control_port: int) -> dict[str, object]:
-    """What became of all questions until standard input ended."""
+    """What became of all questions until a line came from standard input."""
     lanes = [
         Lane(socket.create_connection((HOST, port), _PATIENCE), _REQUEST, b"HTTP/1.1 200 "),
         Lane(socket.create_connection((HOST, control_port), _PATIENCE), b"?", b"?"),
@@ -92,9 +93,9 @@ def watch(pid: int, port: int, control_port: int) -> dict[str, object]:
                         lane.failure = f"the kept connection broke: {error}"
             for key, _ in selector.select(_PERIOD):
                 if key.data is None:
-                    if not os.read(sys.stdin.fileno(), 1):
-                        ending = time.monotonic()
-                        selector.unregister(sys.stdin)
+                    _line()
+                    ending = time.monotonic()
+                    selector.unregister(sys.stdin)
                     continue
                 _take(key.data, pid)
             if not announced and server.samples:
@@ -142,17 +143,28 @@ def echo(parent: Connection, parents_end: Connection) -> None:
     asyncio.run(run())
 
 
-def main(pid: int, port: int) -> None:
+def _line() -> str:
+    """The next line of standard input, of which nothing beyond is read; empty at its end."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(sys.stdin.fileno(), 1)):
+        line += byte
+    return line.decode()
+
+
+def main() -> None:
     here, there = multiprocessing.Pipe()
     control = multiprocessing.get_context("fork").Process(target=echo, args=(there, here), daemon=True)
     control.start()
     there.close()
     try:
-        print(json.dumps(watch(pid, port, here.recv())))
+        control_port = here.recv()
+        while line := _line():
+            pid, port = map(int, line.split())
+            print(json.dumps(watch(pid, port, control_port)), flush=True)
     finally:
         control.kill()
         control.join()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main()

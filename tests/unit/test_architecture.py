@@ -74,19 +74,22 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from statements(statement)
 
 
-def imports(text: str, package: str) -> Iterator[str]:
+@functools.cache
+def imports(text: str, package: str) -> tuple[str, ...]:
     """The absolute names of all that a module imports, inside functions and for type checkers as well.
 
     `package` is the dotted name of the package that the module is in, against which relative imports count. Names that
     are taken from a module stand behind a dot, whatever they are.
     """
+    found: list[str] = []
     for node in statements(ast.parse(text)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - (node.level - 1)] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            found += (f"{base}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def within(name: str, allowed: str) -> bool:

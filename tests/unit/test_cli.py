@@ -1,6 +1,7 @@
 """The command: what it prints, what it starts, and how it ends."""
 
 import faulthandler
+import io
 import logging
 import os
 import sys
@@ -167,6 +168,33 @@ def test_a_start_tells_ports_models_and_what_to_try(
         '\'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[4],"data":[0,1,2,3]}]}\'\n'
         "\n"
     )
+
+
+def test_each_line_is_written_at_once(serve: Callable[[Ports, bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where standard output is not buffered, log lines of other threads come between two writes."""
+
+    class Unbuffered(io.RawIOBase):
+        def __init__(self) -> None:
+            self.written: list[bytes] = []
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            self.written.append(bytes(data))
+            return len(self.written[-1])
+
+    raw = Unbuffered()
+    # As Python opens it with PYTHONUNBUFFERED.
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, write_through=True))  # type: ignore[type-var]
+    serve(Ports(81, 82, 83), True)
+    cli.run(SETTINGS)
+    assert raw.written[:3] == [
+        b"HTTP listening on 0.0.0.0:81\n",
+        b"gRPC listening on 1.2.3.4:82\n",
+        b"metrics listening on 0.0.0.0:83\n",
+    ]
+    assert len(raw.written) == 4
 
 
 @pytest.mark.parametrize(
