@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from modserve.core.errors import invalid
 
-from . import json_text, limits
+from . import json_text
 from .json_data import JsonTypeError
 from .json_message import JsonObject
 from .limits import LIMITS
@@ -17,17 +17,17 @@ _TYPES: dict[type, tuple[str, str]] = {
 }
 
 
-def read(body: bytes, most_parts: int = LIMITS.control_json_parts) -> JsonObject:
+def read(body: bytes, most_parts: int | None = LIMITS.control_json_parts) -> JsonObject:
     """The object that `body` holds. Raises INVALID_ARG, where Triton answers a mistaken INTERNAL with the same text.
 
-    `most_parts` is how many commas, colons and opening brackets it may have.
+    `most_parts` is how many commas and opening brackets it may have, None for any number.
     """
     if not body:
         raise invalid("failed to parse the request JSON buffer: The document is empty. at 0")
-    if len(body) > most_parts:
-        parts = limits.count_parts(body)
+    if most_parts is not None and len(body) > most_parts:
+        parts = sum(map(body.count, (b",", b"[", b"{")))
         if parts > most_parts:
-            raise invalid(f"the request has {parts} values, keys, lists and objects, at most {most_parts} are possible")
+            raise invalid(f"the request has {parts} values, lists and objects, at most {most_parts} are possible")
     document = json_text.parse_any(body)
     if body.count(b"[") + body.count(b"{") >= json_text.MAX_DEPTH:  # few bodies have as many, and need a closer look
         _check_depth(document)

@@ -17,7 +17,7 @@ from modserve.core.request import InferenceRequest, ParameterValue, label
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Shape, Tensor
 
-from . import control_body, http_infer, json_data
+from . import control_body, http_infer, json_data, limits
 from .http_infer import JsonObject
 from .json_data import JsonTypeError, unable
 from .limits import LIMITS
@@ -37,7 +37,9 @@ def check_encoding(encoding: str | None) -> None:
 
 def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int) -> InferenceRequest:
     """The request in `body`, whose tensors may have `max_bytes` bytes altogether. Raises INVALID_ARG."""
-    document = control_body.read(body, most_parts=LIMITS.parsed_parts)
+    if len(body) > LIMITS.parsed_parts:
+        limits.check_parts(limits.count_parts(body))
+    document = control_body.read(body, most_parts=None)
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise unable("id", JsonTypeError("string", "string"))

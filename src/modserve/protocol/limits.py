@@ -23,7 +23,7 @@ class Limits:
     That of the generate extension, and of KServe v1 beside whole tensors of numbers.
     """
     control_json_parts: int = 100_000
-    """Commas, colons and brackets in the JSON of a call other than inference, whose long texts have few of them."""
+    """Commas and brackets in the JSON of a call other than inference, whose long texts have few of them."""
 
 
 LIMITS = Limits()

@@ -40,6 +40,9 @@ _MOST_DIMENSIONS = 64
 _MOST_NAMES = 16
 """Inputs whose names are looked for in long bodies: each time in the whole of it."""
 
+_AT_A_TIME = 32 * 1024
+"""Elements that are written in one go."""
+
 _FROM_NUMBER = 4
 """Bytes of a tensor that come of a byte of JSON, at most: ``1,`` may be a number of 64 bits."""
 
@@ -104,19 +107,15 @@ def encode(parts: Sequence[Mapping[str, Tensor]], rows: bool) -> bytes:
         _check_rows(columns)
     # orjson writes the shortest text that gives the same float of the array's own size.
     finite = all(_finite(column) for column in columns.values())
-    content: Mapping[str, Any] = columns if finite else {name: _plain(column) for name, column in columns.items()}
-    key = "predictions" if rows else "outputs"
-    value: object
-    if len(content) == 1:
-        value = next(iter(content.values()))
+    if len(columns) == 1:
+        text = _text(next(iter(columns.values())), finite)
     elif rows:
-        value = [dict(zip(content, row, strict=True)) for row in zip(*content.values(), strict=True)]
+        each = columns.values() if finite else map(_plain, columns.values())
+        text = _text([dict(zip(columns, row, strict=True)) for row in zip(*each, strict=True)], finite)
     else:
-        value = content
-    document = {key: value}
-    if finite:
-        return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+        members = (b"%b:%b" % (orjson.dumps(name), _text(column, finite)) for name, column in columns.items())
+        text = b"{%b}" % b",".join(members)
+    return b'{"%b":%b}' % (b"predictions" if rows else b"outputs", text)
 
 
 # Requests
@@ -494,8 +493,24 @@ def _finite(column: Any) -> bool:
     return not isinstance(column, float) or math.isfinite(column)
 
 
+def _text(value: Any, finite: bool) -> bytes:
+    """A value as JSON. One that is not `finite` is written by the library that has NaN and infinities as literals.
+
+    No other thread runs while a library writes: large arrays are written in pieces.
+    """
+    if isinstance(value, np.ndarray) and value.size > _AT_A_TIME and len(value) > 1:
+        rows = max(1, _AT_A_TIME * len(value) // value.size)
+        starts = range(0, len(value), rows)
+        return b"[%b]" % b",".join([_text(value[start : start + rows], finite)[1:-1] for start in starts])
+    if isinstance(value, np.ndarray) and value.size > _AT_A_TIME:
+        return b"[%b]" % _text(value[0], finite)
+    if finite:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False).encode()
+
+
 def _plain(column: Any) -> Any:
-    """Without numpy, for the library that writes NaN and infinities as the literals that clients read."""
+    """Without numpy."""
     if isinstance(column, np.ndarray):
         return column.tolist()
     return [_plain(each) for each in column] if isinstance(column, list) else column

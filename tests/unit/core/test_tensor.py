@@ -151,6 +151,58 @@ def test_elements_survive(values: list[bytes]) -> None:
     assert count_elements(raw) == len(values)
 
 
+runs = st.lists(st.tuples(st.binary(max_size=3), st.integers(min_value=1, max_value=30)), max_size=5)
+
+
+@settings(deadline=None)
+@given(runs, st.integers(min_value=0, max_value=3))
+def test_runs_of_equal_lengths_survive(values: list[tuple[bytes, int]], more: int) -> None:
+    """Millions of them are not looked at one by one."""
+    listed = [value for value, times in values for _ in range(times)]
+    raw = encode_elements(listed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "LONG_BYTES", 0)
+        patch.setattr(tensors, "_AT_A_TIME", 8)
+        patch.setattr(tensors, "_ALIKE", 2)
+        assert count_elements(raw) == len(listed)
+        assert count_elements(raw, len(listed) + more) == len(listed)
+        if listed:
+            assert count_elements(raw, len(listed) - 1) == len(listed)
+            assert count_elements(raw, 0) == 1
+        texts = Tensor.from_raw(dtypes.BYTES, (len(listed),), raw).array
+        assert texts.tolist() == listed
+        again = Tensor.from_array(texts)
+        assert again.array is texts
+        assert again.raw == raw
+
+
+def test_runs_are_looked_at_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    alike = tensors._alike
+
+    def counted_look(raw: Any, position: int, length: int) -> int:
+        looks.append(position)
+        return alike(raw, position, length)
+
+    monkeypatch.setattr(tensors, "_alike", counted_look)
+    texts = Tensor.from_raw(dtypes.BYTES, (200_000,), b"\2\0\0\0ab" * 200_000)
+    assert texts.count_elements() == 200_000
+    assert len(looks) < 20
+    assert Tensor.from_raw(dtypes.BYTES, (1,), texts.raw).count_elements() == 2
+
+
+def test_received_texts_are_not_written_to() -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        Tensor.from_raw(dtypes.BYTES, (1,), encode_elements([b"a"])).array[0] = b"b"
+
+
+@pytest.mark.parametrize("raw", [b"\0" * 12, b"\0" * 4, b"\0\0\0\0\2\0\0\0a", b"\0" * 7], ids=repr)
+def test_long_texts_that_are_no_tensor_of_their_shape(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "LONG_BYTES", 0)
+    with pytest.raises(ValueError, match=r"element|broadcast"):
+        Tensor.from_raw(dtypes.BYTES, (2,), raw).array  # noqa: B018
+
+
 TRUNCATED: list[tuple[bytes, tuple[int, int, bool]]] = [
     (b"\1", (0, 1, True)),
     (b"\1\0\0", (0, 3, True)),

@@ -128,6 +128,26 @@ def test_one_large_request_is_not_copied() -> None:
     assert np.shares_memory(response.outputs["OUT0"].array, array)
 
 
+@pytest.mark.parametrize("max_batch_size", [0, 4])
+def test_texts_that_an_engine_gives_back_keep_their_raw_form(max_batch_size: int) -> None:
+    """To encode millions of them takes seconds."""
+    model = copying(BYTES, (1, 3), reshape=(3,), max_batch_size=max_batch_size)
+    given = arbitrary(BYTES, (1, 1, 3) if max_batch_size else (1, 3), 1)
+    (outputs,) = run(model, accepted(model, given))
+    assert outputs["OUT0"].shape == given.shape
+    assert outputs["OUT0"].raw is given.raw
+
+
+def test_texts_that_an_engine_has_changed_do_not() -> None:
+    model = copying(BYTES, (1,))
+    made = np.array([[b"a"]], object)
+    (member,) = accepted(model, Tensor.from_array(made))
+    assert member.inputs["IN"].raw == encode_elements([b"a"])
+    made[0, 0] = b"b"
+    (response,) = split({"OUT0": made}, [member], model, 1)
+    assert response.outputs["OUT0"].raw == encode_elements([b"b"])
+
+
 def test_models_without_a_batch_dimension() -> None:
     model = copying(INT32, (-1, 2), max_batch_size=0)
     [member] = accepted(model, arbitrary(INT32, (5, 2), 0))

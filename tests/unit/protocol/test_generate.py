@@ -265,3 +265,9 @@ def test_a_response(given: InferenceResponse, expected: bytes) -> None:
 def test_bytes_that_are_no_text() -> None:
     with pytest.raises(ModserveError, match=r"output 'OUT' holds bytes that are not UTF-8.*in a call of infer"):
         generate.encode(response(OUT=[b"\xff"]))
+
+
+def test_there_are_not_too_many_values() -> None:
+    """They are parsed in one go, in which no other thread runs."""
+    with pytest.raises(ModserveError, match="values, keys, lists and objects, at most 500000 are possible"):
+        generate.decode(config("m"), None, b'{"text":[%b]}' % b",".join([b"0"] * 500_000), 2**30)

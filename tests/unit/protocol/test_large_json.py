@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from modserve.core.errors import ModserveError
-from modserve.protocol import http_infer, large_json, long_array
+from modserve.protocol import cut_json, http_infer, large_json, long_array
 
 ROWS = 4096
 NUMBERS = np.random.default_rng(1).normal(size=(ROWS, 4)).round(6)
@@ -272,3 +272,51 @@ def test_mistakes_in_the_elements_of_long_arrays(datatype: str, data: list[Any],
 def test_there_is_little_json_beside_the_data(text: bytes) -> None:
     with pytest.raises(ModserveError, match="bytes of JSON that are not the 'data' of an input, at most 1048576"):
         http_infer.decode_request("model", None, text, None, 0)
+
+
+def test_a_key_may_be_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b'{"a" : 1,"inputs":[{"x":"\\"data\\":[1]","data"\n:\t[1,2]},{"data":[3]},{"data" : "data"},{"data":[4]}]}'
+    monkeypatch.setattr(cut_json, "WORTHWHILE", 0)
+    for look in range(1, len(text)):
+        monkeypatch.setattr(cut_json, "_LOOK", look)
+        document: Any = large_json.parse(text)
+        data = [each["data"] for each in document["inputs"]]
+        assert [list(each.lists()) if isinstance(each, long_array.LongArray) else each for each in data] == [
+            [[1, 2]],
+            [[3]],
+            "data",
+            [[4]],
+        ]
+
+
+@pytest.mark.parametrize(
+    ("element", "datatype"), [("0", "FP32"), ("[]", "FP32"), ("[]", "BYTES"), ('"a,"', "BYTES"), ("0", "BYTES")]
+)
+def test_data_that_can_not_fit_its_shape_is_not_read(
+    element: str, datatype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As little of it as there is of elements that are right: seventeen million empty lists are none."""
+    monkeypatch.setattr(long_array.LongArray, "lists", None)
+    data = ",".join([element] * 600_000).encode()
+    text = b'{"inputs":[{"name":"IN","datatype":"%b","shape":[1,1],"data":[%b]}]}' % (datatype.encode(), data)
+    with pytest.raises(ModserveError) as caught:
+        http_infer.decode_request("model", None, text, None, 0)
+    assert caught.value.message == (
+        "Unable to parse 'data': Shape does not match true shape of 'data' field: input 'IN' has 600000 elements and "
+        "empty lists, its shape 1"
+    )
+
+
+@pytest.mark.parametrize("member", [b'"data":1,', b'"data":[1],', b'"data"'], ids=["numbers", "arrays", "quotes"])
+def test_few_keys_are_looked_at(member: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    original = cut_json._after_blanks
+
+    def after_blanks(text: bytes, position: int) -> int:
+        looks.append(position)
+        return original(text, position)
+
+    monkeypatch.setattr(cut_json, "_after_blanks", after_blanks)
+    with pytest.raises(ModserveError, match="bytes of JSON that are not the 'data' of an input"):
+        large_json.parse(b'{"parameters":{%b"a":1}}' % (member * 200_000))
+    assert len(looks) <= 2 * 4 * 4096

@@ -1,7 +1,9 @@
 """The bodies of ``:predict``: bytes in, tensors or a message; tensors in, bytes."""
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.tensor import Shape, Tensor
-from modserve.protocol import predict_v1
+from modserve.protocol import cut_json, json_text, limits, long_array, predict_v1
 from modserve.testing import config
 
 
@@ -186,6 +188,96 @@ def test_wrong_requests(given: ModelConfig, body: str, message: str) -> None:
     assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, message)
 
 
+BOOLEANS = model(spec("x", dtypes.BOOL))
+MANY = {
+    "rows": (ONE, [[index, -index] for index in range(60)]),
+    "one row": (FLOATS, [[index / 3 for index in range(120)]]),
+    "values": (FLOATS, [float("nan"), 1, float("inf"), -1e300, *range(100)]),
+    "booleans": (BOOLEANS, [[True, False, True]] * 40),
+    "four dimensions": (FLOATS, np.arange(120).reshape(3, 4, 5, 2).tolist()),
+    "lengths of one": (FLOATS, [[[index]] for index in range(100)]),
+    "a number out of range": (ONE, [[1, 2]] * 50 + [[2, 2**31]]),
+    "a fraction": (ONE, [[1, 2]] * 50 + [[2, 0.5]]),
+    "null": (FLOATS, [[1, 2]] * 50 + [[2, None]]),
+}
+UNEVEN = {
+    "a long row": [[1, 2]] * 50 + [[1, 2, 3]],
+    "a short row": [[1, 2]] * 50 + [[1]],
+    "a number": [[1, 2]] * 50 + [1],
+    "a list": [[1, 2]] * 50 + [[1, [2]]],
+    "empty lists": [[]] * 100,
+    "an empty list": [[1, 2]] * 50 + [[1, []]],
+}
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of little JSON is said that it is much."""
+    monkeypatch.setattr(limits, "LIMITS", replace(limits.LIMITS, parsed_parts=30))
+    monkeypatch.setattr(cut_json, "WORTHWHILE", 20)
+    monkeypatch.setattr(long_array, "_PIECE", 50)
+
+
+def bodies(data: Any) -> list[bytes]:
+    documents = ({"instances": data}, {"inputs": data, "signature_name": ""}, {"inputs": {"x": data}}, {"inputs": data})
+    return [json.dumps(document, indent=index % 2 or None).encode() for index, document in enumerate(documents)]
+
+
+def outcome(given: ModelConfig, body: bytes) -> Any:
+    try:
+        found = predict_v1.decode(given, body)
+    except ModserveError as error:
+        return error.code, error.message
+    return found.rows, {name: (tensor.shape, bytes(tensor.raw)) for name, tensor in found.inputs.items()}
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_many_numbers_are_read_in_pieces_to_the_same_end(
+    case: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, data = MANY[case]
+    expected = [outcome(given, body) for body in bodies(data)]
+    request.getfixturevalue("few")
+    sizes: list[int] = []
+    parse = json_text.parse_any
+
+    def measured(text: bytes, *more: Any) -> object:
+        sizes.append(len(text))
+        return parse(text, *more)
+
+    for module in (cut_json, long_array, json_text):
+        monkeypatch.setattr(module, "parse_any", measured)
+    assert [outcome(given, body) for body in bodies(data)] == expected
+    assert max(sizes) < 1000
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+@pytest.mark.usefixtures("few")
+def test_many_numbers_that_are_no_tensor(case: str) -> None:
+    for body, name in zip(bodies(UNEVEN[case]), ("instances", "inputs", "inputs['x']", "inputs"), strict=True):
+        code, message = outcome(FLOATS, body)
+        assert code is Code.INVALID_ARG
+        assert message.startswith(f"the lists in {name} are not nested evenly, as shows at element ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"instances":[%b]}' % b",".join([b'{"x":[1,2]}'] * 20),
+        b'{"instances":[%b]}' % b",".join([b'"text"'] * 40),
+        b'{"inputs":{"y":[%b]}}' % b",".join([b"1"] * 40),
+        b'{"x":[%b]}' % b",".join([b"1"] * 40),
+        b"[%b]" % b",".join([b"{}"] * 40),
+        b'{"inputs":{%b}}' % b",".join([b'"y":1'] * 40),
+    ],
+    ids=["objects", "texts", "of no input", "nowhere", "no object", "members"],
+)
+@pytest.mark.usefixtures("few")
+def test_other_json_is_limited(body: bytes) -> None:
+    _, message = outcome(FLOATS, body)
+    assert "values, keys, lists and objects beside whole tensors of numbers, at most 30 are possible" in message
+
+
 @pytest.mark.parametrize("datatype", [row for row in dtypes.ALL if row.json_kind == "int"], ids=repr)
 def test_the_ends_of_integers(datatype: Datatype) -> None:
     bounds = np.iinfo(datatype.numpy)
@@ -276,6 +368,20 @@ F32 = np.array([[0.1], [2]], np.float32)
 )  # fmt: skip
 def test_answers(parts: list[Mapping[str, Tensor]], rows: bool, expected: str) -> None:
     assert predict_v1.encode(parts, rows).decode() == expected
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "columns"])
+@pytest.mark.parametrize("shape", [(24,), (1, 24), (24, 1), (4, 6), (2, 3, 4), (1, 1, 24), (3, 0)], ids=repr)
+def test_long_answers_are_written_in_pieces(shape: Shape, rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = np.arange(math.prod(shape), dtype=np.float32).reshape(shape) / 3
+    for first in (0.1, np.nan):
+        some.reshape(-1)[:1] = first
+        for parts in ([outputs(y=some)], [outputs(y=some, z=some)], [outputs(y=some), outputs(y=some)]):
+            monkeypatch.setattr(predict_v1, "_AT_A_TIME", 2**30)
+            whole = predict_v1.encode(parts, rows)
+            for size in (1, 5, 7):
+                monkeypatch.setattr(predict_v1, "_AT_A_TIME", size)
+                assert predict_v1.encode(parts, rows) == whole
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
