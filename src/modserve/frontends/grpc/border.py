@@ -5,8 +5,9 @@ a call that comes without its message.
 """
 
 import asyncio
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import grpc
@@ -81,6 +82,18 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def service(self, handler_call_details: Any) -> "grpc.RpcMethodHandler[Any, Any] | None":
         self.taken += 1
         return self.methods.get(handler_call_details.method)
+
+
+class _Asynchronous(functools.partial[Awaitable[bytes]]):
+    """A handler of which the library sees at once that it need not run it on a thread.
+
+    It asks whether a handler is awaitable, and only then whether that is a coroutine function, twice for each call.
+    """
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None]:
+        raise NotImplementedError("nobody awaits the handler itself: this is a bug")
 
 
 class Border:
@@ -183,7 +196,7 @@ class Border:
                 pass  # the client has gone, and takes no status
             return b""
 
-        return grpc.stream_unary_rpc_method_handler(handle)
+        return grpc.stream_unary_rpc_method_handler(_Asynchronous(handle))
 
     def stream(
         self, method: Method, call: StreamCall, restriction: Restriction | None = None
