@@ -29,6 +29,7 @@ from modserve.protocol import (
     grpc_messages,
     http_infer,
     logging_settings,
+    long_messages,
     predict_v1,
     regions,
     repository,
@@ -144,17 +145,34 @@ def bytes_tensor(data: bytes) -> None:
 
 
 def grpc_message(data: bytes) -> None:
-    """A ModelInferRequest."""
+    """A ModelInferRequest, read as a whole and taken apart: which must come to the same."""
+    region = _Region()
+    apart = _decoded_apart(data, region)
     try:
         message = pb.ModelInferRequest.FromString(data)
     except DecodeError:
         return
-    region = _Region()
     request = grpc_messages.decode_request(message, 2 * _ONE_SECOND_NS, region)
+    if apart is not None:
+        for name, tensor in request.inputs.items():
+            found, raw = apart.inputs[name], bytes(tensor.raw)
+            if found.datatype is dtypes.BYTES:
+                raw = raw[: len(found.raw)]  # of too many texts only one more is read
+            assert (found.datatype, found.shape, bytes(found.raw)) == (tensor.datatype, tensor.shape, raw), name
     grpc_messages.output_places(message, region)
     counts = grpc_messages.class_counts(message)
     grpc_messages.wants_empty_final(message)
-    grpc_messages.encode_response(_ranked(_echo(request), counts)).SerializeToString()
+    pb.ModelInferResponse.FromString(grpc_messages.encode_response(_ranked(_echo(request), counts)))
+
+
+def _decoded_apart(data: bytes, region: "_Region") -> InferenceRequest | None:
+    """As long messages are read; None for what is refused, as the whole is, or may be."""
+    try:
+        split = long_messages.split(data)
+        assert split is not None
+        return grpc_messages.decode_request(split[0], 2 * _ONE_SECOND_NS, region, split[1])
+    except (DecodeError, ModserveError, long_messages.ManyFieldsError):
+        return None
 
 
 def generate_body(data: bytes) -> None:

@@ -1,10 +1,12 @@
 """Inference over gRPC: ``ModelInferRequest`` to core values, a response to ``ModelInferResponse``."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
@@ -12,16 +14,23 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Lease, Place
-from modserve.core.tensor import Buffer, Tensor, encode_elements
+from modserve.core.tensor import Array, Buffer, Shape, Tensor, encode_elements
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
 
-from . import failures, limits, parameters, shared_memory
+from . import failures, limits, parameters, shared_memory, typed_contents
 from .classification import MANY_ELEMENTS
+from .limits import LIMITS
+from .long_messages import Tensors, written
+from .typed_contents import ElementsError, FieldError
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = frozenset({_EMPTY_FINAL})
 _FINAL = "triton_final_response"
+
+LONG_ANSWER = 1024 * 1024
+"""Bytes. To copy longer answers takes about half a millisecond for each of them."""
+
 _CONTENTS_FIELDS = {
     "bool_contents": "BOOL",
     "int_contents": "INT32",
@@ -35,17 +44,27 @@ _CONTENTS_FIELDS = {
 """The fields of InferTensorContents, and the datatype by which Triton's messages name each."""
 
 
-def decode_request(message: pb.ModelInferRequest, deadline_ns: int = 0, lease: Lease | None = None) -> InferenceRequest:
+def _take_nothing(size: int) -> None: ...
+
+
+def decode_request(
+    message: pb.ModelInferRequest,
+    deadline_ns: int = 0,
+    lease: Lease | None = None,
+    tensors: Tensors | None = None,
+    take: Callable[[int], None] = _take_nothing,
+) -> InferenceRequest:
     """An inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 
     `deadline_ns` is the RPC's own on the monotonic clock, 0 without one. `lease` is for inputs in shared memory, which
-    raise UNSUPPORTED without it; it is the caller's to release.
+    raise UNSUPPORTED without it; it is the caller's to release. `tensors` are those of a message that was split, and
+    `take` is called with the bytes of memory that are needed next for them; what it raises comes out here.
     """
     version = parse_requested(message.model_version)
-    limits.check_tensors("outputs", len(message.outputs))
-    limits.check_parameters(len(message.parameters))
+    if len(message.outputs) > LIMITS.tensors:
+        raise limits.too_many_tensors("outputs", len(message.outputs))
     given = _parameters(message.parameters) if message.parameters else {}
-    inputs = _inputs(message, lease)
+    inputs = _inputs(message, lease, tensors, take)
     outputs = tuple(output.name for output in message.outputs) if message.outputs else ()
     limit_ns = timeout_ns(given) if given else 0
     return InferenceRequest(message.model_name, inputs, outputs, version, message.id, given, deadline_ns, limit_ns)
@@ -88,40 +107,40 @@ def wants_empty_final(message: pb.ModelInferRequest) -> bool:
     return _EMPTY_FINAL in message.parameters and message.parameters[_EMPTY_FINAL].bool_param
 
 
-def encode_response(response: InferenceResponse) -> pb.ModelInferResponse:
-    """The answer, with all tensors raw and in the order of `outputs`."""
-    message = pb.ModelInferResponse(
-        model_name=response.model_name, model_version=str(response.model_version), id=response.id
-    )
-    for name, value in response.parameters.items():
-        _set_parameter(message.parameters[name], value)
-    for name, tensor in response.outputs.items():
-        message.outputs.add(name=name, datatype=tensor.datatype.name, shape=tensor.shape)
-        message.raw_output_contents.append(bytes(tensor.raw))
-    return message
+def encode_response(response: InferenceResponse) -> bytes:
+    """A ``ModelInferResponse``, with all tensors raw and in the order of `outputs`, each copied once."""
+    return b"".join(_response_parts(response, response.parameters))
 
 
-def has_many_texts(response: InferenceResponse) -> bool:
-    """Whether encoding the answer takes long: other tensors than BYTES are copied as they are."""
+def takes_long(response: InferenceResponse) -> bool:
+    """Whether encoding the answer takes so long that others should not wait for it."""
+    size = 0
     for tensor in response.outputs.values():
         if tensor.datatype is dtypes.BYTES and math.prod(tensor.shape) > MANY_ELEMENTS:
             return True
-    return False
+        size += tensor.size
+    return size > LONG_ANSWER
 
 
-def has_many_typed(message: pb.ModelInferRequest) -> bool:
+def has_many_typed(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> bool:
     """Whether decoding the request takes long: it has many elements that are not raw."""
+    if tensors is not None:
+        return tensors.typed_bytes > MANY_ELEMENTS
     if message.raw_input_contents:
         return False
     found = (values for tensor in message.inputs for _, values in tensor.contents.ListFields())
     return sum(map(len, found)) > MANY_ELEMENTS
 
 
-def encode_stream_response(response: InferenceResponse, final: bool) -> pb.ModelStreamInferResponse:
-    """The answer on a stream, which tells whether it is the request's last one."""
-    message = pb.ModelStreamInferResponse(infer_response=encode_response(response))
-    message.infer_response.parameters[_FINAL].bool_param = final
-    return message
+def is_plain(message: pb.ModelInferRequest) -> bool:
+    """Whether all inputs are raw, and in the message."""
+    return 0 < len(message.raw_input_contents) == len(message.inputs)
+
+
+def encode_stream_response(response: InferenceResponse, final: bool) -> bytes:
+    """A ``ModelStreamInferResponse``, which tells whether the answer is the request's last one."""
+    parts = _response_parts(response, {**response.parameters, _FINAL: final})
+    return b"".join((b"\x12", written(sum(map(len, parts))), *parts))
 
 
 def encode_stream_error(
@@ -141,27 +160,35 @@ def encode_stream_error(
     return message
 
 
-def _inputs(message: pb.ModelInferRequest, lease: Lease | None) -> Mapping[str, Tensor]:
-    raws = message.raw_input_contents
+def _inputs(
+    message: pb.ModelInferRequest, lease: Lease | None, tensors: Tensors | None, take: Callable[[int], None]
+) -> Mapping[str, Tensor]:
+    raws: Sequence[Buffer] = message.raw_input_contents if tensors is None else tensors.raws
     model = message.model_name
-    limits.check_tensors("inputs", len(message.inputs))
+    given = message.inputs
+    count = len(given)
+    if count > LIMITS.tensors:
+        raise limits.too_many_tensors("inputs", count)
     inputs: dict[str, Tensor] = {}
     elsewhere = 0
-    for position, tensor in enumerate(message.inputs):
+    for position, tensor in enumerate(given):
         name = tensor.name
         if name in inputs:
             raise invalid(f"{label(message.id)}input '{name}' already exists in request")
-        limits.check_rank(name, len(tensor.shape))
+        shape = tuple(tensor.shape)
+        if len(shape) > LIMITS.rank:
+            raise limits.too_many_dimensions(name, len(shape))
         datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
+        typed = tensor.HasField("contents") if tensors is None else tensors.contents[position] is not None
         if tensor.parameters:
             place = shared_memory.message_place(name, tensor.parameters)
             if place is not None:
-                inputs[name] = _shared_input(tensor, datatype, place, model, lease)
+                inputs[name] = _shared_input(tensor, datatype, place, model, lease, typed)
                 elsewhere += 1
                 continue
         raw: Buffer
         if raws:
-            if tensor.HasField("contents"):
+            if typed:
                 raise invalid(
                     "contents field must not be specified when using raw_input_contents for "
                     f"'{name}' for model '{model}'"
@@ -170,10 +197,14 @@ def _inputs(message: pb.ModelInferRequest, lease: Lease | None) -> Mapping[str, 
             if index >= len(raws):
                 raise invalid(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
             raw = raws[index]
-        else:
+        elif not typed:
+            raise invalid(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
+        elif tensors is None:
             raw = _contents(tensor, datatype, model)
-        inputs[name] = Tensor(datatype, tuple(tensor.shape), raw, None)
-    expected = len(message.inputs) - elsewhere
+        else:
+            raw = _long_contents(tensors.contents[position] or b"", message, name, datatype, shape, take)
+        inputs[name] = Tensor(datatype, shape, raw, None)
+    expected = count - elsewhere
     if len(raws) > expected:
         raise invalid(
             f"expected {expected} raw input buffers for model '{model}', got {len(raws)}: "
@@ -183,9 +214,14 @@ def _inputs(message: pb.ModelInferRequest, lease: Lease | None) -> Mapping[str, 
 
 
 def _shared_input(
-    tensor: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, place: Place, model: str, lease: Lease | None
+    tensor: pb.ModelInferRequest.InferInputTensor,
+    datatype: Datatype,
+    place: Place,
+    model: str,
+    lease: Lease | None,
+    typed: bool,
 ) -> Tensor:
-    if tensor.HasField("contents"):
+    if typed:
         raise invalid(
             "unexpected 'content' provided when using shared memory for input tensor "
             f"'{tensor.name}' for model '{model}'"
@@ -197,40 +233,109 @@ def _shared_input(
 
 def _contents(tensor: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, model: str) -> Buffer:
     """The raw form of typed contents."""
-    where = f"for input tensor '{tensor.name}' for model '{model}'"
-    if not tensor.HasField("contents"):
-        raise invalid(f"unable to find data {where} in request.")
     raw: Buffer | None = None
     for field, values in tensor.contents.ListFields():
-        if raw is not None:
-            raise invalid(f"unexpected explicit tensor data {where}, binary data was already supplied.")
-        if field.name != datatype.contents_field:
-            raise invalid(
-                f"unexpected explicit tensor data {where} of type '{_CONTENTS_FIELDS[field.name]}', "
-                f"expected datatype '{datatype.name}'"
-            )
+        if raw is not None or field.name != datatype.contents_field:
+            raise _unexpected_field("" if raw is not None else field.name, tensor.name, datatype, model)
         raw = encode_elements(values) if datatype is dtypes.BYTES else _numbers(tensor.name, datatype, values)
     return b"" if raw is None else raw
 
 
+def _long_contents(
+    contents: Buffer,
+    message: pb.ModelInferRequest,
+    name: str,
+    datatype: Datatype,
+    shape: Shape,
+    take: Callable[[int], None],
+) -> Buffer:
+    """The same of those that protobuf has not read."""
+    model, count = message.model_name, math.prod(shape)
+    try:
+        raw = typed_contents.decode(contents, datatype, count, name, _narrowed, take)
+    except FieldError as error:
+        raise _unexpected_field(error.field, name, datatype, model) from None
+    except ElementsError as error:
+        raise invalid(
+            f"{label(message.id)}input byte size mismatch for input '{name}' for model '{model}'. "
+            f"Expected {count * datatype.size}, got {error.count * datatype.size}"
+        ) from None
+    except DecodeError as error:
+        raise invalid(f"Unable to parse request: the contents of input '{name}': {error}") from None
+    return b"" if raw is None else raw
+
+
+def _unexpected_field(field: str, name: str, datatype: Datatype, model: str) -> ModserveError:
+    """`field` is empty where there are several."""
+    where = f"for input tensor '{name}' for model '{model}'"
+    if not field:
+        return invalid(f"unexpected explicit tensor data {where}, binary data was already supplied.")
+    return invalid(
+        f"unexpected explicit tensor data {where} of type '{_CONTENTS_FIELDS[field]}', "
+        f"expected datatype '{datatype.name}'"
+    )
+
+
 def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
     # Typed, or numpy would make floats of 64-bit integers; only 8- and 16-bit integers come in a wider field.
-    kind = np.int64 if datatype.size < 4 else datatype.numpy
-    # As lists, which numpy reads sooner; and not too long ones, since no other thread runs meanwhile.
-    starts = range(0, len(values) or 1, MANY_ELEMENTS)
-    some = [np.array(values[start : start + MANY_ELEMENTS], dtype=kind) for start in starts]
-    wide = some[0] if len(some) == 1 else np.concatenate(some)
-    narrow = wide.astype(datatype.numpy)
-    if datatype.size < 4 and not np.array_equal(wide, narrow):
+    wide = np.array(list(values), dtype=np.int64 if datatype.size < 4 else datatype.numpy)
+    return (_narrowed(name, datatype, wide, 0) if datatype.size < 4 else wide).tobytes()
+
+
+def _narrowed(name: str, datatype: Datatype, wide: Array, first: int) -> Array:
+    """Elements of a datatype of less than 32 bits, of which `wide` are those from index `first` on."""
+    narrow: Array = wide.astype(datatype.numpy)
+    if not np.array_equal(wide, narrow):
         index = int(np.flatnonzero(wide != narrow)[0])
         bounds = np.iinfo(datatype.numpy)
         raise invalid(
-            f"element {index} of input '{name}' is {wide[index]}, {datatype.name} takes {bounds.min} to {bounds.max}"
+            f"element {first + index} of input '{name}' is {wide[index]}, {datatype.name} takes {bounds.min} to "
+            f"{bounds.max}"
         )
-    return narrow.tobytes()
+    return narrow
+
+
+def _response_parts(response: InferenceResponse, parameters: Mapping[str, ParameterValue]) -> list[Buffer]:
+    """A message, field by field in the order of their numbers; the tensors as they are."""
+    parts: list[Buffer] = [_model_fields(response.model_name, response.model_version)]
+    if response.id:
+        text = response.id.encode()
+        parts += (b"\x1a", written(len(text)), text)
+    if parameters:
+        message = pb.ModelInferResponse()
+        for name, value in parameters.items():
+            _set_parameter(message.parameters[name], value)
+        parts.append(message.SerializeToString())
+    outputs = response.outputs
+    for name, tensor in outputs.items():
+        parts.append(_output_field(name, tensor.datatype.name, tensor.shape))
+    for tensor in outputs.values():
+        raw = tensor.raw
+        parts.append(_raw_tag(len(raw)))
+        parts.append(raw)
+    return parts
+
+
+@lru_cache(1024)
+def _model_fields(name: str, version: int) -> bytes:
+    return pb.ModelInferResponse(model_name=name, model_version=str(version)).SerializeToString()
+
+
+@lru_cache(4096)
+def _output_field(name: str, datatype: str, shape: Shape) -> bytes:
+    message = pb.ModelInferResponse()
+    message.outputs.add(name=name, datatype=datatype, shape=shape)
+    return message.SerializeToString()
+
+
+@lru_cache(4096)
+def _raw_tag(size: int) -> bytes:
+    """What stands before a tensor in ``raw_output_contents``."""
+    return b"\x32" + written(size)
 
 
 def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
+    limits.check_parameters(len(given))
     found: dict[str, ParameterValue] = {}
     for name, parameter in given.items():
         parameters.check_name(name, _ALLOWED_RESERVED)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from modserve.core.errors import invalid
+from modserve.core.errors import ModserveError, invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,21 @@ LIMITS = Limits()
 def check_rank(name: str, rank: int) -> None:
     """Raises INVALID_ARG for input `name` with too many dimensions: to multiply them would take minutes."""
     if rank > LIMITS.rank:
-        raise invalid(f"invalid shape for input '{name}': it has {rank} dimensions, a tensor has at most {LIMITS.rank}")
+        raise too_many_dimensions(name, rank)
+
+
+def too_many_dimensions(name: str, rank: int) -> ModserveError:
+    return invalid(f"invalid shape for input '{name}': it has {rank} dimensions, a tensor has at most {LIMITS.rank}")
 
 
 def check_tensors(kind: str, count: int) -> None:
     """Raises INVALID_ARG for too many tensors; `kind` is ``inputs`` or ``outputs``."""
     if count > LIMITS.tensors:
-        raise invalid(f"the request has {count} {kind}, at most {LIMITS.tensors} are possible")
+        raise too_many_tensors(kind, count)
+
+
+def too_many_tensors(kind: str, count: int) -> ModserveError:
+    return invalid(f"the request has {count} {kind}, at most {LIMITS.tensors} are possible")
 
 
 def check_parameters(count: int) -> None:

@@ -23,6 +23,7 @@ from modserve.frontends.grpc.service import call_table
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
 from modserve.pb import reflection
+from modserve.protocol import grpc_messages, long_messages
 from modserve.server import Server
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -112,12 +113,18 @@ async def test_long_messages_are_read_and_made_on_threads(server: Server, monkey
 
     for module in (border, reading, service):
         monkeypatch.setattr(module, "on_thread", on_thread)
-        monkeypatch.setattr(module, "LONG_MESSAGE", 1)
-    context = Ending(REQUEST)
-    handle: Any = call_table(server).methods[f"/{pb.SERVICE}/ModelInfer"].stream_unary
-    await handle(None, context)
-    context.end()
-    assert done == ["parsed", "decode_request", "_encoded"]
+    for module in (border, reading, long_messages):
+        monkeypatch.setattr(module, "LONG", 1)
+    monkeypatch.setattr(border, "LONG_MESSAGE", 1)
+    monkeypatch.setattr(grpc_messages, "LONG_ANSWER", 1)
+    table = call_table(server)
+    for name, request in (("ModelInfer", REQUEST), ("ModelMetadata", b"\x0a\x06simple")):
+        context = Ending(request)
+        handle: Any = table.methods[f"/{pb.SERVICE}/{name}"].stream_unary
+        await handle(None, context)
+        if name == "ModelInfer":
+            context.end()
+    assert done == ["_split", "_encoded", "parsed"]
 
 
 # Bounds

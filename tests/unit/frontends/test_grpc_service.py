@@ -15,7 +15,7 @@ from modserve.core import tensor
 from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.version import ModelId
 from modserve.frontends import threads
-from modserve.frontends.grpc import reading
+from modserve.frontends.grpc import border, reading
 from modserve.frontends.grpc import service as services
 from modserve.frontends.grpc.border import grpc_status
 from modserve.frontends.grpc.service import call_table
@@ -352,6 +352,8 @@ def on_threads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     for module in (reading, services):
         monkeypatch.setattr(module, "on_thread", on_thread)
+    for module in (reading, border):
+        monkeypatch.setattr(module, "LONG", 1)
     monkeypatch.setattr(grpc_messages, "MANY_ELEMENTS", 1)
     monkeypatch.setattr(tensor, "LONG_BYTES", 1)
     return found
@@ -373,8 +375,8 @@ TEXTS = b"\1\0\0\0a\2\0\0\0bc"
 @pytest.mark.parametrize(
     ("raw", "work"),
     [
-        (None, [grpc_messages.decode_request, tensor.count_ahead, services._encoded]),
-        (TEXTS, [tensor.count_ahead, services._encoded]),
+        (None, [grpc_messages.decode_request, reading._look_ahead, services._encoded]),
+        (TEXTS, [reading._look_ahead, services._encoded]),
     ],
     ids=["typed", "raw"],
 )
@@ -393,7 +395,7 @@ async def test_what_is_wrong_with_many_texts(call: Stub, on_threads: list[Any]) 
         details
         == "[request id: <id_unknown>] expected 3 string elements for inference input 'IN' for model 'echo', got 2"
     )
-    assert on_threads == [tensor.count_ahead]
+    assert on_threads == [reading._look_ahead]
 
 
 async def test_others_need_no_threads(call: Stub, on_threads: list[Any]) -> None:

@@ -365,7 +365,7 @@ async def test_no_answer_is_lost_however_things_fall_together(
 
     for module in (reading, stream):
         monkeypatch.setattr(module, "on_thread", on_thread)
-    monkeypatch.setattr(stream, "LONG_MESSAGE", chance.choice((0, 1 << 20)))
+    monkeypatch.setattr(grpc_messages, "LONG_ANSWER", chance.choice((0, 1 << 20)))
 
     count = chance.randrange(1, 25)
     kinds = [chance.choice(("plain", "typed", "many", "nosuch", "bytes")) for _ in range(count)]

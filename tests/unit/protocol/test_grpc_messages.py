@@ -316,6 +316,10 @@ def test_the_timeout_is_no_deadline(timeout: int, limit_ns: int) -> None:
 # Answers
 
 
+def answered(response: InferenceResponse) -> pb.ModelInferResponse:
+    return pb.ModelInferResponse.FromString(grpc_messages.encode_response(response))
+
+
 def test_an_answer() -> None:
     outputs = {
         "T": Tensor.from_array(np.array([[b"ab"]], object), dtypes.BYTES),
@@ -323,7 +327,7 @@ def test_an_answer() -> None:
     }
     given: dict[str, ParameterValue] = {"b": True, "i": -1, "u": 2**63, "l": 2**64, "s": "x", "d": 0.5}
     response = InferenceResponse("m", 2, outputs, "7", given)
-    assert grpc_messages.encode_response(response) == pb.ModelInferResponse(
+    assert answered(response) == pb.ModelInferResponse(
         model_name="m",
         model_version="2",
         id="7",
@@ -345,7 +349,7 @@ def test_an_answer() -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
 def test_every_datatype_goes_out_raw(sample: Sample) -> None:
-    answer = grpc_messages.encode_response(InferenceResponse("m", 1, {"OUT": sample.tensor}))
+    answer = answered(InferenceResponse("m", 1, {"OUT": sample.tensor}))
     assert (answer.outputs[0].datatype, list(answer.raw_output_contents)) == (sample.datatype.name, [sample.raw])
     assert not answer.outputs[0].HasField("contents")
 
@@ -356,7 +360,7 @@ def test_every_datatype_goes_out_raw(sample: Sample) -> None:
 @pytest.mark.parametrize("final", [True, False])
 def test_an_answer_on_a_stream_tells_whether_it_is_the_last(final: bool) -> None:
     response = InferenceResponse("m", 1, {}, "7", {"own": 3})
-    answer = grpc_messages.encode_stream_response(response, final)
+    answer = pb.ModelStreamInferResponse.FromString(grpc_messages.encode_stream_response(response, final))
     assert answer.error_message == ""
     assert answer.infer_response == pb.ModelInferResponse(
         model_name="m",

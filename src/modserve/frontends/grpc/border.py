@@ -5,8 +5,9 @@ a call that comes without its message.
 """
 
 import asyncio
+import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import grpc
@@ -16,6 +17,7 @@ from modserve.core.errors import ModserveError, OverloadedError, internal, inval
 from modserve.frontends.threads import on_thread
 from modserve.pb.descriptors import Method
 from modserve.protocol import failures
+from modserve.protocol.long_messages import LONG, Tensors
 from modserve.protocol.restricted import Restriction
 from modserve.server import Server
 
@@ -24,7 +26,10 @@ _log = logging.getLogger(__name__)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Call: TypeAlias = Callable[[Any, Context], "Awaitable[Message | bytes | ModserveError]"]
 """Message in, message out, or its bytes; raises the error that it fails with, or returns it."""
-SizedCall: TypeAlias = Callable[[Any, Context, int], "Awaitable[bytes | ModserveError]"]
+Read: TypeAlias = Callable[[bytes], "Awaitable[tuple[Message, Tensors | None]]"]
+"""Reads a long message; raises INVALID_ARG."""
+InferCall: TypeAlias = Callable[[Any, Context, Tensors | None], "Awaitable[Message | bytes | ModserveError]"]
+"""The same with the tensors of a message that was split."""
 StreamCall: TypeAlias = Callable[[Any, Context], "Awaitable[ModserveError | None]"]
 """Reads and writes messages itself; raises the error that it fails with, or returns it."""
 
@@ -79,6 +84,18 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         return self.methods.get(handler_call_details.method)
 
 
+class _Asynchronous(functools.partial[Awaitable[bytes]]):
+    """A handler of which the library sees at once that it need not run it on a thread.
+
+    It asks whether a handler is awaitable, and only then whether that is a coroutine function, twice for each call.
+    """
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None]:
+        raise NotImplementedError("nobody awaits the handler itself: this is a bug")
+
+
 class Border:
     """Makes handlers for the library from calls."""
 
@@ -109,44 +126,68 @@ class Border:
             self._held = None
 
     def unary(
-        self, method: Method, call: Call | SizedCall, restriction: Restriction | None = None, *, sized: bool = False
+        self, method: Method, call: Call, restriction: Restriction | None = None
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """The handler of a call with one request and one response; `sized`: it is told how long its message is."""
-        request = method.request
+        """The handler of a call with one request and one response."""
+
+        async def read(data: bytes) -> tuple[Message, None]:
+            if len(data) > LONG_MESSAGE:
+                return await on_thread(parsed, method.request, data), None
+            return parsed(method.request, data), None
+
+        return self.infer(method, lambda message, context, _: call(message, context), read, restriction)
+
+    def infer(
+        self, method: Method, call: InferCall, read: Read, restriction: Restriction | None = None
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """As `unary`, for a call whose messages have tensors; `read` is for those longer than `long_messages.LONG`."""
+        from_bytes = method.request.FromString
+        memory = self._server.memory
 
         async def handle(messages: object, context: Context) -> bytes:
             message: Message | None = None
-            size = 0
+            tensors: Tensors | None = None
+            data: Any = None
+            taken = 0
             self._calls += 1
             try:
-                _check_restriction(restriction, context)
+                if restriction is not None:
+                    _check_restriction(restriction, context)
                 if self._calls > self._max_calls:
                     raise self._too_many()
                 data = await context.read()
                 if data is _EOF:
                     raise internal(_NO_MESSAGE)  # the status that gRPC's own servers end it with
-                size = self._taken(len(data))
-                message = await on_thread(parsed, request, data) if size > LONG_MESSAGE else parsed(request, data)
-                del data
-                answer = await (call(message, context, size) if sized else call(message, context))  # type: ignore[call-arg]
-                if isinstance(answer, Message):
-                    return answer.SerializeToString()
+                size = len(data)
+                memory.take(size)
+                taken = size
+                if size > LONG:
+                    message, tensors = await read(data)
+                else:
+                    try:
+                        message = from_bytes(data)
+                    except DecodeError:
+                        raise unreadable(method.request, size) from None
+                data = None
+                answer = await call(message, context, tensors)
                 if isinstance(answer, bytes):
                     if len(answer) > LONG_MESSAGE:
                         self._count_until_sent(len(answer), context)
                     return answer
+                if isinstance(answer, Message):
+                    return answer.SerializeToString()
                 refusal = self._refusal(answer, message)
                 del answer
             except Exception as error:
                 refusal = self._refusal(foreseen(error, method.name), message)
             finally:
                 self._calls -= 1
-                self._server.memory.give_back(size)
+                memory.give_back(taken)
             if self._held is not None and refusal.status is grpc.StatusCode.UNAVAILABLE:
                 await self._held.wait()
             ending = _ending(context, refusal)
             # The library keeps the exception by which it ends the call, and that keeps this frame.
-            del messages, context, message, refusal
+            del messages, context, message, refusal, data, tensors
             try:
                 await ending
             except grpc.aio.AbortError:
@@ -155,7 +196,7 @@ class Border:
                 pass  # the client has gone, and takes no status
             return b""
 
-        return grpc.stream_unary_rpc_method_handler(handle)
+        return grpc.stream_unary_rpc_method_handler(_Asynchronous(handle))
 
     def stream(
         self, method: Method, call: StreamCall, restriction: Restriction | None = None
@@ -167,7 +208,8 @@ class Border:
 
         async def handle(messages: Any, context: Context) -> None:
             try:
-                _check_restriction(restriction, context)
+                if restriction is not None:
+                    _check_restriction(restriction, context)
                 if not method.client_streaming:
                     data = await context.read()
                     if data is _EOF:
@@ -194,10 +236,6 @@ class Border:
         context.add_done_callback(cast(Any, lambda _: memory.give_back(size)))  # the stubs ask for a class
         memory.force(size)
 
-    def _taken(self, size: int) -> int:
-        self._server.memory.take(size)
-        return size
-
     def _too_many(self) -> ModserveError:
         self.refused += 1
         return OverloadedError(
@@ -218,7 +256,11 @@ def parsed(request: type[Message], data: bytes) -> Message:
     try:
         return request.FromString(data)
     except DecodeError:
-        raise invalid(f"Unable to parse request: {len(data)} bytes are no {request.DESCRIPTOR.full_name}") from None
+        raise unreadable(request, len(data)) from None
+
+
+def unreadable(request: type[Message], size: int) -> ModserveError:
+    return invalid(f"Unable to parse request: {size} bytes are no {request.DESCRIPTOR.full_name}")
 
 
 def _named(request: Any) -> tuple[str, str, str]:
@@ -234,7 +276,7 @@ def _ending(context: Context, refusal: Refusal) -> Awaitable[object]:
     return context.abort(refusal.status, refusal.message)
 
 
-def _check_restriction(restriction: Restriction | None, context: Context) -> None:
+def _check_restriction(restriction: Restriction, context: Context) -> None:
     """Raises UNAVAILABLE, as Triton does, for a call without the header that it needs."""
-    if restriction is not None and not restriction.granted(context.invocation_metadata() or ()):
+    if not restriction.granted(context.invocation_metadata() or ()):
         raise unavailable(restriction.refusal)

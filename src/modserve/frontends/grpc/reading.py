@@ -1,49 +1,111 @@
 """From a message to the request that a model takes."""
 
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+
+from google.protobuf.message import DecodeError
+
+from modserve.core.errors import invalid
 from modserve.core.request import InferenceRequest
 from modserve.core.servable import Handle, Servable
 from modserve.core.shared_memory import Lease
-from modserve.core.tensor import count_ahead, long_texts
-from modserve.frontends.threads import on_thread
+from modserve.core.tensor import LONG_BYTES, Tensor, count_ahead, digest_ahead, long_texts
+from modserve.frontends.threads import RequestMemory, on_thread
 from modserve.pb import inference as pb
-from modserve.protocol import grpc_messages
+from modserve.protocol import grpc_messages, long_messages
+from modserve.protocol.long_messages import LONG, ManyFieldsError, Tensors
+from modserve.protocol.typed_contents import ELEMENT_MEMORY
 from modserve.server import Server
 
-from .border import LONG_MESSAGE, parsed
+from .border import parsed, unreadable
 
 
-async def parse(data: bytes) -> pb.ModelInferRequest:
-    """Raises INVALID_ARG for bytes that are no request for inference."""
-    message = (
-        await on_thread(parsed, pb.ModelInferRequest, data)
-        if len(data) > LONG_MESSAGE
-        else parsed(pb.ModelInferRequest, data)
-    )
-    assert isinstance(message, pb.ModelInferRequest)
-    return message
+class Held:
+    """What a request holds that was read slowly, until it is given back on the event loop's thread."""
+
+    __slots__ = ("_handle", "_memory")
+
+    def __init__(self, handle: Handle, memory: RequestMemory) -> None:
+        self._handle: Handle | None = handle
+        self._memory = memory
+
+    def give_back_model(self) -> None:
+        """The request has been submitted, or never will be."""
+        if self._handle is not None:
+            self._handle.release()
+            self._handle = None
+
+    def release(self) -> None:
+        """The request is over."""
+        self.give_back_model()
+        self._memory.release()
+
+
+async def parse(data: bytes) -> tuple[pb.ModelInferRequest, Tensors | None]:
+    """A request for inference; of a long message without its tensors, which come beside it. Raises INVALID_ARG."""
+    if len(data) <= LONG:
+        message = parsed(pb.ModelInferRequest, data)
+        assert isinstance(message, pb.ModelInferRequest)
+        return message, None
+    try:
+        found = long_messages.split(data, quickly=True)
+        return await on_thread(_split, data) if found is None else found
+    except ManyFieldsError as error:
+        raise invalid(f"Unable to parse request: {error}") from None
+    except DecodeError:
+        raise unreadable(pb.ModelInferRequest, len(data)) from None
 
 
 async def read_request(
-    server: Server, servable: Servable, message: pb.ModelInferRequest, deadline_ns: int, lease: Lease, size: int
-) -> tuple[InferenceRequest, Handle | None]:
-    """The request in `message` of `size` bytes, which `servable` shall get; read on a thread where that takes long.
+    server: Server,
+    servable: Servable,
+    message: pb.ModelInferRequest,
+    tensors: Tensors | None,
+    deadline_ns: int,
+    lease: Lease,
+) -> tuple[InferenceRequest, Held | None]:
+    """The request that `servable` shall get; read on a thread where that takes long.
 
-    `servable` is then borrowed meanwhile, and goes on taking the request until the caller releases the handle.
+    `servable` is then borrowed meanwhile, and goes on taking the request until the caller releases what is held.
     Raises the `ModserveError` which says what is wrong with the message.
     """
-    handle: Handle | None = None
+    held: Held | None = None
+    memory = RequestMemory(server.memory, asyncio.get_running_loop())
     try:
         request: InferenceRequest
-        if size > LONG_MESSAGE or grpc_messages.has_many_typed(message):
-            handle = server.borrow(message.model_name, servable.id.version)
-            request = await on_thread(grpc_messages.decode_request, message, deadline_ns, lease)
+        if grpc_messages.has_many_typed(message, tensors):
+            held = Held(server.borrow(message.model_name, servable.id.version), memory)
+            request = await on_thread(grpc_messages.decode_request, message, deadline_ns, lease, tensors, memory.take)
         else:
-            request = grpc_messages.decode_request(message, deadline_ns, lease)
-        if texts := long_texts(request.inputs.values()):
-            handle = handle or server.borrow(message.model_name, servable.id.version)
-            await on_thread(count_ahead, texts)
+            request = grpc_messages.decode_request(message, deadline_ns, lease, tensors)
+        inputs = request.inputs.values()
+        texts = long_texts(inputs)
+        digests = inputs if servable.config.cached and any(map(_is_long, inputs)) else ()
+        if texts or digests:
+            held = held or Held(server.borrow(message.model_name, servable.id.version), memory)
+            await on_thread(_look_ahead, texts, digests, memory.take)
     except BaseException:
-        if handle is not None:
-            handle.release()
+        if held is not None:
+            held.release()
         raise
-    return request, handle
+    return request, held
+
+
+def _split(data: bytes) -> tuple[pb.ModelInferRequest, Tensors]:
+    found = long_messages.split(data)
+    assert found is not None, "there is time on a thread: this is a bug"
+    return found
+
+
+def _is_long(tensor: Tensor) -> bool:
+    raw = tensor.received
+    return raw is not None and len(raw) > LONG_BYTES
+
+
+def _look_ahead(texts: list[Tensor], digests: Iterable[Tensor], take: Callable[[int], None]) -> None:
+    """What would take long later, on the event loop; and the memory for what an engine makes of texts."""
+    count_ahead(texts)
+    if texts:
+        take(ELEMENT_MEMORY * sum(min(abs(math.prod(tensor.shape)), tensor.size // 4) for tensor in texts))
+    digest_ahead(digests)

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from modserve.core.errors import Code, ModserveError, unsupported
 from modserve.core.response import InferenceResponse, OneAnswer
-from modserve.core.servable import Handle, Servable
+from modserve.core.servable import Servable
 from modserve.core.shared_memory import CudaRegion, Lease, Place, SystemRegion
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import has_many_elements, on_thread
@@ -30,19 +30,22 @@ from modserve.protocol import (
     statistics,
     trace_settings,
 )
+from modserve.protocol.long_messages import Tensors
 from modserve.protocol.restricted import RPC_CATEGORY
 from modserve.server import Server
 
 from . import tracing
-from .border import LONG_MESSAGE, Border, Call, CallTable, Context, DeadlinePassedError
+from .border import Border, Call, CallTable, Context, DeadlinePassedError
 from .health import HealthService
 from .options import GrpcOptions
-from .reading import read_request
+from .reading import Held, parse, read_request
 from .reflection import SERVICES as REFLECTION
 from .reflection import ReflectionService
 from .stream import InferStreams
 
 _DEFAULTS = GrpcOptions()
+_NO_PLACES: Mapping[str, Place] = {}
+_NO_COUNTS: Mapping[str, int] = {}
 
 
 class InferenceService:
@@ -141,22 +144,31 @@ class InferenceService:
         tracer.change(trace_settings.change_by_message(message.settings), message.model_name)
         return trace_settings.message(tracer.settings(message.model_name))
 
-    async def ModelInfer(self, message: pb.ModelInferRequest, context: Context, size: int = 0) -> bytes | ModserveError:
+    async def ModelInfer(
+        self, message: pb.ModelInferRequest, context: Context, tensors: Tensors | None = None
+    ) -> bytes | ModserveError:
         """A failure of the execution is returned, not raised: its traceback would hold what holds it."""
         now_ns = time.monotonic_ns()
-        servable = self._server.model(message.model_name, parse_requested(message.model_version))
+        server = self._server
+        servable = server.model(message.model_name, parse_requested(message.model_version))
         remaining: float | None = context.time_remaining()
         limit_ns = 0 if remaining is None else now_ns + int(remaining * 1e9)
-        trace = tracing.unary(self._server, servable, context, now_ns) if self._server.tracer.on else None
-        lease = self._server.shared_memory.lease()
-        borrowed: Handle | None = None
+        trace = tracing.unary(server, servable, context, now_ns) if server.tracer.on else None
+        lease = server.shared_memory.lease()
+        held: Held | None = None
+        places: Mapping[str, Place] = _NO_PLACES
+        counts: Mapping[str, int] = _NO_COUNTS
         try:
-            request, borrowed = await read_request(self._server, servable, message, limit_ns, lease, size)
+            if tensors is None and grpc_messages.is_plain(message):
+                request = grpc_messages.decode_request(message, limit_ns, lease)
+            else:
+                request, held = await read_request(server, servable, message, tensors, limit_ns, lease)
             if self._header_pattern is not None:
                 forwarded = header_forwarding.from_metadata(self._header_pattern, context.invocation_metadata())
                 request = header_forwarding.with_headers(request, forwarded)
-            places = grpc_messages.output_places(message, lease)
-            counts = grpc_messages.class_counts(message)
+            if request.outputs:
+                places = grpc_messages.output_places(message, lease)
+                counts = grpc_messages.class_counts(message)
             sink = _Outcome(asyncio.get_running_loop())
             inflight = (trace or servable).submit(request, sink, now_ns)
             try:
@@ -169,17 +181,13 @@ class InferenceService:
                 return response
             if self._server_timing and (cost := server_timing.value(inflight)):
                 context.set_trailing_metadata(((server_timing.HEADER, cost),))
-            if (
-                response.size > LONG_MESSAGE
-                or grpc_messages.has_many_texts(response)
-                or (counts and has_many_elements(response))
-            ):
+            if grpc_messages.takes_long(response) or (counts and has_many_elements(response)):
                 return await on_thread(_encoded, response, places, lease, counts, servable)
             return _encoded(response, places, lease, counts, servable)
         finally:
             lease.release()
-            if borrowed is not None:
-                borrowed.release()
+            if held is not None:
+                held.release()
             if trace is not None:
                 trace.stamp("GRPC_SEND_START")
 
@@ -207,8 +215,9 @@ def _encoded(
 ) -> bytes:
     if places:
         response = shared_memory.moved(response, places, lease)
-    message = grpc_messages.encode_response(classification.classified(response, counts, servable))
-    return message.SerializeToString()
+    if counts:
+        response = classification.classified(response, counts, servable)
+    return grpc_messages.encode_response(response)
 
 
 def call_table(
@@ -237,8 +246,10 @@ def call_table(
                 call = (streams or InferStreams(server)).serve
             if method.server_streaming and call is not None:
                 handler = border.stream(method, call, restriction)
+            elif name == "ModelInfer":
+                handler = border.infer(method, inference.ModelInfer, parse, restriction)
             else:
-                handler = border.unary(method, call or _unserved(name), restriction, sized=name == "ModelInfer")
+                handler = border.unary(method, call or _unserved(name), restriction)
             calls[f"/{service}/{name}"] = handler
     return CallTable(calls)
 

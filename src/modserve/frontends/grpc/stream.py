@@ -32,8 +32,8 @@ from modserve.protocol.header_forwarding import Forwarded
 from modserve.server import Server
 
 from . import tracing
-from .border import LONG_MESSAGE, foreseen, grpc_status
-from .reading import parse, read_request
+from .border import foreseen, grpc_status
+from .reading import Held, parse, read_request
 
 MAX_OUTSTANDING = 1024
 """Requests of one stream that are read and not answered yet. While there are so many, no more are read, and flow
@@ -101,6 +101,7 @@ class _Call:
         "model",
         "ordered",
         "places",
+        "read",
         "servable",
         "size",
         "stream",
@@ -117,6 +118,8 @@ class _Call:
         self.class_counts: Mapping[str, int] = {}
         self.places: Mapping[str, Place] = {}
         self.lease: Lease | None = None
+        self.read: Held | None = None
+        """Of a request that was read slowly."""
         self.servable: Servable | None = None
         self.inflight: Inflight | None = None
         self.ordered = True
@@ -132,7 +135,7 @@ class _Call:
         """Raises whatever keeps the request from being accepted."""
         server.memory.take(self.size)
         self.held = self.size
-        message = await parse(data)
+        message, tensors = await parse(data)
         self.id, self.model, self.version = message.id, message.model_name, message.model_version
         self.servable = server.model(message.model_name, parse_requested(message.model_version))
         if server.tracer.on:
@@ -140,22 +143,25 @@ class _Call:
         self.lease = server.shared_memory.lease()
         # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
         deadline_ns = self.stream.deadline_ns
-        request, borrowed = await read_request(server, self.servable, message, deadline_ns, self.lease, self.size)
-        try:
-            request = header_forwarding.with_headers(request, self.stream.forwarded)
+        if tensors is None and grpc_messages.is_plain(message):
+            request = grpc_messages.decode_request(message, deadline_ns, self.lease)
+        else:
+            request, self.read = await read_request(server, self.servable, message, tensors, deadline_ns, self.lease)
+        request = header_forwarding.with_headers(request, self.stream.forwarded)
+        if request.outputs:
             self.places = grpc_messages.output_places(message, self.lease)
             self.class_counts = grpc_messages.class_counts(message)
+        if message.parameters:
             self.empty_final = grpc_messages.wants_empty_final(message)
-            # Said before, since a model may answer while the request is given to it.
-            self.ordered = not self.servable.config.decoupled
-            try:
-                self.inflight = (self.trace or self.servable).submit(request, self, now_ns)
-            except BaseException:
-                self.ordered = True
-                raise
-        finally:
-            if borrowed is not None:
-                borrowed.release()
+        # Said before, since a model may answer while the request is given to it.
+        self.ordered = not self.servable.config.decoupled
+        try:
+            self.inflight = (self.trace or self.servable).submit(request, self, now_ns)
+        except BaseException:
+            self.ordered = True
+            raise
+        if self.read is not None:
+            self.read.give_back_model()
         if not self.ordered:
             self.inflight.pace()
 
@@ -191,22 +197,20 @@ class _Call:
             self.inflight.cancel()  # which does nothing to a request that is settled
             self.inflight.flow = None  # it leads back to its request
         self.release()
+        if self.read is not None:
+            self.read.release()
         server.memory.give_back(self.held)
         self.held = 0
         if self.trace is not None:
             self.trace.end()
-        self.inflight = self.trace = self.servable = None
+        self.inflight = self.trace = self.servable = self.read = None
         self.answers.clear()
 
     def is_long(self, outcome: Outcome) -> bool:
         """Whether making the message takes so long that others should not wait for it."""
         if not isinstance(outcome, InferenceResponse):
             return False
-        return (
-            outcome.size > LONG_MESSAGE
-            or grpc_messages.has_many_texts(outcome)
-            or (bool(self.class_counts) and has_many_elements(outcome))
-        )
+        return grpc_messages.takes_long(outcome) or (bool(self.class_counts) and has_many_elements(outcome))
 
     def message(self, outcome: Outcome, final: bool) -> bytes | None:
         """What is sent of an answer that is no failure, if anything is. Raises what keeps it from being sent."""
@@ -222,7 +226,7 @@ class _Call:
             response = classification.classified(outcome, self.class_counts, self.servable)
         if final and self.stream.timed and self.inflight is not None:
             response = server_timing.with_cost(response, self.inflight)
-        return grpc_messages.encode_stream_response(response, final).SerializeToString()
+        return grpc_messages.encode_stream_response(response, final)
 
 
 class _Stream:
