@@ -93,7 +93,7 @@ def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
         """The OpenAPI document, made when it is first asked for: that takes 50 ms, which no other request waits."""
         async with making:
             if not documents:
-                documents.append(await on_thread(lambda: json_answer(describe()).body))
+                documents.append(await on_thread(lambda: bytes(json_answer(describe()).body)))
         return Response(documents[0], media_type=MIME_JSON)
 
     @found.get("/docs")
