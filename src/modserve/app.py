@@ -40,7 +40,7 @@ from .protocol.restricted import grpc_restrictions, http_restrictions
 from .repository.control import ControlMode, ControlOptions
 from .repository.manager import ModelManager
 from .resources import allocator, open_files
-from .resources.garbage import Freezer, freeze
+from .resources.garbage import Freezer
 from .resources.machine_memory import allowed_memory
 from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
@@ -280,7 +280,7 @@ async def serve(
             if library is not None:
                 stack.callback(allocator.Trimmer(loop, library).stop)
             stack.enter_context(server.changes.told(freezer.changed))
-            loading = tasks.create_task(_load(server, settings, on_loaded))
+            loading = tasks.create_task(_load(server, settings, freezer, on_loaded))
             waiting = tasks.create_task(stopping.wait())
             await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)
             failed = loading.done() and not loading.result()
@@ -305,14 +305,16 @@ def stopping_line(in_flight: Mapping[str, int], seconds: int) -> str:
     )
 
 
-async def _load(server: InferenceServer, settings: Settings, on_loaded: Callable[[InferenceServer], None]) -> bool:
+async def _load(
+    server: InferenceServer, settings: Settings, freezer: Freezer, on_loaded: Callable[[InferenceServer], None]
+) -> bool:
     """Load everything; False if the server should not go on."""
     try:
         await server.load()
     except ModserveError as error:
         _log.error("%s", error.message)
         return False
-    freeze()
+    freezer.freeze()
     on_loaded(server)
     if settings.exit_on_error and (failed := server.unready_reasons()):
         _log.error("a model failed to load and --exit-on-error is set: %s", ", ".join(entry.name for entry in failed))

@@ -41,6 +41,15 @@ class Freezer:
 
     def changed(self) -> None:
         """Models have come or gone: freeze again when that is over."""
+        self._forget()
+        self._timer = self._loop.call_later(QUIET_S, freeze)
+
+    def freeze(self) -> None:
+        """Freeze now, and not once more for the changes so far."""
+        self._forget()
+        freeze()
+
+    def _forget(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(QUIET_S, freeze)
+            self._timer = None

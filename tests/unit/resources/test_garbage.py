@@ -2,6 +2,8 @@ import asyncio
 import subprocess
 import sys
 
+import pytest
+
 from modserve.resources import garbage
 
 FREEZING = """
@@ -32,17 +34,20 @@ def test_what_is_there_is_set_aside_and_garbage_among_it_is_found_the_next_time(
     subprocess.run([sys.executable, "-c", FREEZING], check=True)
 
 
+class Loop:
+    """As much of an event loop as is used."""
+
+    def __init__(self) -> None:
+        self.timers: list[asyncio.TimerHandle] = []
+
+    def call_later(self, delay: float, callback: object) -> asyncio.TimerHandle:
+        assert callback is garbage.freeze
+        loop = asyncio.get_running_loop()
+        self.timers.append(asyncio.TimerHandle(delay, garbage.freeze, (), loop))
+        return self.timers[-1]
+
+
 async def test_changes_of_models_are_followed_by_one_look_when_they_are_over() -> None:
-    class Loop:
-        def __init__(self) -> None:
-            self.timers: list[asyncio.TimerHandle] = []
-
-        def call_later(self, delay: float, callback: object) -> asyncio.TimerHandle:
-            assert callback is garbage.freeze
-            loop = asyncio.get_running_loop()
-            self.timers.append(asyncio.TimerHandle(delay, garbage.freeze, (), loop))
-            return self.timers[-1]
-
     loop = Loop()
     freezer = garbage.Freezer(loop)  # type: ignore[arg-type]  # all that it uses
     freezer.changed()
@@ -51,3 +56,15 @@ async def test_changes_of_models_are_followed_by_one_look_when_they_are_over() -
         (garbage.QUIET_S, True),
         (garbage.QUIET_S, False),
     ]
+
+
+async def test_a_start_is_followed_by_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the event loop for tens of milliseconds, when clients have come."""
+    looks: list[int] = []
+    monkeypatch.setattr(garbage, "freeze", lambda: looks.append(1))
+    loop = Loop()
+    freezer = garbage.Freezer(loop)  # type: ignore[arg-type]
+    freezer.changed()
+    freezer.freeze()
+    assert [timer.cancelled() for timer in loop.timers] == [True]
+    assert len(looks) == 1
