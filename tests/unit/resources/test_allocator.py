@@ -87,7 +87,7 @@ async def test_memory_is_given_back_when_it_has_stopped_growing(memory: list[int
 def test_the_thresholds_are_set() -> None:
     library = Library()
     allocator.tune(library)  # type: ignore[arg-type]  # all that it uses of it
-    assert library.options == [(-3, 32 * MIB), (-1, 64 * MIB)]
+    assert library.options == [(-3, 32 * MIB), (-1, 64 * MIB), (-8, 2)]
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES"])
