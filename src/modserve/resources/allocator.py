@@ -26,8 +26,8 @@ _TRIM_BYTES = 64 * 1024 * 1024
 """What glibc keeps at the end of its heap: about what a dozen requests of 4.8 MB hold. Measured with four such clients:
 1.0 times the CPU of unlimited memory, at a quarter of its size."""
 _ARENAS = 2
-"""Each keeps that much for itself and gives it back to nobody. With one interpreter lock two are enough; by itself glibc
-makes eight for each core."""
+"""Each keeps that much for itself and gives it back to nobody. With one interpreter lock two are enough; glibc makes
+eight for each core."""
 
 LOOK_S = 2.0
 _SURPLUS = 64 * 1024 * 1024
