@@ -150,11 +150,19 @@ def request_memory_limit(settings: Settings) -> int:
     return allowed_memory() // 2 if settings.request_memory_limit is None else settings.request_memory_limit
 
 
+_LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
+"""By default: tensors of 300 MB are within it, and none holds the event loop for much longer than half a second."""
+
+
 def grpc_message_limit(settings: Settings) -> int:
-    """Bytes of a message from a gRPC client, 0 for any number: the library copies one several times as it arrives."""
+    """Bytes of a message from a gRPC client, 0 for any number.
+
+    The library copies a message several times as it arrives, on the event loop's thread: a second for each GiB, and
+    four times the memory.
+    """
     if settings.grpc_max_message_size is not None:
         return settings.grpc_max_message_size
-    return min(2**31 - 1, allowed_memory() // 8)
+    return min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8)
 
 
 def trace_settings(settings: Settings) -> TraceSettings:

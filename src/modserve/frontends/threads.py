@@ -65,6 +65,11 @@ class RequestMemory:
             finally:  # its traceback has this frame
                 del refusal, taken
 
+    def force(self, size: int) -> None:
+        """Hold `size` more bytes, on the event loop's thread: what is there already."""
+        self._budget.force(size)
+        self._size += size
+
     def release(self) -> None:
         """Give everything back, on the event loop's thread. Nothing can be taken any more."""
         self._released = True

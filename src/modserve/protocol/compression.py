@@ -27,10 +27,12 @@ class UnsupportedEncodingError(ModserveError):
 class Inflater:
     """A compressed request body on its way to what it was before, which may be a thousand times as long."""
 
-    def __init__(self, body: bytes, name: str, limit: int) -> None:
+    def __init__(self, body: bytes, name: str, limit: int, too_long: Callable[[], ModserveError] | None = None) -> None:
+        """`too_long`: the error for what becomes longer than `limit`, if it is not the one of HTTP."""
         self._rest = body
         self._name = name
         self._limit = limit
+        self._too_long = too_long
         self._reader = zlib.decompressobj(_WINDOW_BITS[name])
         self._parts: list[bytes] = []
         self._size = 0
@@ -54,6 +56,8 @@ class Inflater:
             if not part and not self._rest:
                 break
         if self._size > self._limit:
+            if self._too_long is not None:
+                raise self._too_long()
             raise invalid(
                 f"Decompressed data size exceeds the maximum allowed value of {self._limit} bytes. "
                 "Use --http-max-input-size to increase the limit."

@@ -11,6 +11,7 @@ from modserve.frontends.grpc.arguments import channel_arguments
 DEFAULTS = {
     "grpc.max_send_message_length": -1,
     "grpc.max_receive_message_length": 1 << 20,
+    "grpc.per_message_decompression": 0,
     "grpc.server.max_pending_requests": 1_000_000,
     "grpc.server.max_pending_requests_hard_limit": 1_000_000,
     "grpc.max_concurrent_streams": 1_000,
@@ -63,7 +64,7 @@ def test_any_number_of_streams() -> None:
     assert "grpc.max_concurrent_streams" not in dict(channel_arguments(grpc_options(settings)))
 
 
-@pytest.mark.parametrize(("machine", "longest"), [(0, -1), (1 << 30, 1 << 27), (1 << 40, (1 << 31) - 1)])
+@pytest.mark.parametrize(("machine", "longest"), [(0, -1), (1 << 30, 1 << 27), (1 << 40, 1 << 29)])
 def test_the_longest_message_by_default(monkeypatch: pytest.MonkeyPatch, machine: int, longest: int) -> None:
     monkeypatch.setattr(app, "allowed_memory", lambda: machine)
     options = grpc_options(Settings(model_repository=[Path("models")]))

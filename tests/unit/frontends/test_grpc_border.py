@@ -1,8 +1,10 @@
 """What stands between the library and the calls: messages, statuses, bounds and the log."""
 
 import asyncio
+import gzip
 import logging
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +19,7 @@ from modserve.core.memory import MemoryBudget
 from modserve.core.version import ModelId
 from modserve.frontends.grpc import border, listener, reading, service
 from modserve.frontends.grpc.border import Border, CallTable
+from modserve.frontends.grpc.inflating import Inflating
 from modserve.frontends.grpc.options import GrpcOptions
 from modserve.frontends.grpc.reflection import ReflectionService
 from modserve.frontends.grpc.service import call_table
@@ -29,6 +32,7 @@ from modserve.server import Server
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 INTERNAL = grpc.StatusCode.INTERNAL
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
 REQUEST = asked().SerializeToString()
 
 
@@ -125,6 +129,50 @@ async def test_long_messages_are_read_and_made_on_threads(server: Server, monkey
         if name == "ModelInfer":
             context.end()
     assert done == ["_split", "_encoded", "parsed"]
+
+
+# Compression
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
+async def test_every_kind_of_call_takes_compressed_messages(server: Server, compress: Callable[[bytes], bytes]) -> None:
+    table = call_table(server)
+    assert (await call(table, "ModelInfer", compress(REQUEST))).code is None
+    assert (await call(table, "ServerLive", compress(b""))).code is None
+    assert (await call(table, "ModelInfer", compress(b"\xff"))).code is INVALID
+    exchange = Exchange(server, InferStreams(server), (), table)
+    exchange.send(compress(REQUEST))
+    exchange.half_close()
+    assert (await exchange.end())[0] is grpc.StatusCode.OK
+    assert [answer.infer_response.model_name for answer in exchange.answers] == ["simple"]
+    context: Any = Watched(compress(b""))
+    handle: Any = table.methods["/grpc.health.v1.Health/Watch"].stream_stream
+    watching = asyncio.ensure_future(handle(None, context))
+    await turns()
+    assert len(context.written) == 1
+    watching.cancel()
+    service = ReflectionService(["a"], Inflating(server.memory, 0))
+    await service.ServerReflectionInfo(sent(compress(b"\x3a\0")), context)
+    assert len(context.written) == 2
+
+
+class Watched(FakeContext):
+    def __init__(self, *messages: bytes) -> None:
+        super().__init__(*messages)
+        self.written: list[bytes] = []
+
+    async def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+
+async def sent(*messages: bytes) -> AsyncIterator[bytes]:
+    for message in messages:
+        yield message
+
+
+async def test_compressed_messages_have_the_limit_of_the_port(server: Server) -> None:
+    table = call_table(server, border=Border(server, max_message=1_000))
+    assert (await call(table, "ModelInfer", gzip.compress(bytes(2_000)))).code is RESOURCE_EXHAUSTED
 
 
 # Bounds
@@ -253,7 +301,7 @@ async def test_failed_requests_are_logged(server: Server, caplog: pytest.LogCapt
 )
 def test_files_are_found(asked_for: dict[str, str], answer: list[str]) -> None:
     request = reflection.ServerReflectionRequest(host="here", **asked_for)  # type: ignore[arg-type]
-    told = ReflectionService(["b", "a"]).answer(request)
+    told = ReflectionService(["b", "a"], Inflating(MemoryBudget(), 0)).answer(request)
     files = told.file_descriptor_response.file_descriptor_proto
     assert sorted(name for name in answer if any(name.encode() in file for file in files)) == sorted(answer)
     assert len(files) == len(answer)
@@ -262,7 +310,7 @@ def test_files_are_found(asked_for: dict[str, str], answer: list[str]) -> None:
 
 
 def test_what_else_reflection_tells() -> None:
-    service = ReflectionService(["b", "a"])
+    service = ReflectionService(["b", "a"], Inflating(MemoryBudget(), 0))
     listed = service.answer(reflection.ServerReflectionRequest(list_services=""))
     assert [each.name for each in listed.list_services_response.service] == ["a", "b"]
     numbers = service.answer(
@@ -289,6 +337,6 @@ def test_what_else_reflection_tells() -> None:
     ],
 )
 def test_what_reflection_does_not_find(request_: reflection.ServerReflectionRequest, code: int) -> None:
-    told = ReflectionService([]).answer(request_)
+    told = ReflectionService([], Inflating(MemoryBudget(), 0)).answer(request_)
     assert told.error_response.error_code == code
     assert told.error_response.error_message

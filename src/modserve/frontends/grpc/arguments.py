@@ -28,6 +28,8 @@ def channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         # Beyond it the library's core ends the call with RESOURCE_EXHAUSTED, before it has made room for the message.
         ("grpc.max_receive_message_length", options.max_message or -1),
+        # The front end inflates messages itself: see `inflating`.
+        ("grpc.per_message_decompression", 0),
         # Beyond those the core ends calls with CANCELLED, at random, and those of other clients, too.
         ("grpc.server.max_pending_requests", _MAX_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),

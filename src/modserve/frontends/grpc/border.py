@@ -13,13 +13,15 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from modserve.core.errors import ModserveError, OverloadedError, internal, invalid, unavailable
-from modserve.frontends.threads import on_thread
+from modserve.core.errors import Code, ModserveError, OverloadedError, internal, invalid, unavailable
+from modserve.frontends.threads import RequestMemory, on_thread
 from modserve.pb.descriptors import Method
 from modserve.protocol import failures
 from modserve.protocol.long_messages import LONG, Tensors
 from modserve.protocol.restricted import Restriction
 from modserve.server import Server
+
+from .inflating import STARTS, Inflating
 
 _log = logging.getLogger(__name__)
 
@@ -41,11 +43,18 @@ LONG_MESSAGE = 1024 * 1024
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
-_NO_MESSAGE = "the call ended without a request message; a unary call has exactly one"
 
 
 class DeadlinePassedError(ModserveError):
     """The client's own deadline passed while its request waited, which gRPC has a status for."""
+
+
+class NoMessageError(ModserveError):
+    """A call has ended before its message came. The client may have gone, or its message was too long for the core."""
+
+    def __init__(self) -> None:
+        # The status that gRPC's own servers end it with.
+        super().__init__(Code.INTERNAL, "the call ended without a request message; a unary call has exactly one")
 
 
 class Refusal(NamedTuple):
@@ -54,6 +63,8 @@ class Refusal(NamedTuple):
     status: grpc.StatusCode
     message: str
     trailers: tuple[tuple[str, str], ...]
+    early: bool
+    """It ended before its message came; the log has not been told."""
 
 
 def grpc_status(error: ModserveError) -> grpc.StatusCode:
@@ -99,8 +110,10 @@ class _Asynchronous(functools.partial[Awaitable[bytes]]):
 class Border:
     """Makes handlers for the library from calls."""
 
-    def __init__(self, server: Server, max_calls: int = MAX_CALLS) -> None:
+    def __init__(self, server: Server, max_calls: int = MAX_CALLS, max_message: int = 0) -> None:
+        """`max_message`: bytes that a message may have; 0: any number."""
         self._server = server
+        self.inflating = Inflating(server.memory, max_message)
         self._max_calls = max_calls
         self._calls = 0
         self._held: asyncio.Event | None = None
@@ -142,12 +155,13 @@ class Border:
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """As `unary`, for a call whose messages have tensors; `read` is for those longer than `long_messages.LONG`."""
         from_bytes = method.request.FromString
-        memory = self._server.memory
+        memory, inflating = self._server.memory, self.inflating
 
         async def handle(messages: object, context: Context) -> bytes:
             message: Message | None = None
             tensors: Tensors | None = None
             data: Any = None
+            inflated: RequestMemory | None = None
             taken = 0
             self._calls += 1
             try:
@@ -157,10 +171,13 @@ class Border:
                     raise self._too_many()
                 data = await context.read()
                 if data is _EOF:
-                    raise internal(_NO_MESSAGE)  # the status that gRPC's own servers end it with
+                    raise NoMessageError
                 size = len(data)
                 memory.take(size)
                 taken = size
+                if size and data[0] in STARTS:
+                    data, inflated = await inflating.inflated(data)
+                    size = len(data)
                 if size > LONG:
                     message, tensors = await read(data)
                 else:
@@ -183,14 +200,19 @@ class Border:
             finally:
                 self._calls -= 1
                 memory.give_back(taken)
+                if inflated is not None:
+                    inflated.release()
             if self._held is not None and refusal.status is grpc.StatusCode.UNAVAILABLE:
                 await self._held.wait()
             ending = _ending(context, refusal)
+            early = refusal.early
             # The library keeps the exception by which it ends the call, and that keeps this frame.
-            del messages, context, message, refusal, data, tensors
+            del messages, context, message, refusal, data, tensors, inflated
             try:
                 await ending
             except grpc.aio.AbortError:
+                if early:  # nobody but us has ended it
+                    self._record(NoMessageError(), None)
                 raise
             except grpc.aio.BaseError:
                 pass  # the client has gone, and takes no status
@@ -203,7 +225,7 @@ class Border:
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """The handler of a call that writes its responses itself, as bytes.
 
-        It gets the iterator over the bytes of its requests, or its one request as a message.
+        It gets the iterator over the bytes of its requests, as they came, or its one request as a message.
         """
 
         async def handle(messages: Any, context: Context) -> None:
@@ -213,7 +235,10 @@ class Border:
                 if not method.client_streaming:
                     data = await context.read()
                     if data is _EOF:
-                        raise internal(_NO_MESSAGE)  # the status that gRPC's own servers end it with
+                        raise NoMessageError
+                    data, inflated = await self.inflating.inflated(data)
+                    if inflated is not None:
+                        inflated.release()  # the requests of such calls are short, or refused
                     messages = parsed(method.request, data)
                 failure = await call(messages, context)
                 if failure is None:
@@ -245,10 +270,15 @@ class Border:
 
     def _refusal(self, error: ModserveError, request: Message | None) -> Refusal:
         """How the call ends; the log is told."""
-        status, message = grpc_status(error), failures.public_message(error)
+        early = isinstance(error, NoMessageError)
+        if not early:
+            self._record(error, request)
+        return Refusal(grpc_status(error), failures.public_message(error), failures.trailers(error), early)
+
+    def _record(self, error: ModserveError, request: Message | None) -> None:
         model, version, request_id = _named(request)
-        self._server.failure_log.record("gRPC", model, version, request_id, status.name, message)
-        return Refusal(status, message, failures.trailers(error))
+        status, message = grpc_status(error).name, failures.public_message(error)
+        self._server.failure_log.record("gRPC", model, version, request_id, status, message)
 
 
 def parsed(request: type[Message], data: bytes) -> Message:

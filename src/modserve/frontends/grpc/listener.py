@@ -46,8 +46,13 @@ class GrpcListener:
         self._tls = options.tls
         _log.addFilter(_is_news)
         self._grpc = grpc.aio.server(options=channel_arguments(options))
-        self._streams = InferStreams(server, options.header_pattern, server_timing=options.server_timing)
-        self._border = Border(server)
+        self._streams = InferStreams(
+            server,
+            options.header_pattern,
+            server_timing=options.server_timing,
+            max_message=options.max_message,
+        )
+        self._border = Border(server, max_message=options.max_message)
         self._table = call_table(server, self._streams, options, self._border)
         self._grpc.add_generic_rpc_handlers((self._table,))
 

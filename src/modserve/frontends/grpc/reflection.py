@@ -13,6 +13,8 @@ from google.protobuf.message import DecodeError
 from modserve.core.errors import invalid
 from modserve.pb import reflection as pb
 
+from .inflating import Inflating
+
 SERVICES = (pb.SERVICE, "grpc.reflection.v1alpha.ServerReflection")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -24,7 +26,8 @@ _INVALID_ARGUMENT = 3
 class ReflectionService:
     """Tells of the services `names` and of their messages."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], inflating: Inflating) -> None:
+        self._inflating = inflating
         self._names = sorted(names)
         self._answers: dict[str, Callable[[pb.ServerReflectionRequest], pb.ServerReflectionResponse]] = {
             "list_services": self._services,
@@ -36,7 +39,10 @@ class ReflectionService:
 
     async def ServerReflectionInfo(self, messages: AsyncIterator[bytes], context: Context) -> None:
         """One answer for each request, in their order. Raises INVALID_ARG for bytes that are no request."""
-        async for data in messages:
+        async for sent in messages:
+            data, inflated = await self._inflating.inflated(sent)
+            if inflated is not None:
+                inflated.release()  # what is asked for is short, or refused
             try:
                 request = pb.ServerReflectionRequest.FromString(data)
             except DecodeError:

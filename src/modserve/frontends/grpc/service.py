@@ -233,7 +233,7 @@ def call_table(
         pb.SERVICE: (pb.METHODS, inference),
         health_pb.SERVICE: (health_pb.METHODS, HealthService(server)),
     }
-    reflection = ReflectionService((*served, *REFLECTION))
+    reflection = ReflectionService((*served, *REFLECTION), border.inflating)
     calls: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for service, (methods, implementation) in {
         **served,

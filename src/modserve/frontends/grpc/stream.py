@@ -19,7 +19,7 @@ from modserve.core.servable import Servable
 from modserve.core.shared_memory import Lease, Place
 from modserve.core.tracing import RequestTrace
 from modserve.core.version import parse_requested
-from modserve.frontends.threads import has_many_elements, on_thread
+from modserve.frontends.threads import RequestMemory, has_many_elements, on_thread
 from modserve.protocol import (
     classification,
     failures,
@@ -33,6 +33,7 @@ from modserve.server import Server
 
 from . import tracing
 from .border import foreseen, grpc_status
+from .inflating import STARTS, Inflating
 from .reading import Held, parse, read_request
 
 MAX_OUTSTANDING = 1024
@@ -57,9 +58,15 @@ class InferStreams:
     """The streams that are open."""
 
     def __init__(
-        self, server: Server, header_pattern: re.Pattern[str] | None = None, *, server_timing: bool = False
+        self,
+        server: Server,
+        header_pattern: re.Pattern[str] | None = None,
+        *,
+        server_timing: bool = False,
+        max_message: int = 0,
     ) -> None:
         self._server = server
+        self._inflating = Inflating(server.memory, max_message)
         self._header_pattern = header_pattern
         self._server_timing = server_timing
         self._open: set[_Stream] = set()
@@ -70,7 +77,7 @@ class InferStreams:
         if self._stopped:
             return unavailable(_STOPPING)
         forwarded = header_forwarding.from_metadata(self._header_pattern, context.invocation_metadata())
-        stream = _Stream(self._server, context, forwarded, self._server_timing)
+        stream = _Stream(self._server, context, forwarded, self._server_timing, self._inflating)
         self._open.add(stream)
         try:
             error = await stream.run(messages)
@@ -96,6 +103,7 @@ class _Call:
         "ended",
         "held",
         "id",
+        "inflated",
         "inflight",
         "lease",
         "model",
@@ -118,6 +126,8 @@ class _Call:
         self.class_counts: Mapping[str, int] = {}
         self.places: Mapping[str, Place] = {}
         self.lease: Lease | None = None
+        self.inflated: RequestMemory | None = None
+        """Of a message that came compressed."""
         self.read: Held | None = None
         """Of a request that was read slowly."""
         self.servable: Servable | None = None
@@ -135,6 +145,8 @@ class _Call:
         """Raises whatever keeps the request from being accepted."""
         server.memory.take(self.size)
         self.held = self.size
+        if data and data[0] in STARTS:
+            data, self.inflated = await self.stream.inflating.inflated(data)
         message, tensors = await parse(data)
         self.id, self.model, self.version = message.id, message.model_name, message.model_version
         self.servable = server.model(message.model_name, parse_requested(message.model_version))
@@ -199,6 +211,8 @@ class _Call:
         self.release()
         if self.read is not None:
             self.read.release()
+        if self.inflated is not None:
+            self.inflated.release()
         server.memory.give_back(self.held)
         self.held = 0
         if self.trace is not None:
@@ -232,8 +246,11 @@ class _Call:
 class _Stream:
     """One task reads and submits, this one writes; between them stand the calls."""
 
-    def __init__(self, server: Server, context: Context, forwarded: Forwarded, timed: bool) -> None:
+    def __init__(
+        self, server: Server, context: Context, forwarded: Forwarded, timed: bool, inflating: Inflating
+    ) -> None:
         self._server = server
+        self.inflating = inflating
         self._context = context
         self.forwarded = forwarded
         """Metadata that go along with each request as its parameters."""

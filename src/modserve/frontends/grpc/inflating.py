@@ -1,0 +1,76 @@
+"""Messages that clients send compressed.
+
+The library's core would inflate them itself, up to its limit for messages, and copies what comes of it four times on
+the event loop's thread: a megabyte may become a gigabyte. So it is told to leave them as they are, and whether one is
+compressed is seen from how it begins: no message that is served has a field 15, and none has wire type 7.
+"""
+
+import asyncio
+
+from modserve.core.errors import ModserveError, OverloadedError
+from modserve.core.memory import MemoryBudget
+from modserve.frontends.threads import RequestMemory, on_thread
+from modserve.protocol.compression import Inflater
+
+_GZIP = b"\x1f\x8b"
+_ZLIB = 0x78
+STARTS = frozenset({_GZIP[0], _ZLIB})
+"""How messages may begin that are compressed."""
+
+MOST = 64 * 1024 * 1024
+"""Bytes that any message may become."""
+RATIO = 100
+"""A longer one may become so many times as long as it is: numbers that are computed seldom shrink to a fifth."""
+
+_QUICK_FROM, _QUICK_TO = 16 * 1024, 256 * 1024
+"""Bytes before and after, of a message that need not be inflated on a thread."""
+
+
+class Inflating:
+    """Inflates messages within the server's memory and the limit of the port, which is 0 for none."""
+
+    def __init__(self, memory: MemoryBudget, max_message: int) -> None:
+        self._memory = memory
+        self._max_message = max_message
+
+    async def inflated(self, data: bytes) -> tuple[bytes, RequestMemory | None]:
+        """The message that `data` was made from, and what holds memory for it, which the caller releases.
+
+        `data` itself if it is not compressed. Raises INVALID_ARG for what only begins as if it were, and
+        RESOURCE_EXHAUSTED for what becomes too long.
+        """
+        name = _algorithm(data)
+        if not name:
+            return data, None
+        size = len(data)
+        limit = max(MOST, RATIO * size)
+        if self._max_message:
+            limit = min(limit, self._max_message)
+
+        def too_long() -> ModserveError:
+            return OverloadedError(
+                f"Decompressed message larger than max ({limit} bytes for a compressed message of {size} bytes): "
+                "send it without compression, or raise --grpc-max-message-size where that is less",
+                too_many=True,
+            )
+
+        inflater = Inflater(data, name, limit, too_long)
+        memory = RequestMemory(self._memory, asyncio.get_running_loop())
+        try:
+            if size <= _QUICK_FROM and (whole := inflater.read(_QUICK_TO)) is not None:
+                memory.force(len(whole))
+                return whole, memory
+            return await on_thread(inflater.read_all, memory.take), memory
+        except BaseException:
+            memory.release()
+            raise
+
+
+def _algorithm(data: bytes) -> str:
+    """As HTTP calls it; empty for none."""
+    if data.startswith(_GZIP):
+        return "gzip"
+    # RFC 1950, section 2.2: the first two bytes are a multiple of 31.
+    if len(data) > 1 and data[0] == _ZLIB and not (data[0] << 8 | data[1]) % 31:
+        return "deflate"
+    return ""
