@@ -177,9 +177,15 @@ class Server:
         inflight = servable.submit(request, sink, now_ns)
         accepted(inflight)
         try:
-            return await sink.future
+            outcome = await sink.future
         finally:
             inflight.cancel()  # which does nothing to a request that is settled
+        if isinstance(outcome, InferenceResponse):
+            return outcome
+        try:
+            raise outcome
+        finally:  # its traceback has this frame, which must not lead back to it
+            del outcome, sink
 
     async def answers(
         self, servable: Submitter, request: InferenceRequest, now_ns: int
@@ -390,14 +396,10 @@ class _FutureSink(OneAnswer):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
-        self.future: asyncio.Future[InferenceResponse] = loop.create_future()
+        self.future: asyncio.Future[InferenceResponse | ModserveError] = loop.create_future()
 
     def settle(self, outcome: InferenceResponse | ModserveError) -> None:
-        if self.future.done():
-            return
-        if isinstance(outcome, ModserveError):
-            self.future.set_exception(outcome)
-        else:
+        if not self.future.done():
             self.future.set_result(outcome)
 
 

@@ -1,8 +1,10 @@
 """The server as a library: real models and a real engine, no sockets."""
 
 import asyncio
+import gc
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,11 @@ import pytest_asyncio
 
 from modserve import Code, InferenceServer, ModserveError, Settings, Tensor
 from modserve.core import dtypes, flow
+from modserve.core.errors import internal
+from modserve.core.inflight import Inflight
 from modserve.core.lifecycle import State
+from modserve.core.request import InferenceRequest
+from modserve.core.response import ResponseSink
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Array
 from modserve.server import Phase
@@ -366,6 +372,38 @@ async def test_an_engine_that_fails(by_hand: InferenceServer, engine: PuppetBack
     with pytest.raises(ModserveError, match="oops") as caught:
         await caller
     assert caught.value.code is Code.INTERNAL
+
+
+class Failing:
+    """A model that fails each request."""
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        found = Inflight(request, sink, {}, ("OUT",), 1, None, now_ns)
+        asyncio.get_running_loop().call_soon(found.fail, internal("oops"))
+        return found
+
+
+async def test_a_request_that_fails_leaves_nothing_to_the_garbage_collector(by_hand: InferenceServer) -> None:
+    """Its error has the frame of the call, and that must not have the error."""
+
+    async def fail() -> None:
+        with suppress(ModserveError):
+            await by_hand.run(Failing(), InferenceRequest("puppet", {}), 0)
+
+    await fail()
+    gc.collect()
+    gc.disable()
+    try:
+        await fail()
+        await asyncio.sleep(0)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [type(each).__name__ for each in gc.garbage]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []
 
 
 async def test_leaving_finishes_what_is_in_flight(tmp_path: Path, engine: PuppetBackend) -> None:

@@ -72,6 +72,8 @@ class SharedMemory:
         self._most = _half_of_the_files() if most is None else most
         self._cuda = cuda or Cuda()
         self._regions: dict[str, _Registered] = {}
+        self.with_cuda = False
+        """A region of a GPU's memory has been registered: what is read and written may have to be copied there."""
         self._replaced = 0
         """The regions that are leaving, whose names have been registered again."""
         self._lock = threading.Lock()
@@ -105,7 +107,16 @@ class SharedMemory:
         self.check_may_register(CudaRegion, region.name)
         with self._lock:
             self._check_free(region.name)
-            self._put(_Registered(region, self._cuda.open(region, handle)))
+        # It may take a second, the first time: nobody waits for the lock meanwhile.
+        memory = self._cuda.open(region, handle)
+        try:
+            with self._lock:
+                self._check_free(region.name)
+                self._put(_Registered(region, memory))
+                self.with_cuda = True
+        except BaseException:
+            memory.close()
+            raise
 
     def status(self, kind: type[R], name: str = "") -> list[R]:
         """The regions of a kind by name, or the one that is named. Raises NOT_FOUND."""

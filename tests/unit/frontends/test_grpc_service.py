@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -355,7 +356,8 @@ def on_threads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for module in (reading, border):
         monkeypatch.setattr(module, "LONG", 1)
     monkeypatch.setattr(grpc_messages, "MANY_ELEMENTS", 1)
-    monkeypatch.setattr(tensor, "LONG_BYTES", 1)
+    for module in (tensor, reading):
+        monkeypatch.setattr(module, "LONG_BYTES", 1)
     return found
 
 
@@ -396,6 +398,34 @@ async def test_what_is_wrong_with_many_texts(call: Stub, on_threads: list[Any]) 
         == "[request id: <id_unknown>] expected 3 string elements for inference input 'IN' for model 'echo', got 2"
     )
     assert on_threads == [reading._look_ahead]
+
+
+async def test_digests_of_long_tensors_are_reckoned_on_a_thread(
+    call: Stub, on_threads: list[Any], loader: PuppetLoader
+) -> None:
+    """For models whose answers are kept, or it happens on the event loop when the cache is asked."""
+    simple = loader.loaded[ModelId("simple", 3)]
+    simple.config = replace(simple.config, cached=True)
+    simple.automatic = True
+    await call("ModelInfer", asked())
+    assert on_threads == [reading._look_ahead]
+    (inflight,) = simple.submitted
+    assert all(hasattr(tensor, "_digest") for tensor in inflight.request.inputs.values())
+
+
+async def test_what_may_be_copied_from_a_gpu_is_read_on_a_thread(
+    call: Stub, on_threads: list[Any], server: Server
+) -> None:
+    message = asked()
+    message.ClearField("raw_input_contents")
+    for given in message.inputs:
+        given.parameters["shared_memory_region"].string_param = "nosuch"
+        given.parameters["shared_memory_byte_size"].int64_param = 8
+    for with_cuda, work in ((False, []), (True, [grpc_messages.decode_request])):
+        server.shared_memory.with_cuda = with_cuda
+        code, _ = await call.failure("ModelInfer", message)
+        assert code is NOT_FOUND
+        assert on_threads == work
 
 
 async def test_others_need_no_threads(call: Stub, on_threads: list[Any]) -> None:

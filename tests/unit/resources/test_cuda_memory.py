@@ -194,3 +194,62 @@ def test_two_threads_retain_a_device_once(monkeypatch: pytest.MonkeyPatch) -> No
         for opening in [threads.submit(cuda.open, CudaRegion(name, 0, 8), HANDLE) for name in "ab"]:
             opening.result(30)
     assert retained == [0]
+
+
+Slow = tuple[FakeDriver, threading.Semaphore, threading.Event]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    """A driver that says when it is begun to be used, and goes on when it may."""
+    began, go_on = threading.Semaphore(0), threading.Event()
+
+    def init(self: FakeDriver, flags: int) -> None:
+        began.release()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(FakeDriver, "_cuInit", init)
+    return FakeDriver(), began, go_on
+
+
+def test_nobody_waits_while_the_driver_is_looked_for(slow: Slow) -> None:
+    """It may take a second, and everything else about regions happens on the event loop's thread."""
+    driver, began, go_on = slow
+    memory = registry(driver)
+    with ThreadPoolExecutor(1) as threads:
+        registering = threads.submit(memory.register_cuda, CudaRegion("g", 0, 8), HANDLE)
+        assert began.acquire(timeout=30)
+        # On a thread, so that a failure is no hang.
+        asking = ThreadPoolExecutor(1)
+        try:
+            assert asking.submit(memory.status, CudaRegion).result(10) == []
+        finally:
+            go_on.set()
+            asking.shutdown()
+        registering.result(30)
+    assert memory.status(CudaRegion) == [CudaRegion("g", 0, 8)]
+
+
+def test_of_two_regions_with_one_name_that_are_registered_at_once_one_stays(slow: Slow) -> None:
+    driver, began, go_on = slow
+    memory = registry(driver)
+    both = threading.Barrier(3)
+
+    def register() -> str:
+        both.wait(30)
+        try:
+            memory.register_cuda(CudaRegion("g", 0, 8), HANDLE)
+        except ModserveError as error:
+            return error.message
+        return ""
+
+    with ThreadPoolExecutor(2) as threads:
+        registering = [threads.submit(register) for _ in range(2)]
+        both.wait(30)
+        assert began.acquire(timeout=30)
+        go_on.set()
+        told = sorted(each.result(30) for each in registering)
+    assert told == ["", "shared memory region 'g' already in manager"]
+    assert driver.opened == 1
+    memory.unregister(CudaRegion, "g")
+    assert driver.opened == 0

@@ -74,7 +74,8 @@ async def read_request(
     memory = RequestMemory(server.memory, asyncio.get_running_loop())
     try:
         request: InferenceRequest
-        if grpc_messages.has_many_typed(message, tensors):
+        on_gpu = server.shared_memory.with_cuda and any(len(tensor.parameters) for tensor in message.inputs)
+        if on_gpu or grpc_messages.has_many_typed(message, tensors):
             held = Held(server.borrow(message.model_name, servable.id.version), memory)
             request = await on_thread(grpc_messages.decode_request, message, deadline_ns, lease, tensors, memory.take)
         else:

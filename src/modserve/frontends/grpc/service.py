@@ -181,7 +181,11 @@ class InferenceService:
                 return response
             if self._server_timing and (cost := server_timing.value(inflight)):
                 context.set_trailing_metadata(((server_timing.HEADER, cost),))
-            if grpc_messages.takes_long(response) or (counts and has_many_elements(response)):
+            if (
+                grpc_messages.takes_long(response)
+                or (counts and has_many_elements(response))
+                or (places and server.shared_memory.with_cuda)
+            ):
                 return await on_thread(_encoded, response, places, lease, counts, servable)
             return _encoded(response, places, lease, counts, servable)
         finally:

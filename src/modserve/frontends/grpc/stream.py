@@ -224,7 +224,11 @@ class _Call:
         """Whether making the message takes so long that others should not wait for it."""
         if not isinstance(outcome, InferenceResponse):
             return False
-        return grpc_messages.takes_long(outcome) or (bool(self.class_counts) and has_many_elements(outcome))
+        return (
+            grpc_messages.takes_long(outcome)
+            or (bool(self.class_counts) and has_many_elements(outcome))
+            or (bool(self.places) and self.stream.with_cuda)
+        )
 
     def message(self, outcome: Outcome, final: bool) -> bytes | None:
         """What is sent of an answer that is no failure, if anything is. Raises what keeps it from being sent."""
@@ -290,6 +294,10 @@ class _Stream:
             self._open.clear()
             self._order.clear()
             self._ready.clear()
+
+    @property
+    def with_cuda(self) -> bool:
+        return self._server.shared_memory.with_cuda
 
     def stop(self) -> None:
         self._stopping = True

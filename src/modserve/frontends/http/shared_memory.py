@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from modserve.core.shared_memory import CudaRegion, SystemRegion
+from modserve.frontends.threads import on_thread
 from modserve.protocol import regions
 from modserve.protocol.status import MIME_JSON
 from modserve.server import Server
@@ -45,7 +46,7 @@ def shared_memory_router(server: Server, max_json: int) -> APIRouter:
     async def cuda_register(request: Request, region: str = "") -> Response:
         """Make memory of a GPU known by a name, which tensors of requests can then refer to."""
         memory.check_may_register(CudaRegion, region)
-        memory.register_cuda(*regions.register_cuda_json(region, await read_body(request, max_json)))
+        await on_thread(memory.register_cuda, *regions.register_cuda_json(region, await read_body(request, max_json)))
         return Response(media_type=MIME_JSON)
 
     async def system_unregister(region: str = "") -> Response:
