@@ -266,6 +266,24 @@ async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simp
     assert under_way.done()
 
 
+async def test_a_machine_that_stood_still_has_not_been_quiet(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = listener.GrpcListener(server, "127.0.0.1", 0, GrpcOptions())
+    late = [0.5, 0.5, 0.0]
+    loop = asyncio.get_running_loop()
+    offset, looks, now = 0.0, 0, loop.time
+
+    async def sleep(seconds: float) -> None:
+        nonlocal offset, looks
+        if seconds:
+            looks += 1
+            offset += late.pop(0)
+
+    monkeypatch.setattr(loop, "time", lambda: now() + offset)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await port.take_backlog()
+    assert (looks, late) == (3, [])
+
+
 # The log
 
 
