@@ -186,6 +186,8 @@ _TOKENS = (b"\r\n", b"\n", b"\0", b":", b" ", b"0", b"Content-Length: 5\r\n", b"
 def mutated(data: bytes, choose: random.Random) -> bytes:
     changed = bytearray(data)
     for _ in range(choose.choice((1, 1, 2, 5))):
+        if not changed:
+            break  # all was taken out
         at = choose.randrange(len(changed))
         match choose.randrange(4):
             case 0:
