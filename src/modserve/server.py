@@ -14,7 +14,7 @@ from .core.changes import Changes
 from .core.errors import Code, ModserveError, invalid, unavailable
 from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
-from .core.memory import MemoryBudget
+from .core.memory import MemoryBudget, UnsentResponses
 from .core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from .core.response import InferenceResponse, OneAnswer
 from .core.servable import Handle, RequestHolder, Servable, Submitter
@@ -173,7 +173,7 @@ class Server:
 
         `accepted` is told of the request in flight, for those who want to look at it afterwards.
         """
-        sink = _FutureSink(asyncio.get_running_loop())
+        sink = FutureSink(asyncio.get_running_loop())
         inflight = servable.submit(request, sink, now_ns)
         accepted(inflight)
         try:
@@ -194,15 +194,17 @@ class Server:
 
         Closing the iterator cancels the request. Raises what `submit` raises, before the first answer.
         """
-        sink = _QueueSink()
+        sink = _QueueSink(self.memory)
         inflight = servable.submit(request, sink, now_ns)
-        inflight.pace()
+        inflight.pace(self.memory)
         try:
             while (answer := await sink.answers.get()) is not None:
                 yield answer
+                sink.unsent.sent()
                 inflight.sent()
         finally:
             inflight.cancel()
+            sink.close()
 
     # Health
 
@@ -389,7 +391,7 @@ def _not_ready() -> ModserveError:
     return unavailable("Server not ready")
 
 
-class _FutureSink(OneAnswer):
+class FutureSink(OneAnswer):
     """Hands the one answer of a request to whoever awaits it."""
 
     __slots__ = ("future",)
@@ -406,15 +408,28 @@ class _FutureSink(OneAnswer):
 class _QueueSink:
     """Hands the answers of a request to whoever iterates over them."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: MemoryBudget) -> None:
         self.answers: asyncio.Queue[InferenceResponse | ModserveError | None] = asyncio.Queue()
+        self.unsent = UnsentResponses(memory)
+        self._closed = False
+
+    def close(self) -> None:
+        """Nobody iterates any more: what comes now is dropped."""
+        self._closed = True
+        self.unsent.release()
 
     def respond(self, response: InferenceResponse, final: bool) -> None:
+        if self._closed:
+            return
+        self.unsent.add(response.size)
         self.answers.put_nowait(response)
         if final:
             self.complete()
 
     def fail(self, error: ModserveError, final: bool) -> None:
+        if self._closed:
+            return
+        self.unsent.add(0)
         self.answers.put_nowait(error)
         if final:
             self.complete()

@@ -137,9 +137,55 @@ async def test_a_model_does_not_run_ahead_of_a_slow_reader(tmp_path: Path, monke
                     break
                 await asyncio.sleep(0)
             ahead = max(ahead, given() - len(seen))
+            assert own.memory.held > 0, "what waits for the reader counts"
             seen += response.outputs["OUT"].array.tolist()
+        assert own.memory.held == 0
     assert seen == values
     assert ahead <= 64 + 1
+
+
+PACED = """
+platform: "ensemble"
+input [ { name: "IN" data_type: TYPE_INT32 dims: -1 }, { name: "DELAY" data_type: TYPE_UINT32 dims: -1 },
+        { name: "WAIT" data_type: TYPE_UINT32 dims: 1 } ]
+output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
+ensemble_scheduling {
+  max_inflight_requests: 2
+  step { model_name: "repeat" model_version: -1
+         input_map [ { key: "IN" value: "IN" }, { key: "DELAY" value: "DELAY" }, { key: "WAIT" value: "WAIT" } ]
+         output_map { key: "OUT" value: "each" } }
+  step { model_name: "puppet" model_version: -1
+         input_map { key: "IN" value: "each" } output_map { key: "OUT" value: "OUT" } }
+}
+"""
+
+
+async def test_a_decoupled_step_does_not_run_ahead_of_those_behind_it(tmp_path: Path, engine: PuppetBackend) -> None:
+    shutil.copytree(REPOSITORY / "repeat", tmp_path / "repeat")
+    write_model(tmp_path, "puppet", PUPPET.replace("max_batch_size: 4", "max_batch_size: 0"))
+    write_model(tmp_path, "paced", PACED)
+    values = list(range(100))
+    async with InferenceServer(Settings(model_repository=tmp_path), backends={"puppet": engine}) as own:
+        statistics = own.model("repeat").statistics
+
+        async def work() -> list[int]:
+            """Take the steps' requests one by one; how far the model was ahead at each."""
+            ahead: list[int] = []
+            for done in range(len(values)):
+                execution = await next_execution(engine)
+                for _ in range(200):  # turns in which the model could go on, if it were let
+                    await asyncio.sleep(0)
+                ahead.append(sum(response.success.count for response in statistics.responses.values()) - done)
+                execution.finish({"OUT": execution.inputs["IN"]})
+            return ahead
+
+        working = asyncio.create_task(work())
+        seen = [
+            response.outputs["OUT"].array.tolist()[0] async for response in own.infer_stream("paced", repeated(*values))
+        ]
+        assert seen == values
+        # Two of the step's requests, two responses that wait for it, and the one with which the model is told to wait.
+        assert max(await working) <= 5
 
 
 async def test_leaving_the_iteration_cancels_the_request(tmp_path: Path) -> None:

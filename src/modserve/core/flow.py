@@ -5,6 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from .memory import MemoryBudget
+
 MOST_HELD = 64 * 1024 * 1024
 """Bytes of one request's responses that may have been given and not sent yet."""
 
@@ -18,16 +20,28 @@ LONGEST_S = 300.0
 """How long an engine waits in all, over one request, for a client that takes something now and then."""
 
 
+_UNLIMITED = MemoryBudget()
+
+
 class Flow:
     """Of one request. The engine's thread waits in `wait`; whoever sends responses on says so.
 
     `stalled` is called, on the engine's thread, when nothing was sent for `stalled_s` seconds, or the engine has waited
     for `longest_s` seconds in all, with the number of responses that are not sent. `slow` tells which it was.
+
+    While the server's `memory` is used up, only one response may wait to be sent; otherwise `most`, if that is not 0.
     """
 
     def __init__(
-        self, stalled: Callable[[int], object], stalled_s: float = STALLED_S, longest_s: float = LONGEST_S
+        self,
+        stalled: Callable[[int], object],
+        stalled_s: float = STALLED_S,
+        longest_s: float = LONGEST_S,
+        memory: MemoryBudget = _UNLIMITED,
+        most: int = 0,
     ) -> None:
+        self._memory = memory
+        self._most = most
         self.slow = False
         self._stalled = stalled
         self._stalled_s = stalled_s
@@ -47,7 +61,7 @@ class Flow:
     def wait(self) -> None:
         """Returns when there is room for another response. Not for the event loop's thread."""
         with self._changed:
-            while not self._open and self._held >= MOST_HELD:
+            while not self._open and self._too_much():
                 steps, begin_s = self._steps, time.monotonic()
                 limit_s = min(self._stalled_s, self._left_s)
                 moved = self._changed.wait(limit_s) or self._steps != steps
@@ -60,6 +74,10 @@ class Flow:
             else:
                 return
         stalled(waiting)
+
+    def _too_much(self) -> bool:
+        waiting = len(self._unsent)
+        return self._held >= MOST_HELD or 0 < self._most < waiting or (waiting > 1 and self._memory.full)
 
     def sent(self) -> None:
         """The first response that was not sent has been, or was dropped."""

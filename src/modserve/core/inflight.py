@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from .errors import ModserveError, cancelled, unavailable
 from .flow import LONGEST_S, STALLED_S, Flow
+from .memory import MemoryBudget
 from .request import InferenceRequest
 from .response import NOBODY, InferenceResponse, ResponseSink
 from .sequence import SequenceStates
@@ -95,16 +96,16 @@ class Inflight:
         """When it is too late to begin its execution, for its client or its queue; 0 for never."""
         return min(self.deadline_ns, self.queue_limit_ns) or self.deadline_ns or self.queue_limit_ns
 
-    def pace(self) -> None:
-        """Keep the engine from running ahead of a slow client: call `sent` for each answer that the sink has sent on.
+    def pace(self, memory: MemoryBudget) -> None:
+        """Keep the engine from running ahead of a slow client: call `sent` for each response that the sink has sent on.
 
-        A client that takes nothing for long is given up: its request fails. Nothing is kept back of a model that
-        preserves the order of its answers, since those of this request may wait for another's. On the event loop's
-        thread.
+        It runs ahead by less while the server's `memory` is used up. A client that takes nothing for long is given up:
+        its request fails. Nothing is kept back of a model that preserves the order of its responses, since those of
+        this request may wait for another's. On the event loop's thread.
         """
         if not self.ordered:
             loop = asyncio.get_running_loop()
-            self.flow = Flow(lambda waiting: loop.call_soon_threadsafe(self._give_up, waiting))
+            self.flow = Flow(lambda waiting: loop.call_soon_threadsafe(self._give_up, waiting), memory=memory)
 
     def sent(self) -> None:
         """Of the answers given to the sink, one has left."""

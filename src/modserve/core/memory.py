@@ -1,5 +1,7 @@
 """How much memory all requests together may hold, and the refusal of what would exceed it."""
 
+from collections import deque
+
 from .errors import OverloadedError
 
 
@@ -36,6 +38,11 @@ class MemoryBudget:
     def __repr__(self) -> str:
         return f"MemoryBudget({self.held} of {self.limit} bytes held, {self.refused} refused)"
 
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached. May be asked on any thread."""
+        return 0 < self.limit <= self.held
+
     def fits(self, size: int) -> bool:
         """Whether `size` more bytes are within the limit."""
         return not self.limit or self.held + size <= self.limit
@@ -71,3 +78,30 @@ class MemoryBudget:
             f"the server is out of memory for requests: those under way hold {self.held} of {self.limit} bytes, and "
             f"this one needs {size} more. Try again later, or raise --request-memory-limit."
         )
+
+
+class UnsentResponses:
+    """What the responses of one request hold of the budget while they wait for a client that takes its time to read.
+
+    They exist, so they are held without asking. `release` is called in the end, however the request ends.
+    """
+
+    __slots__ = ("_budget", "_sizes")
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._sizes: deque[int] = deque()
+
+    def add(self, size: int) -> None:
+        """A response of `size` bytes, 0 for a failure or a bare end, waits behind the others."""
+        self._sizes.append(size)
+        self._budget.force(size)
+
+    def sent(self) -> None:
+        """The first one has been sent."""
+        self._budget.give_back(self._sizes.popleft())
+
+    def release(self) -> None:
+        """Those that are left are dropped."""
+        while self._sizes:
+            self.sent()

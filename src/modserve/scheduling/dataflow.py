@@ -95,13 +95,14 @@ class Wave:
     """The tensors that belong together: those of a request, or those that follow from one response of a decoupled step.
 
     `order` is the place of its response among all responses to the request: that of the wave it came from, and the
-    number of the response in it.
+    number of the response in it. `held` is how many of its steps wait until their limit lets them begin.
     """
 
-    __slots__ = ("_entries", "_plan", "_started", "_uses", "_waited", "_writers", "order")
+    __slots__ = ("_entries", "_plan", "_started", "_uses", "_waited", "_writers", "held", "order")
 
     def __init__(self, plan: Plan, order: tuple[int, ...] = ()) -> None:
         self.order = order
+        self.held = 0
         self._plan = plan
         self._entries: dict[str, Entry] = {}
         self._writers = dict(plan.writers)

@@ -3,11 +3,13 @@
 import copy
 import heapq
 import itertools
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 
 from modserve.core.ensemble_config import Ensembling
 from modserve.core.errors import ModserveError, cancelled, from_exception, invalid, unavailable
+from modserve.core.flow import Flow
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
 from modserve.core.request import InferenceRequest, ParameterValue
@@ -24,6 +26,10 @@ from .scheduler import Alarm, Clock
 
 _MOST_PLANS = 64
 """Plans kept for the sets of outputs that clients ask for."""
+
+STUCK_S = 60.0
+"""How long a decoupled step waits for those behind it while nothing moves: they may wait for what it holds itself, if its
+model is also in an ensemble behind it."""
 
 Done = Callable[[Inflight, ExecutionTiming, ModserveError | None], None]
 """Counts a request that is over, before its last answer is given."""
@@ -139,6 +145,8 @@ class _Run:
         """A heap of responses by their place among all of them."""
         self._order: list[tuple[tuple[int, ...], int, _Execution]] = []
         """A heap of the executions by the place of the next response that may follow from them, or an earlier one."""
+        self._producers: dict[Wave, _Execution] = {}
+        """Of waves in which a step waits for the limit: the decoupled step whose response they come from."""
         self._held: list[tuple[int, int, _Execution]] = []
         """A heap of those that had to wait for the limit, by when they have waited too long."""
         self._count = itertools.count()
@@ -202,9 +210,20 @@ class _Run:
         except ModserveError as error:
             self.fail(error)
             return
+        if execution.decoupled:
+            if wave.held and not self.over:
+                self._producers[wave] = execution
+            else:
+                execution.passed_on()
         if final:
             self.executions.discard(execution)
         self._flush()
+
+    def begun(self, wave: Wave) -> None:
+        """A step that had to wait for the limit begins."""
+        wave.held -= 1
+        if not wave.held and (producer := self._producers.pop(wave, None)) is not None:
+            producer.passed_on()
 
     def complete(self, execution: "_Execution") -> None:
         """A step will give no more responses."""
@@ -212,8 +231,9 @@ class _Run:
             self.executions.discard(execution)
             self._flush()
 
-    def _wait(self, execution: "_Execution") -> None:
+    def _wait(self, execution: "_Execution", wave: Wave) -> None:
         """A step waits for the limit, and must not wait for ever."""
+        wave.held += 1
         execution.hold(self.scheduler.clock.now_ns())
         if execution.begin_by_ns:
             heapq.heappush(self._held, (execution.begin_by_ns, next(self._count), execution))
@@ -255,7 +275,7 @@ class _Run:
             if not limits or limits[index].take(execution):
                 execution.submit()
             else:
-                self._wait(execution)
+                self._wait(execution, wave)
         if not self.over and wave.complete:
             self._collect(wave)
 
@@ -337,6 +357,7 @@ class _Run:
         self.executions.clear()
         self._held.clear()
         self._order.clear()
+        self._producers.clear()
         for handle in self._handles.values():
             handle.release()
         self.inflight.timing = timing = self._timing()
@@ -383,7 +404,7 @@ class _Execution:
         self._inflight: Inflight | None = None
         self._held_ns = 0
         self._responses = 0
-        self._decoupled = handle.servable.config.decoupled
+        self.decoupled = handle.servable.config.decoupled
         for entry in inputs.values():
             if isinstance(entry, Value) and entry.sequence is not None:
                 self.sequence = entry.sequence
@@ -391,7 +412,7 @@ class _Execution:
     @property
     def first(self) -> tuple[int, ...]:
         """The place of the next response to the ensemble's request that may follow from it."""
-        return (*self._wave.order, self._responses) if self._decoupled else self._wave.order
+        return (*self._wave.order, self._responses) if self.decoupled else self._wave.order
 
     def parameters(self) -> dict[str, ParameterValue]:
         """Those of the ensemble's request, and the sequence parameters of the steps before."""
@@ -399,7 +420,7 @@ class _Execution:
 
     def next_wave(self) -> Wave:
         """What the next response belongs to."""
-        if not self._decoupled:
+        if not self.decoupled:
             return self._wave
         wave = Wave(self.run.plan, self.first)
         self._responses += 1
@@ -426,16 +447,35 @@ class _Execution:
         now_ns = self.run.scheduler.clock.now_ns()
         if self._held_ns:
             self.waited_ns += now_ns - self._held_ns
+            self.run.begun(self._wave)
         try:
             request = self._request(now_ns)
             self._inflight = self._submitter().submit(request, self, now_ns)
             self.batch_size = self._inflight.batch_size
+            if self.decoupled:
+                self._pace(self._inflight)
             if self.run.over:
                 self._inflight.cancel()  # by somebody who was told of another failure meanwhile
         except Exception as error:
             self._give()
             self.run.executions.discard(self)
             self.run.fail(from_exception(error, f"step {self.index} failed"))
+
+    def _pace(self, inflight: Inflight) -> None:
+        """Let the model wait while the steps behind it have no room for its responses.
+
+        Not where one of them is the same model, which could wait for itself.
+        """
+        most = self.run.scheduler.ensembling.max_inflight_requests
+        model = self._handle.servable.id.name
+        alone = sum(step.model == model for step in self.run.plan.steps) == 1
+        if most and alone and not inflight.ordered and not inflight.settled:
+            inflight.flow = Flow(_goes_on, STUCK_S, threading.TIMEOUT_MAX, most=most)
+
+    def passed_on(self) -> None:
+        """Of its responses, one has reached the steps behind it."""
+        if self._inflight is not None:
+            self._inflight.sent()
 
     def leave(self) -> None:
         """It does not wait for the limit any more, if it did."""
@@ -520,6 +560,10 @@ class _Execution:
         limits = self.run.scheduler.limits
         if limits:
             limits[self.index].give()
+
+
+def _goes_on(waiting: int) -> None:
+    """Nothing behind a model has moved for `STUCK_S`: it waits no more, and what it gives is kept."""
 
 
 def _deadlock(request: InferenceRequest) -> ModserveError:

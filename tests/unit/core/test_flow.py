@@ -9,6 +9,7 @@ import pytest
 from modserve.core.errors import Code, cancelled, internal
 from modserve.core.flow import MOST_HELD, RESPONSE_BYTES, Flow
 from modserve.core.inflight import Inflight
+from modserve.core.memory import MemoryBudget
 from modserve.testing import RecordingSink, inflight
 
 LARGE = MOST_HELD // 64 - RESPONSE_BYTES
@@ -29,6 +30,28 @@ def in_a_thread(work: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
+
+
+def test_an_engine_is_one_response_ahead_while_the_servers_memory_is_used_up() -> None:
+    memory = MemoryBudget(1000)
+    flow = Flow(never, stalled_s=60, memory=memory)
+    give(flow, 0)
+    give(flow, 0)
+    memory.force(1000)
+    goes_on = threading.Event()
+
+    def engine() -> None:
+        give(flow, 0)
+        goes_on.set()
+
+    flow.sent()
+    flow.sent()
+    give(flow, 0)  # the first one that waits
+    thread = in_a_thread(engine)
+    assert not goes_on.wait(0.05)
+    flow.sent()
+    assert goes_on.wait(30)
+    thread.join(30)
 
 
 @pytest.mark.parametrize(("size", "most"), [(LARGE, 64), (0, 8192), (2 * MOST_HELD, 1)], ids=["large", "empty", "huge"])
@@ -174,7 +197,7 @@ def test_a_client_that_takes_something_in_time_is_waited_for(what: str, monkeypa
 async def test_no_waiting_for_answers_that_are_held_back() -> None:
     entry = inflight()
     entry.ordered = True
-    entry.pace()
+    entry.pace(MemoryBudget())
     entry.sent()
     entry.sent_some()
     assert entry.flow is None
@@ -183,7 +206,7 @@ async def test_no_waiting_for_answers_that_are_held_back() -> None:
 @pytest.mark.parametrize("settle", ["cancel", "fail"])
 async def test_a_request_that_is_over_keeps_no_engine(settle: str) -> None:
     entry = inflight()
-    entry.pace()
+    entry.pace(MemoryBudget())
     flow = entry.flow
     assert flow is not None
     if settle == "fail":
@@ -199,7 +222,7 @@ async def test_who_is_given_up_is_told_why(monkeypatch: pytest.MonkeyPatch) -> N
     entry = inflight(sink=sink)
     left: list[Inflight] = []
     entry.on_cancel = left.append
-    entry.pace()
+    entry.pace(MemoryBudget())
     flow = entry.flow
     assert flow is not None
     monkeypatch.setattr(flow, "_changed", Turns(lambda: None))

@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from modserve.core.errors import Code
-from modserve.core.memory import MemoryBudget, MemoryExhaustedError
+from modserve.core.memory import MemoryBudget, MemoryExhaustedError, UnsentResponses
 from modserve.protocol import failures
 from modserve.protocol.status import Spelling
 
@@ -53,3 +53,17 @@ def test_the_refusal_is_spelled_for_both_wires_and_survives_a_pipe() -> None:
     assert isinstance(error, MemoryExhaustedError)
     assert error.message == "full"
     assert failures.spelling(error) == Spelling(503, 8)
+
+
+def test_responses_are_held_until_they_are_sent_or_dropped() -> None:
+    budget = MemoryBudget(100)
+    unsent = UnsentResponses(budget)
+    for size in (70, 0, 50):
+        unsent.add(size)
+    assert budget.held == 120
+    assert budget.full
+    unsent.sent()
+    assert (budget.held, budget.full) == (50, False)
+    unsent.release()
+    unsent.release()
+    assert budget.held == 0

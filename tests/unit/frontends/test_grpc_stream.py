@@ -435,6 +435,31 @@ async def test_a_stream_that_ends_cancels_decoupled_requests(open_stream: Open, 
     assert entry.cancelled
 
 
+@pytest.mark.parametrize("ending", ["read", "cancelled"])
+async def test_responses_that_wait_for_a_slow_client_count_as_memory(
+    open_stream: Open, server: Server, many: PuppetServable, ending: str
+) -> None:
+    exchange = open_stream()
+    exchange.flowing.clear()
+    exchange.send(asked_many("a"))
+    await turns()
+    before = server.memory.held
+    (entry,) = many.submitted
+    for value in range(5):
+        entry.respond(response(entry, value), final=value == 4)
+    await turns()
+    assert server.memory.held >= before + 5 * 4
+    if ending == "read":
+        exchange.flowing.set()
+        exchange.half_close()
+        await exchange.end()
+    else:
+        exchange.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await exchange.task
+    assert server.memory.held == 0
+
+
 # The end of a stream
 
 

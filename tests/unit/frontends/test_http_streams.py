@@ -68,6 +68,7 @@ class Talk:
 
     def __init__(self, site: Site, many: PuppetServable) -> None:
         self.client = Client(site)
+        self.memory = site.server.memory
         self._many = many
 
     async def ask(self, call: str, body: bytes = ASK, model: str = "many", **headers: str) -> None:
@@ -97,6 +98,24 @@ class Talk:
 def response(*values: int, **parameters: str) -> InferenceResponse:
     outputs = {"OUT": Tensor.from_array(np.array(values, np.int32))}
     return InferenceResponse("many", 1, outputs, "q", parameters)
+
+
+@pytest.mark.parametrize("ending", ["read", "gone"])
+async def test_responses_that_wait_for_a_slow_client_count_as_memory(talk: Talk, ending: str) -> None:
+    memory = talk.memory
+    await talk.ask("generate_stream")
+    talk.respond(0)
+    await talk.written(b'"OUT":0')
+    talk.client.transport.protocol.pause_writing()
+    for value in range(1, 6):
+        talk.respond(value, final=value == 5)
+    await eventually(lambda: memory.held >= 4 * 4)
+    if ending == "read":
+        talk.client.transport.protocol.resume_writing()
+        await talk.written(b'"OUT":5')
+    else:
+        talk.client.transport.protocol.connection_lost(None)
+    await eventually(lambda: memory.held == 0)
 
 
 @pytest.fixture

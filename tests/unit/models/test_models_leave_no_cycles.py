@@ -16,6 +16,7 @@ from modserve.core import dtypes
 from modserve.core.ensemble_config import Ensembling, Step
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.inflight import Inflight
+from modserve.core.memory import MemoryBudget
 from modserve.core.model_config import DynamicBatching, InstanceKind, ModelConfig, ModelDescription, QueuePolicy
 from modserve.core.response import InferenceResponse, ResponseSink
 from modserve.core.sequence_config import (
@@ -287,7 +288,7 @@ async def test_a_paced_request_of_a_decoupled_model() -> None:
 
     async def drive() -> list[str]:
         sink = Sink()
-        submit(made, 1, sink).pace()
+        submit(made, 1, sink).pace(MemoryBudget())
         return await outcomes(sink)
 
     await drive()

@@ -104,7 +104,7 @@ class _Asynchronous(functools.partial[Awaitable[bytes]]):
     __slots__ = ()
 
     def __await__(self) -> Generator[None]:
-        raise NotImplementedError("nobody awaits the handler itself: this is a bug")
+        raise RuntimeError("nobody awaits the handler itself: this is a bug")
 
 
 class Border:

@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import Message
 
 from modserve.core.errors import Code, ModserveError, unsupported
-from modserve.core.response import InferenceResponse, OneAnswer
+from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.shared_memory import CudaRegion, Lease, Place, SystemRegion
 from modserve.core.version import parse_requested
@@ -32,7 +32,7 @@ from modserve.protocol import (
 )
 from modserve.protocol.long_messages import Tensors
 from modserve.protocol.restricted import RPC_CATEGORY
-from modserve.server import Server
+from modserve.server import FutureSink, Server
 
 from . import tracing
 from .border import Border, Call, CallTable, Context, DeadlinePassedError
@@ -169,7 +169,7 @@ class InferenceService:
             if request.outputs:
                 places = grpc_messages.output_places(message, lease)
                 counts = grpc_messages.class_counts(message)
-            sink = _Outcome(asyncio.get_running_loop())
+            sink = FutureSink(asyncio.get_running_loop())
             inflight = (trace or servable).submit(request, sink, now_ns)
             try:
                 response = await sink.future
@@ -194,20 +194,6 @@ class InferenceService:
                 held.release()
             if trace is not None:
                 trace.stamp("GRPC_SEND_START")
-
-
-class _Outcome(OneAnswer):
-    """Hands the one answer of a request, good or bad, to whoever awaits it."""
-
-    __slots__ = ("future",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
-        self.future: asyncio.Future[InferenceResponse | ModserveError] = loop.create_future()
-
-    def settle(self, outcome: InferenceResponse | ModserveError) -> None:
-        if not self.future.done():
-            self.future.set_result(outcome)
 
 
 def _encoded(

@@ -14,6 +14,7 @@ import grpc
 
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
+from modserve.core.memory import MemoryBudget, UnsentResponses
 from modserve.core.response import InferenceResponse, bare_end
 from modserve.core.servable import Servable
 from modserve.core.shared_memory import Lease, Place
@@ -114,6 +115,7 @@ class _Call:
         "size",
         "stream",
         "trace",
+        "unsent",
         "version",
     )
 
@@ -138,6 +140,7 @@ class _Call:
         """The client wants to be told of the end, if that comes without a response."""
         self.answers: deque[tuple[Outcome, bool]] = deque()
         """What has not been sent yet, each with whether it is the last."""
+        self.unsent = UnsentResponses(stream.memory)
         self.ended = False
         self.trace: RequestTrace | None = None
 
@@ -175,7 +178,7 @@ class _Call:
         if self.read is not None:
             self.read.give_back_model()
         if not self.ordered:
-            self.inflight.pace()
+            self.inflight.pace(server.memory)
 
     @property
     def accepted_by(self) -> str:
@@ -195,6 +198,7 @@ class _Call:
         if not self.ended:
             self.ended = final
             self.answers.append((outcome, final))
+            self.unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
             self.stream.on_answer(self)
 
     def release(self) -> None:
@@ -215,6 +219,7 @@ class _Call:
             self.inflated.release()
         server.memory.give_back(self.held)
         self.held = 0
+        self.unsent.release()
         if self.trace is not None:
             self.trace.end()
         self.inflight = self.trace = self.servable = self.read = None
@@ -296,6 +301,10 @@ class _Stream:
             self._ready.clear()
 
     @property
+    def memory(self) -> MemoryBudget:
+        return self._server.memory
+
+    @property
     def with_cuda(self) -> bool:
         return self._server.shared_memory.with_cuda
 
@@ -363,6 +372,7 @@ class _Stream:
                     return None  # the client has gone, and the RPC's cancellation is on its way
                 if error is not None:
                     return error
+                call.unsent.sent()
                 if call.inflight is not None:
                     call.inflight.sent()
                 if call.ended and not call.answers:

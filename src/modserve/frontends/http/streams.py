@@ -10,6 +10,7 @@ from starlette.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
+from modserve.core.memory import UnsentResponses
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
@@ -56,6 +57,7 @@ class StreamCall:
         self._streams = streams
         self._now_ns = now_ns
         self._answers: asyncio.Queue[tuple[Outcome, bool]] = asyncio.Queue()
+        self._unsent = UnsentResponses(streams.server.memory)
         self._inflight: Inflight | None = None
         self._handed_out = False
         self._ended = False
@@ -70,12 +72,14 @@ class StreamCall:
         """Raises what keeps the request from being accepted."""
         self.id = request.id
         self._inflight = (self.trace or self.servable).submit(request, self, self._now_ns)
-        self._inflight.pace()
+        self._inflight.pace(self._streams.server.memory)
 
     async def answer(self) -> tuple[Outcome, bool]:
         """The next answer, and whether it is the last. Asking for one says that the one before it has been sent."""
-        if self._handed_out and self._inflight is not None:
-            self._inflight.sent()
+        if self._handed_out:
+            self._unsent.sent()
+            if self._inflight is not None:
+                self._inflight.sent()
         self._handed_out = True
         return await self._answers.get()
 
@@ -121,6 +125,7 @@ class StreamCall:
             self._inflight.cancel()
         self.release()
         self.memory.release()
+        self._unsent.release()
         if self.trace is not None:
             self.trace.end()
 
@@ -132,6 +137,7 @@ class StreamCall:
     def _put(self, outcome: Outcome, final: bool) -> None:
         if not self._ended:
             self._ended = final
+            self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
             self._answers.put_nowait((outcome, final))
 
 
