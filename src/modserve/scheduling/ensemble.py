@@ -28,8 +28,7 @@ _MOST_PLANS = 64
 """Plans kept for the sets of outputs that clients ask for."""
 
 STUCK_S = 60.0
-"""How long a decoupled step waits for those behind it while nothing moves: they may wait for what it holds itself, if its
-model is also in an ensemble behind it."""
+"""How long a decoupled step waits for those behind it while nothing moves. They may wait for what it holds itself."""
 
 Done = Callable[[Inflight, ExecutionTiming, ModserveError | None], None]
 """Counts a request that is over, before its last answer is given."""
