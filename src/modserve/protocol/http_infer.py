@@ -89,7 +89,7 @@ def header_length(value: bytes | str | None, body_length: int) -> int | None:
 def decode_request(
     model_name: str,
     version: int | None,
-    body: bytes,
+    body: Buffer,
     json_length: int | None,
     deadline_ns: int = 0,
     lend: Lend | None = None,
@@ -103,10 +103,10 @@ def decode_request(
     a tensor given as JSON may have.
     """
     if json_length is None:
-        header = _read_header(body, max_json_tensor)
+        header = _read_header(bytes(body), max_json_tensor)
         inputs = _bind(header, None, model_name)
     else:
-        text = body[:json_length]
+        text = bytes(body[:json_length])
         found = _headers.get(text)
         header = _read_header(text, max_json_tensor) if found is None else found
         inputs = _bind(header, memoryview(body)[json_length:], model_name)
@@ -121,7 +121,7 @@ def decode_request(
 
 
 def decode_raw(
-    config: ModelConfig, version: int | None, body: bytes, deadline_ns: int = 0
+    config: ModelConfig, version: int | None, body: Buffer, deadline_ns: int = 0
 ) -> tuple[InferenceRequest, Reply]:
     """A raw binary request: a header length of 0, and the body is the model's one input, of batch size 1.
 
@@ -143,7 +143,7 @@ def decode_raw(
     if spec.datatype is dtypes.BYTES:
         if dims != (1,):
             raise invalid(f"{label('')}For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
-        body = encode_elements([body])
+        body = encode_elements([bytes(body)])
     elif -1 in dims:
         known = math.prod(size for size in dims if size != -1) * spec.datatype.size
         dims = tuple(len(body) // known if size == -1 else size for size in dims)

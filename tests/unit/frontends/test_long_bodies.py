@@ -18,6 +18,7 @@ from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
 from modserve.core.memory import MemoryBudget
 from modserve.core.tensor import Tensor, digest_ahead
+from modserve.frontends.http import incoming
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
@@ -240,3 +241,27 @@ async def test_texts_take_memory_before_they_are_counted(site: Site, monkeypatch
     )
     assert answer.status == 503
     assert counts == []
+
+
+async def test_a_body_that_is_too_long_to_join_grows_as_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "_LONG_BODY", 10)
+    request = incoming.IncomingRequest()
+    for piece in (b"0123", b"4567", b"89abc", b"def", b"g"):
+        request.add(piece)
+    body = request.whole_body()
+    assert isinstance(body, memoryview)
+    assert (bytes(body), body.readonly, request.size) == (b"0123456789abcdefg", True, 17)
+
+
+async def test_a_long_body_that_nobody_reads_is_freed_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "_LONG_BODY", 10)
+    request = incoming.IncomingRequest()
+    request.add(bytes(64))
+    body = request.long_body
+    assert body is not None
+    request.release(asyncio.get_running_loop())
+    sizes = []
+    for _ in range(6):
+        sizes.append(len(body))
+        await asyncio.sleep(0)
+    assert sizes == [32, 16, 8, 8, 8, 8]

@@ -27,6 +27,7 @@ import httptools
 
 from modserve.core.errors import ModserveError
 from modserve.core.memory import MemoryExhaustedError
+from modserve.core.tensor import Buffer
 from modserve.protocol import compression, failures, header_forwarding, http_infer
 from modserve.protocol.http_infer import Body
 from modserve.protocol.status import STATUS
@@ -344,8 +345,7 @@ class Connection(asyncio.Protocol):
         elif request.missing:
             end = min(start + request.missing, len(data))
             piece = data[start:end]
-            request.body.append(piece)
-            request.size += len(piece)
+            request.add(piece)
             request.missing -= len(piece)
             self._complete = not request.missing
             self._at = end
@@ -404,9 +404,9 @@ class Connection(asyncio.Protocol):
                 request.head_size += len(piece)
 
     def _parse_chunks(self, request: IncomingRequest, piece: bytes) -> None:
-        progress = request.chunks + len(request.body)
+        progress = request.chunks + request.size
         self._parse(piece)
-        if request.chunks + len(request.body) != progress:
+        if request.chunks + request.size != progress:
             request.head_size = 0
             return
         request.head_size += len(piece)
@@ -469,7 +469,7 @@ class Connection(asyncio.Protocol):
         if request.size > _SMALL_BODY or self._held:
             self._hold(request.size)
         self._request = None
-        body = request.body[0] if len(request.body) == 1 else b"".join(request.body)
+        body = request.whole_body()
         if request.route is not None:
             self._infer(request.route, body, request.received_ns)
             return
@@ -487,11 +487,11 @@ class Connection(asyncio.Protocol):
             extensions={asgi.HEADERS_AS_SENT: request.forwarded},
         )
         lines = request.cors + persistence(self._keep_alive, self._old)
-        self._call = call = AsgiCall(self, scope, body, lines, self._done)
+        self._call = call = AsgiCall(self, scope, bytes(body), lines, self._done)
         site.turns.calls += 1
         site.tasks.create_task(call.run(site.app))
 
-    def _infer(self, route: InferRoute, body: bytes, received_ns: int = 0) -> None:
+    def _infer(self, route: InferRoute, body: Buffer, received_ns: int = 0) -> None:
         self._keep_alive = self._keep_alive and route.keep_alive
         self._old = route.old
         self._cors = route.cors
@@ -592,6 +592,8 @@ class Connection(asyncio.Protocol):
     def _forget(self) -> None:
         """Read nothing more, and drop what has been read of the next request."""
         self._keep_alive = False
+        if self._request is not None:
+            self._request.release(self.site.loop)
         self._request = None
         self._rest = self._tail = b""
         self._at = 0
@@ -698,10 +700,9 @@ class Connection(asyncio.Protocol):
         request = self._current
         if request.chunks > _MAX_CHUNKS:  # the chunk that ends a body has none of it
             self._stop(400, _TOO_MANY_CHUNKS)
-        request.size += len(body)
         if request.limited:
-            self._check_size(request.size)
-        request.body.append(body)
+            self._check_size(request.size + len(body))
+        request.add(body)
 
     def on_message_complete(self) -> None:
         if not self._current.upgrade:

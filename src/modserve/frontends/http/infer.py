@@ -14,7 +14,7 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, OneAnswer
 from modserve.core.servable import Handle, Servable
 from modserve.core.shared_memory import Lease, Lend
-from modserve.core.tensor import LONG_BYTES, count_ahead, digest_ahead, long_texts
+from modserve.core.tensor import LONG_BYTES, Buffer, count_ahead, digest_ahead, long_texts
 from modserve.core.tracing import RequestTrace
 from modserve.frontends.threads import RequestMemory
 from modserve.protocol import (
@@ -111,7 +111,7 @@ class InferCall(OneAnswer):
         model: str,
         version: int | None,
         head: InferHead,
-        body: bytes,
+        body: Buffer,
         options: HttpOptions,
         loop: asyncio.AbstractEventLoop,
         received_ns: int = 0,
@@ -127,9 +127,9 @@ class InferCall(OneAnswer):
             servable = self._servable = server.model(model, version)
             if server.tracer.on:
                 self._trace = tracing.begun(server, servable, received_ns or now_ns, now_ns)
-            opened: bytes | Inflater = body
+            opened: Buffer | Inflater = body
             if head.content_encoding is not None:
-                opened = inflated(head.content_encoding, body, options.max_json)
+                opened = inflated(head.content_encoding, bytes(body), options.max_json)
             if is_long(servable, head, opened):
                 self._memory = RequestMemory(server.memory, loop)
                 reading = loop.run_in_executor(
@@ -272,7 +272,7 @@ def inflated(encoding: bytes, body: bytes, limit: int) -> bytes | Inflater:
     return begun
 
 
-def is_long(servable: Servable, head: InferHead, body: bytes | Inflater) -> bool:
+def is_long(servable: Servable, head: InferHead, body: Buffer | Inflater) -> bool:
     """Whether reading the body takes so long that the other connections should not wait for it."""
     if isinstance(body, Inflater):
         return True
@@ -282,14 +282,16 @@ def is_long(servable: Servable, head: InferHead, body: bytes | Inflater) -> bool
         return True
     length = http_infer.header_length(head.header_length, len(body))
     # Binary data is only looked at later, but texts are counted.
-    return length is None or length > LARGE_JSON or (len(body) - length > LONG_BYTES and b'"BYTES"' in body[:length])
+    if length is None or length > LARGE_JSON:
+        return True
+    return len(body) - length > LONG_BYTES and b'"BYTES"' in bytes(body[:length])
 
 
 def read_request(
     servable: Servable,
     version: int | None,
     head: InferHead,
-    body: bytes | Inflater,
+    body: Buffer | Inflater,
     options: HttpOptions,
     now_ns: int,
     lend: Lend,
