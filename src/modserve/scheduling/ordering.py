@@ -1,4 +1,4 @@
-"""Responses in the order of requests: what ``preserve_ordering`` of the dynamic batcher asks for."""
+"""Responses in the order of the requests, as ``preserve_ordering`` of the dynamic batcher wants them."""
 
 import logging
 from collections import deque
@@ -6,19 +6,21 @@ from collections.abc import Callable
 
 from modserve.core.errors import ModserveError
 from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.servable import Servable, Submitter
+from modserve.core.tracing import ParentTrace
 
 _log = logging.getLogger(__name__)
 
 
 class ResponseOrder:
-    """Holds back what is said to a request until all requests before it have heard everything."""
+    """Holds back what a request's sink would get until all requests before it are settled."""
 
     def __init__(self) -> None:
         self._open: deque[_Held] = deque()
 
     def behind(self, sink: ResponseSink) -> "_Held":
         """A sink for the next request, in front of its own. Call `withdraw` if the request is not taken."""
-        held = _Held(self, sink)
+        held = _TracedHeld(self, sink) if isinstance(sink, ParentTrace) else _Held(self, sink)
         self._open.append(held)
         return held
 
@@ -76,3 +78,13 @@ class _Held:
         finally:
             if final:
                 self._order.go_on()
+
+
+class _TracedHeld(_Held, ParentTrace):
+    """The same for a traced request."""
+
+    __slots__ = ()
+
+    def child(self, servable: Servable) -> Submitter:
+        assert isinstance(self._sink, ParentTrace), "chosen for such sinks: this is a bug"
+        return self._sink.child(servable)
