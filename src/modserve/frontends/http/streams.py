@@ -72,7 +72,7 @@ class StreamCall:
         """Raises what keeps the request from being accepted."""
         self.id = request.id
         self._inflight = (self.trace or self.servable).submit(request, self, self._now_ns)
-        self._inflight.pace(self._streams.server.memory)
+        self._streams.server.pace(self._inflight)
 
     async def answer(self) -> tuple[Outcome, bool]:
         """The next answer, and whether it is the last. Asking for one says that the one before it has been sent."""
