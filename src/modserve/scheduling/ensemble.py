@@ -23,7 +23,7 @@ _MOST_PLANS = 64
 """Plans kept for the sets of outputs that clients ask for."""
 
 OnDone: TypeAlias = Callable[[Inflight, ExecutionTiming, ModserveError | None], None]
-"""Counts a request that is over, before its last response is given."""
+"""Counts a request that is over, before its client gets the last response."""
 
 
 class EnsembleScheduler:
@@ -58,7 +58,7 @@ class EnsembleScheduler:
         run = EnsembleRun(self._surroundings, self._plan(inflight.output_names), inflight, self._ended)
         self.runs.add(run)
         inflight.on_cancel = run.cancelled
-        self._clock.call_soon(run.start)  # its outcome may be known at once, and must not be told before this returns
+        self._clock.call_soon(run.start)  # a run may end as it starts, and must not before this returns
 
     def stop(self) -> None:
         self._stopped = True

@@ -40,14 +40,14 @@ class Surroundings:
 
 
 OnEnd: TypeAlias = Callable[["EnsembleRun", ExecutionTiming, ModserveError | None], None]
-"""Called when a request is over, before its last response is given."""
+"""Called when a request is over, before its client gets the last response."""
 
 
 class EnsembleRun:
     """Implements `ensemble_step.StepOwner`.
 
     It borrows all models that it needs from `start` to its end. A failed step ends it, and then the other steps under
-    way are cancelled. `over` is set once, by `_finish`, after which nothing is begun and nothing is told to anybody.
+    way are cancelled. Only `_finish` sets `over`, once; after that no step begins, and the client hears no more.
     """
 
     def __init__(self, surroundings: Surroundings, plan: Plan, inflight: Inflight, on_end: OnEnd) -> None:
@@ -98,11 +98,11 @@ class EnsembleRun:
         self._flush()
 
     def cancelled(self, inflight: Inflight) -> None:
-        """Nobody waits for it any more; who cancelled it tells the client."""
+        """The client cancels the request, and knows."""
         self._finish(cancelled())
 
     def fail(self, error: ModserveError) -> None:
-        """End it because of an error, which is told with the ensemble's name."""
+        """End it because of an error. The client gets it with the name of the ensemble."""
         named = copy.copy(error)
         named.message = f"in ensemble '{self._config.name}', {error.message}"
         named.args = (named.message,)
@@ -244,7 +244,7 @@ class EnsembleRun:
         heapq.heappush(self._complete, (wave.order, response))
 
     def _flush(self) -> None:
-        """Give the responses whose turn it is. Re-entrancy: the client may then cancel the request."""
+        """Give the client the responses whose turn it is. Re-entrancy: it may then cancel the request."""
         while (response := self._due()) is not None:
             last = not self._config.decoupled or not (self._complete or self._steps)
             if last:
@@ -288,7 +288,7 @@ class EnsembleRun:
     # The end
 
     def _finish(self, error: ModserveError | None) -> None:
-        """It is over: everything borrowed is given back, and nothing of it goes on."""
+        """It is over: give back all models, and let no step go on."""
         self.over = True
         self.inflight.on_cancel = None
         self._alarm.end()

@@ -108,7 +108,7 @@ class StepExecution:
             self.begin_by_ns = min(self.begin_by_ns or limit_ns, limit_ns)
 
     def waited_until(self, response: InferenceResponse) -> int:
-        """How long the steps up to a response of this one have waited; executing is no waiting."""
+        """How long the steps up to a response of this one have waited. Execution time does not count."""
         inflight, in_queue_ns = self._inflight, 0
         if inflight is not None and inflight.timing is not None and inflight.timing.compute_start_ns:
             in_queue_ns = max(0, inflight.timing.compute_start_ns - inflight.queue_start_ns)
@@ -126,7 +126,7 @@ class StepExecution:
         return input_end_ns - timing.compute_start_ns, output_start_ns - input_end_ns, end_ns - output_start_ns
 
     def submit(self) -> None:
-        """Submit the request to the model. It never raises: a failure is told to the owner."""
+        """Submit the request to the model. It never raises: the owner hears of a failure."""
         self.submitted = True
         now_ns = self._owner.clock.now_ns()
         if self._held_ns:
@@ -154,7 +154,7 @@ class StepExecution:
             inflight.flow = Flow(_goes_on, STUCK_S, threading.TIMEOUT_MAX, most=plan.most_inflight)
 
     def passed_on(self) -> None:
-        """Of its responses, one has reached the steps behind it."""
+        """One of its responses has reached the steps behind it."""
         if self._inflight is not None:
             self._inflight.sent()
 

@@ -19,7 +19,7 @@ class ResponseOrder:
         self._open: deque[_Held] = deque()
 
     def behind(self, sink: ResponseSink) -> "_Held":
-        """A sink for the next request, in front of its own. Call `withdraw` if the request is not taken."""
+        """A sink for the next request, in front of its own. Call `withdraw` if the request is refused."""
         held = _TracedHeld(self, sink) if isinstance(sink, ParentTrace) else _Held(self, sink)
         self._open.append(held)
         return held
