@@ -6,6 +6,7 @@ All of it is touched on the event loop's thread only. When each counter moves is
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -31,14 +32,12 @@ class FailureReason(Enum):
     OTHER = "OTHER"
 
 
+@dataclass(slots=True, eq=False)
 class Duration:
     """How often something happened and how long it took altogether."""
 
-    __slots__ = ("count", "ns")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.ns = 0
+    count: int = 0
+    ns: int = 0
 
 
 class Histogram:
@@ -56,33 +55,30 @@ class Histogram:
         self.total += value * times
 
 
+@dataclass(slots=True, eq=False)
 class BatchStatistics:
-    """What executions of one batch size took."""
+    """How long executions of one batch size took."""
 
-    __slots__ = ("compute_infer", "compute_input", "compute_output")
-
-    def __init__(self) -> None:
-        self.compute_input = Duration()
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
 
 
+@dataclass(slots=True, eq=False)
 class ResponseStatistics:
-    """What the responses with one index took, over all requests of a decoupled model.
+    """How long the responses with one index took, over all requests of a decoupled model.
 
-    The time of a response goes from the one before it (the first: from the execution's start) until it is handed over.
-    `empty_response` counts the ends of requests that came without a response, `cancel` responses nobody waited for.
+    The time of a response begins with the response before it (for the first, with the execution) and ends when it is
+    handed over. `empty_response` counts requests that ended without a response of their own, `cancel` responses that
+    nobody waited for.
     """
 
-    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
-
-    def __init__(self) -> None:
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
-        self.success = Duration()
-        self.fail = Duration()
-        self.empty_response = Duration()
-        self.cancel = Duration()
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
 
 
 class BatchRecord(NamedTuple):
