@@ -1,4 +1,4 @@
-"""When things happened. Statistics, metrics, trace and access log are readers of these stamps.
+"""When things happened. Statistics, metrics, trace and access log read these stamps.
 
 All stamps are nanoseconds of the monotonic clock.
 """
