@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from modserve.protocol.restricted import grpc_restrictions, http_restrictions
+
 from .backends.api import Backend
 from .backends.registry import BackendRegistry
 from .core.errors import ModserveError
@@ -36,7 +38,6 @@ from .observability import prometheus
 from .observability.logging import Logs
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
-from .protocol.restricted import grpc_restrictions, http_restrictions
 from .repository.control import ControlMode, ControlOptions
 from .repository.manager import ModelManager
 from .resources import allocator, open_files

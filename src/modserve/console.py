@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from modserve.protocol import examples
+
 from .core.lifecycle import IndexEntry
 from .core.model_config import ModelConfig
-from .protocol import examples
 
 _MOST_ELEMENTS = 256
 

@@ -22,8 +22,8 @@ from modserve.frontends.grpc.border import grpc_status
 from modserve.frontends.grpc.service import call_table
 from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
-from modserve.protocol import grpc_messages
-from modserve.protocol.status import STATUS
+from modserve.protocol.failures import STATUS
+from modserve.protocol.grpc import grpc_messages
 from modserve.server import Server
 
 SERVED = {

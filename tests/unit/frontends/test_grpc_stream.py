@@ -24,7 +24,8 @@ from modserve.frontends.grpc.border import CallTable
 from modserve.frontends.grpc.service import call_table
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
-from modserve.protocol import classification, grpc_messages
+from modserve.protocol import classification
+from modserve.protocol.grpc import grpc_messages
 from modserve.repository.manager import ModelManager
 from modserve.server import Server
 from modserve.testing import write_model

@@ -24,7 +24,7 @@ from modserve.frontends.http import streams
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
-from modserve.protocol import json_data
+from modserve.protocol.json import json_data
 
 EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = (

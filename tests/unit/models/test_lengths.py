@@ -19,7 +19,7 @@ from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.models.model import Model
 from modserve.observability import prometheus
-from modserve.protocol.statistics import batches_json
+from modserve.protocol.control.statistics import batches_json
 from modserve.scheduling.buckets import FIRST_LESSON
 from modserve.testing import PuppetBackend, RecordingSink, config, request
 

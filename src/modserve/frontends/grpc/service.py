@@ -17,20 +17,11 @@ from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
 from modserve.pb import reflection as reflection_pb
-from modserve.protocol import (
-    classification,
-    grpc_messages,
-    header_forwarding,
-    logging_settings,
-    metadata,
-    regions,
-    repository,
-    server_timing,
-    shared_memory,
-    statistics,
-    trace_settings,
-)
-from modserve.protocol.long_messages import Tensors
+from modserve.protocol import classification, header_forwarding, shared_memory
+from modserve.protocol.control import logging_settings, metadata, regions, repository, statistics, trace_settings
+from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.grpc.long_messages import Tensors
+from modserve.protocol.http import server_timing
 from modserve.protocol.restricted import RPC_CATEGORY
 from modserve.server import FutureSink, Server
 

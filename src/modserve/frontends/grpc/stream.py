@@ -21,15 +21,10 @@ from modserve.core.shared_memory import Lease, Place
 from modserve.core.tracing import RequestTrace
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import RequestMemory, has_many_elements, on_thread
-from modserve.protocol import (
-    classification,
-    failures,
-    grpc_messages,
-    header_forwarding,
-    server_timing,
-    shared_memory,
-)
+from modserve.protocol import classification, failures, header_forwarding, shared_memory
+from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.header_forwarding import Forwarded
+from modserve.protocol.http import server_timing
 from modserve.server import Server
 
 from . import tracing

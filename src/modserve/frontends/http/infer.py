@@ -17,21 +17,14 @@ from modserve.core.shared_memory import Lease, Lend
 from modserve.core.tensor import LONG_BYTES, Buffer, count_ahead, digest_ahead, long_texts
 from modserve.core.tracing import RequestTrace
 from modserve.frontends.threads import RequestMemory
-from modserve.protocol import (
-    classification,
-    compression,
-    deadlines,
-    failures,
-    header_forwarding,
-    http_infer,
-    server_timing,
-    shared_memory,
-)
+from modserve.protocol import classification, compression, failures, header_forwarding, shared_memory
 from modserve.protocol.classification import MANY_ELEMENTS
 from modserve.protocol.compression import Inflater
-from modserve.protocol.deadlines import Timeouts
 from modserve.protocol.header_forwarding import Forwarded
-from modserve.protocol.http_infer import Body, Reply
+from modserve.protocol.http import deadlines, infer_request, infer_response, server_timing
+from modserve.protocol.http.deadlines import Timeouts
+from modserve.protocol.http.infer_request import Reply
+from modserve.protocol.http.infer_response import Body
 from modserve.server import Server
 
 from . import tracing
@@ -183,7 +176,7 @@ class InferCall(OneAnswer):
         if self._reply.classes:
             assert self._servable is not None, "set before the request was submitted: this is a bug"
             response = classification.classified(response, self._reply.classes, self._servable)
-        body = http_infer.encode_response(response, self._reply)
+        body = infer_response.encode_response(response, self._reply)
         if self._timed and self._inflight is not None:
             body = replace(body, server_timing=server_timing.value(self._inflight))
         return body
@@ -280,7 +273,7 @@ def is_long(servable: Servable, head: InferHead, body: Buffer | Inflater) -> boo
         return False
     if servable.config.cached:  # a hash is reckoned of all of it
         return True
-    length = http_infer.header_length(head.header_length, len(body))
+    length = infer_request.header_length(head.header_length, len(body))
     # Binary data is only looked at later, but texts are counted.
     if length is None or length > LARGE_JSON:
         return True
@@ -303,7 +296,7 @@ def read_request(
     """
     if isinstance(body, Inflater):
         body = body.read_all() if take is None else body.read_all(take)
-    length = http_infer.header_length(head.header_length, len(body))
+    length = infer_request.header_length(head.header_length, len(body))
     json_size = len(body) if length is None else length
     check_json_size(json_size, options.max_json)
     if take is not None and json_size > LARGE_JSON:
@@ -312,10 +305,10 @@ def read_request(
     deadline_ns = deadlines.deadline_ns(head.timeouts, now_ns)
     if length == 0:
         _check_raw_size(len(body), options.max_json)
-        request, reply = http_infer.decode_raw(config, version, body, deadline_ns)
+        request, reply = infer_request.decode_raw(config, version, body, deadline_ns)
     else:
         name, limit = config.name, options.max_json
-        request, reply = http_infer.decode_request(name, version, body, length, deadline_ns, lend, limit)
+        request, reply = infer_request.decode_request(name, version, body, length, deadline_ns, lend, limit)
         if len(body) > LONG_BYTES:
             texts = long_texts(request.inputs.values())
             if take is not None and texts:

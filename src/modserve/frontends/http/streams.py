@@ -16,8 +16,9 @@ from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.shared_memory import Lease
 from modserve.frontends.threads import RequestMemory, has_many_elements, on_thread
-from modserve.protocol import failures, server_timing
-from modserve.protocol.streams import Framing
+from modserve.protocol import failures
+from modserve.protocol.http import server_timing
+from modserve.protocol.http.framing import Framing
 from modserve.server import Server
 
 from . import tracing

@@ -1,28 +1,22 @@
-"""Inference over HTTP: the request body to core values, a response to its body (protocol: inference request JSON
-object, and the binary tensor data extension).
+"""The body of an inference request over HTTP to core values (protocol: inference request JSON object, and the binary
+tensor data extension).
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple
-
-import orjson
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.model_config import ModelConfig
 from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
-from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Lend, Place
 from modserve.core.tensor import Buffer, Shape, Tensor, encode_elements
-
-from . import failures, json_data, large_json, limits, parameters, shared_memory
-from .json_data import JsonTypeError, unable
-from .json_text import parse_any
+from modserve.protocol import limits, parameters, shared_memory
+from modserve.protocol.json import json_data, large_json
+from modserve.protocol.json.json_text import JsonObject, JsonTypeError, parse_object, unable
 
 HEADER_LENGTH = "inference-header-content-length"
 _MAX_DIMENSION = 2**63 - 1
@@ -31,8 +25,6 @@ _MOST_DIGITS = 1000
 """Python refuses to read much longer numbers."""
 _MOST_TENSORS = limits.LIMITS.tensors
 _HIGHEST_RANK = limits.LIMITS.rank
-
-JsonObject = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +40,8 @@ class Reply:
     places: Mapping[str, Place] = field(default_factory=dict)
 
 
-_LONG = 64 * 1024
-_GAP = b"\0"
-"""Where JSON goes that is not copied into the rest; no other JSON has this byte."""
-
 _JSON_REPLY = Reply()
 _BINARY_REPLY = Reply(all_binary=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """A response body: JSON in one or more parts, and binary ones behind it, where `header_length` is the JSON's."""
-
-    parts: list[Buffer]
-    header_length: int | None
-    encoding: str | None = None
-    """How the parts are compressed; `header_length` is the JSON's before that."""
-    server_timing: str = ""
-    """What the answer has cost, if that shall be told."""
 
 
 def header_length(value: bytes | str | None, body_length: int) -> int | None:
@@ -200,7 +176,7 @@ def _read_header(text: Buffer, max_json_tensor: int) -> _Header:
             if len(text) > limits.LIMITS.other_json:
                 raise
             # The plain way, which sees the whole, names the mistake better.
-    return _header(parse(text), max_json_tensor)
+    return _header(parse_object(text), max_json_tensor)
 
 
 def _header(document: JsonObject, max_json_tensor: int) -> _Header:
@@ -255,68 +231,6 @@ def _share(header: _Header, inputs: dict[str, Tensor], lend: Lend | None) -> Non
         lease.reserve(place)
 
 
-def parse(text: Buffer) -> JsonObject:
-    """The JSON object in `text`. Raises INVALID_ARG; bare NaN, Infinity and -Infinity are numbers, as Triton's are."""
-    document = parse_any(text)
-    if not isinstance(document, dict):
-        raise unable("inputs", JsonTypeError("object", "object"))
-    return document
-
-
-def encode_response(response: InferenceResponse, reply: Reply) -> Body:
-    """The body of an answer; its JSON keys are in Triton's order. Raises INVALID_ARG for what JSON can not carry."""
-    outputs: list[JsonObject] = []
-    document: JsonObject = {"id": response.id} if response.id else {}
-    document["model_name"] = response.model_name
-    document["model_version"] = str(response.model_version)
-    if response.parameters:
-        document["parameters"] = {key: carried(value) for key, value in response.parameters.items()}
-    document["outputs"] = outputs
-    binary: list[Buffer] = []
-    long: list[Buffer] = []
-    for name, tensor in response.outputs.items():
-        output: JsonObject = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape}
-        if reply.all_binary or name in reply.binary:
-            raw = tensor.raw
-            output["parameters"] = {"binary_data_size": len(raw)}
-            if len(raw):  # as in Triton, an answer without a byte of binary data is plain JSON
-                binary.append(raw)
-        elif name not in reply.places:
-            data = json_data.from_tensor(name, tensor)
-            if len(data) > _LONG:  # many megabytes are better not copied once more
-                long.append(data)
-                data = _GAP
-            output["data"] = orjson.Fragment(data)
-        outputs.append(output)
-    text = orjson.dumps(document)
-    parts: list[Buffer] = [text]
-    if long:
-        first, *rest = text.split(_GAP)
-        parts = [first, *chain.from_iterable(zip(long, rest, strict=True))]
-    return Body([*parts, *binary], sum(map(len, parts)) if binary else None)
-
-
-def carried(value: ParameterValue) -> object:
-    """A response's parameter as the JSON library takes it: NaN and infinities are bare, as in tensors."""
-    if type(value) is int and not -_MAX_DIMENSION - 1 <= value <= _MAX_UNSIGNED:
-        value = float(value)
-    if type(value) is float and not math.isfinite(value):
-        return orjson.Fragment(json.dumps(value))
-    return value
-
-
-def encode_error(error: ModserveError) -> bytes:
-    return encode_message(failures.public_message(error))
-
-
-def encode_message(message: str) -> bytes:
-    """The error body: one key, as for every failure over HTTP."""
-    try:
-        return orjson.dumps({"error": message})
-    except TypeError:  # text with lone surrogates, out of a client's bytes
-        return orjson.dumps({"error": message.encode(errors="replace").decode()})
-
-
 def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
     """The request's parameters, and whether outputs that are not listed come back as binary data."""
     value = document.get("parameters")
@@ -340,25 +254,9 @@ def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
             if type(element) not in types or (type(element) is int and not 0 <= element <= _MAX_UNSIGNED):
                 raise unable(key, error)
         else:
-            element = custom_parameter(key, element)
+            element = parameters.custom(key, element)
         found[key] = element
     return found, binary_output
-
-
-def custom_parameter(key: str, element: object) -> ParameterValue:
-    """A parameter that only the model knows. Raises INVALID_ARG for a value that is none."""
-    if not isinstance(element, bool | int | float | str):
-        raise invalid(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
-    if type(element) is int and not -_MAX_DIMENSION - 1 <= element <= _MAX_DIMENSION:
-        return _as_double(key, element)  # as Triton has it of what fits no 64 bits with a sign
-    return element
-
-
-def _as_double(key: str, number: int) -> float:
-    try:
-        return float(number)
-    except OverflowError:
-        raise unable(key, JsonTypeError("number", "double")) from None
 
 
 _UNSIGNED = JsonTypeError("unsigned-integer", "unsigned-integer")

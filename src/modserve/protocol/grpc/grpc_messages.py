@@ -17,12 +17,12 @@ from modserve.core.shared_memory import Lease, Place
 from modserve.core.tensor import Array, Buffer, Shape, Tensor, encode_elements
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
-
-from . import failures, limits, parameters, shared_memory, typed_contents
-from .classification import MANY_ELEMENTS
-from .limits import LIMITS
-from .long_messages import Tensors, written
-from .typed_contents import ElementsError, FieldError
+from modserve.protocol import failures, limits, parameters, shared_memory
+from modserve.protocol.classification import MANY_ELEMENTS
+from modserve.protocol.grpc import typed_contents
+from modserve.protocol.grpc.long_messages import Tensors, written
+from modserve.protocol.grpc.typed_contents import ElementsError, FieldError
+from modserve.protocol.limits import LIMITS
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = frozenset({_EMPTY_FINAL})

@@ -10,9 +10,8 @@ from modserve.core.errors import Code, ModserveError, not_found, unavailable, un
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.servable import Servable
-
-from .json_message import JsonObject
-from .predict_v1 import SIGNATURE
+from modserve.protocol.http.v1_predict_request import SIGNATURE
+from modserve.protocol.json.json_text import JsonObject
 
 _STATES = {
     State.UNKNOWN: "START",

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from modserve.core.errors import invalid
 from modserve.core.shared_memory import CudaRegion, SystemRegion
 from modserve.pb import inference as pb
-
-from . import control_body
-from .json_message import JsonObject
+from modserve.protocol.control import control_body
+from modserve.protocol.json.json_text import JsonObject
 
 _HIGHEST = 2**64 - 1
 

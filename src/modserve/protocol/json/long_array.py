@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .json_text import MAX_DEPTH, malformed, parse_any
+from modserve.protocol.json.json_text import MAX_DEPTH, malformed, parse_any
 
 _PIECE = 64 * 1024
 """Bytes of a piece, about. One has as many elements at most."""

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from modserve.core.errors import ModserveError, invalid, unsupported
 from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
 from modserve.pb import inference as pb
-
-from . import control_body
-from .json_data import JsonTypeError
-from .json_message import JsonObject
+from modserve.protocol.control import control_body
+from modserve.protocol.json.json_text import JsonObject, JsonTypeError
 
 _MODE = "triton"
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,40}\s*")

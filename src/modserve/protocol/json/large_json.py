@@ -8,12 +8,11 @@ from collections.abc import Iterable
 
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.tensor import Buffer
-
-from . import cut_json, long_array
-from .cut_json import JsonObject, Take, Way
-from .json_data import JsonTypeError, unable
-from .limits import LIMITS
-from .long_array import LongArray
+from modserve.protocol.json import cut_json, long_array
+from modserve.protocol.json.cut_json import Take, Way
+from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
+from modserve.protocol.json.long_array import LongArray
+from modserve.protocol.limits import LIMITS
 
 LARGE = 32 * 1024
 """Bytes of a request from which on it is read in this way."""

@@ -6,9 +6,8 @@ from typing import Any
 from modserve.core.errors import ModserveError, invalid, unsupported
 from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.pb import inference as pb
-
-from . import control_body
-from .json_message import JsonObject
+from modserve.protocol.control import control_body
+from modserve.protocol.json.json_text import JsonObject
 
 _MAX_UINT32 = 2**32 - 1
 _SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.servable import Servable
 from modserve.pb import inference as pb
-
-from .json_message import JsonObject, to_json
+from modserve.protocol.json.json_message import to_json
+from modserve.protocol.json.json_text import JsonObject
 
 
 def server_json(name: str, version: str, extensions: Sequence[str]) -> JsonObject:

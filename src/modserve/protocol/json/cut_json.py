@@ -8,9 +8,9 @@ import secrets
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from .json_text import parse_any
-from .limits import LIMITS
-from .long_array import LongArray
+from modserve.protocol.json.json_text import JsonObject, parse_any
+from modserve.protocol.json.long_array import LongArray
+from modserve.protocol.limits import LIMITS
 
 WORTHWHILE = 4 * 1024
 """Bytes of an array that is cut out."""
@@ -21,8 +21,6 @@ _MOST_KEYS = 4 * LIMITS.tensors
 _BLANK = b" \t\r\n"
 _LOOK = 256 * 1024
 """Bytes that are searched in one go, in which no other thread runs."""
-
-JsonObject = dict[str, object]
 Take = Callable[[object], LongArray | None]
 """The array for which a value of the parsed document stands; None if it is something else."""
 

@@ -3,11 +3,9 @@
 from typing import TypeVar
 
 from modserve.core.errors import invalid
-
-from . import json_text
-from .json_data import JsonTypeError
-from .json_message import JsonObject
-from .limits import LIMITS
+from modserve.protocol.json import json_text
+from modserve.protocol.json.json_text import JsonObject, JsonTypeError
+from modserve.protocol.limits import LIMITS
 
 T = TypeVar("T")
 _TYPES: dict[type, tuple[str, str]] = {

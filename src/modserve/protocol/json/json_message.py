@@ -4,7 +4,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-JsonObject = dict[str, object]
+from modserve.protocol.json.json_text import JsonObject
 
 
 def to_json(message: Message) -> JsonObject:

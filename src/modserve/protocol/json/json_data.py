@@ -17,9 +17,8 @@ from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.tensor import Array, Shape, Tensor, encode_elements, format_shape
-
-from .json_text import MAX_DEPTH, too_deep
-from .long_array import LongArray
+from modserve.protocol.json.json_text import MAX_DEPTH, JsonTypeError, too_deep, unable
+from modserve.protocol.json.long_array import LongArray
 
 _MOST = 2**63 - 1
 _AT_A_TIME = 32 * 1024
@@ -29,13 +28,6 @@ _FEW = 256
 
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str}}
 """The Python types that JSON elements of each `Datatype.json_kind` are parsed to."""
-
-
-class JsonTypeError(ValueError):
-    """A JSON value of the wrong type; the text is Triton's."""
-
-    def __init__(self, is_not: str, wanted: str) -> None:
-        super().__init__(f"attempt to access JSON non-{is_not} as {wanted}")
 
 
 def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_bytes: int = _MOST) -> Tensor:
@@ -116,11 +108,6 @@ def _shaped(datatype: Datatype, shape: Shape, numbers: Array) -> Tensor:
         return Tensor(datatype, shape, None, numbers.reshape(shape))
     except ValueError:  # a shape beyond numpy's limits, with dimensions in hundreds or near 2^63: no model has it
         return Tensor.from_raw(datatype, shape, numbers.tobytes())
-
-
-def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
-    """Triton's wrapping of what is wrong with a field; INVALID_ARG, where Triton answers a mistaken INTERNAL."""
-    return invalid(f"Unable to {doing} '{field}': {error}")
 
 
 def from_tensor(name: str, tensor: Tensor) -> bytes:

@@ -9,8 +9,23 @@ import orjson
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.tensor import Buffer
 
+MIME_JSON = "application/json"
+JsonObject = dict[str, object]
+
 MAX_DEPTH = 100
 """Arrays within arrays: an element of `data` may be in 99, as Triton counts."""
+
+
+class JsonTypeError(ValueError):
+    """A JSON value of the wrong type; the text is Triton's."""
+
+    def __init__(self, is_not: str, wanted: str) -> None:
+        super().__init__(f"attempt to access JSON non-{is_not} as {wanted}")
+
+
+def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
+    """Triton's wrapping of what is wrong with a field; INVALID_ARG, where Triton answers a mistaken INTERNAL."""
+    return invalid(f"Unable to {doing} '{field}': {error}")
 
 
 def too_deep() -> ModserveError:
@@ -35,6 +50,14 @@ def parse_any(text: Buffer, origin: Callable[[int], int] = _as_it_is) -> object:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return _parse_leniently(bytes(text), origin)
+
+
+def parse_object(text: Buffer) -> JsonObject:
+    """The JSON object in `text`. Raises INVALID_ARG; bare NaN, Infinity and -Infinity are numbers, as Triton's are."""
+    document = parse_any(text)
+    if not isinstance(document, dict):
+        raise unable("inputs", JsonTypeError("object", "object"))
+    return document
 
 
 def _parse_leniently(text: bytes, origin: Callable[[int], int]) -> object:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from modserve.core.errors import invalid, unsupported
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.pb import inference as pb
-
-from . import control_body
-from .json_message import JsonObject
+from modserve.protocol.control import control_body
+from modserve.protocol.json.json_text import JsonObject
 
 _CONFIG = "config"
 _FILE = "file:"

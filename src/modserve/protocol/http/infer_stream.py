@@ -10,10 +10,9 @@ import orjson
 
 from modserve.core.errors import ModserveError
 from modserve.core.response import InferenceResponse
-
-from . import http_infer
-from .generate import text_only
-from .http_infer import Reply
+from modserve.protocol.http import infer_response
+from modserve.protocol.http.generate import text_only
+from modserve.protocol.http.infer_request import Reply
 
 FINAL = "triton_final_response"
 
@@ -22,7 +21,7 @@ def encode_response(response: InferenceResponse, reply: Reply, final: bool) -> b
     """A response with all its data as JSON, whatever `reply` says of binary. Raises INVALID_ARG."""
     marked = replace(response, parameters={**response.parameters, FINAL: final})
     try:
-        body = http_infer.encode_response(marked, Reply(places=reply.places))
+        body = infer_response.encode_response(marked, Reply(places=reply.places))
     except ModserveError as error:
         raise text_only(error) from None
     return b"".join(body.parts)
@@ -30,6 +29,6 @@ def encode_response(response: InferenceResponse, reply: Reply, final: bool) -> b
 
 def encode_error(error: ModserveError, request_id: str, final: bool) -> bytes:
     """A failure in the stream, which goes on if it is not `final`."""
-    message = orjson.loads(http_infer.encode_error(error))
+    message = orjson.loads(infer_response.encode_error(error))
     named = {"id": request_id} if request_id else {}
     return orjson.dumps({**message, **named, "parameters": {FINAL: final}})

@@ -16,11 +16,12 @@ from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.request import InferenceRequest, ParameterValue, label
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Shape, Tensor
-
-from . import control_body, http_infer, json_data, limits
-from .http_infer import JsonObject
-from .json_data import JsonTypeError, unable
-from .limits import LIMITS
+from modserve.protocol import limits, parameters
+from modserve.protocol.control import control_body
+from modserve.protocol.http import infer_response
+from modserve.protocol.json import json_data
+from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
+from modserve.protocol.limits import LIMITS
 
 NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
@@ -61,7 +62,7 @@ def encode(response: InferenceResponse) -> bytes:
     if response.id:
         members["id"] = response.id
     for name, value in response.parameters.items():
-        members.setdefault(name, http_infer.carried(value))
+        members.setdefault(name, infer_response.carried(value))
     for name, tensor in response.outputs.items():
         if name not in members:
             members[name] = orjson.Fragment(_element_or_list(name, tensor))
@@ -89,7 +90,7 @@ class _Found:
         """Raises INVALID_ARG."""
         spec = self.config.inputs_by_name.get(key)
         if spec is None:
-            self.parameters[key] = http_infer.custom_parameter(key, value)
+            self.parameters[key] = parameters.custom(key, value)
             return
         if key in self.inputs:
             raise invalid(f"{label(self.request_id)}input '{key}' already exists in request")

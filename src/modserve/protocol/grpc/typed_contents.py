@@ -11,8 +11,7 @@ from google.protobuf.message import DecodeError
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.tensor import Array, Buffer
-
-from .long_messages import skipped, varint
+from modserve.protocol.grpc.long_messages import skipped, varint
 
 FIELDS = (
     "bool_contents",
