@@ -274,12 +274,9 @@ class InstancePool:
             kind = "fail"
             if answer.final:
                 running.error = what
-            inflight.fail(what, answer.final)
         elif what is None:
             kind = "empty_response"
-            inflight.complete()
-        else:
-            inflight.respond(what, answer.final)
+        inflight.settle(what, answer.final)
         if self._decoupled:
             try:
                 self._statistics.record_response(
@@ -332,7 +329,7 @@ class InstancePool:
             self._to_tell.extend(zip(members, job.responses, strict=True))
             return
         for inflight, response in zip(members, job.responses, strict=True):
-            inflight.respond(response)
+            inflight.settle(response)
         self._on_settled(len(members))
 
     def _tell_some(self) -> None:
@@ -340,7 +337,7 @@ class InstancePool:
         waiting, end_ns, told = self._to_tell, time.monotonic_ns() + _TELL_NS, 0
         while waiting and time.monotonic_ns() < end_ns:
             inflight, response = waiting.popleft()
-            inflight.respond(response)
+            inflight.settle(response)
             told += 1
         if waiting:
             self._loop.call_soon(self._tell_some)
@@ -378,7 +375,7 @@ class InstancePool:
                 )
             except Exception:
                 self._misbehaved("counting a failure")
-            inflight.fail(error)
+            inflight.settle(error)
         self._on_settled(len(members))
 
     def _misbehaved(self, doing: str) -> None:

@@ -4,14 +4,12 @@ import asyncio
 import time
 from dataclasses import replace
 
-from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, ResponseSink
-from modserve.core.servable import RequestHolder, Servable, Submitter
+from modserve.core.response import InferenceResponse, Outcome, ResponseSink
+from modserve.core.servable import RequestHolder, Servable
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
-from modserve.core.tracing import ParentTrace
 from modserve.resources.response_cache import ResponseCache, key
 from modserve.scheduling.ordering import ResponseOrder
 
@@ -49,8 +47,6 @@ class CachedModel:
         if kept is not None:
             return self._answered(request, kept, held or sink, now_ns, start_ns, looked_ns)
         keeper = _Keeper(self, found, looked_ns, held or sink)
-        if isinstance(sink, ParentTrace):
-            keeper = _TracedKeeper(self, found, looked_ns, held or sink, sink)
         try:
             return self._servable.submit(request, keeper, now_ns)
         except BaseException:
@@ -97,14 +93,14 @@ class CachedModel:
             self.statistics.record_cache_hit(inflight, looked_ns, time.monotonic_ns())
             # Tensors of their own: what is read from them is kept no longer than the answer.
             outputs = {name: Tensor.from_raw(one.datatype, one.shape, one.raw) for name, one in kept.outputs.items()}
-            inflight.respond(replace(kept, id=request.id, outputs=outputs))
+            inflight.settle(replace(kept, id=request.id, outputs=outputs))
 
         self._loop.call_soon(answer)
         return inflight
 
 
 class _Keeper:
-    """Implements `core.response.ResponseSink`: the way of an answer that is to be kept."""
+    """Implements `core.response.ResponseSink`: puts the response into the cache on its way."""
 
     __slots__ = ("_key", "_looked_ns", "_model", "_sink")
 
@@ -114,29 +110,9 @@ class _Keeper:
         self._looked_ns = looked_ns
         self._sink = sink
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
+    def settle(self, outcome: Outcome, final: bool) -> None:
         try:
-            self._model.keep(self._key, response, self._looked_ns)
+            if isinstance(outcome, InferenceResponse):
+                self._model.keep(self._key, outcome, self._looked_ns)
         finally:
-            self._sink.respond(response, final)
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self._sink.fail(error, final)
-
-    def complete(self) -> None:
-        self._sink.complete()
-
-
-class _TracedKeeper(_Keeper, ParentTrace):
-    """The same where the request is traced, and those it makes are as well."""
-
-    __slots__ = ("_trace",)
-
-    def __init__(
-        self, model: CachedModel, found: bytes, looked_ns: int, sink: ResponseSink, trace: ParentTrace
-    ) -> None:
-        super().__init__(model, found, looked_ns, sink)
-        self._trace = trace
-
-    def child(self, servable: Servable) -> Submitter:
-        return self._trace.child(servable)
+            self._sink.settle(outcome, final)

@@ -214,7 +214,7 @@ class Model:
             self.statistics.record_failure(inflight, failure_reason(error, by_backend=False), time.monotonic_ns())
         except Exception:
             _log.exception("model '%s': counting a failure failed", self.id.name)
-        inflight.fail(error)
+        inflight.settle(error)
         self._on_settled(1)
 
     def _on_settled(self, count: int) -> None:

@@ -17,7 +17,7 @@ from modserve.core.errors import Code, ModserveError, cancelled, invalid, unavai
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching, ModelConfig
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
+from modserve.core.response import NOBODY
 from modserve.core.sequence import (
     ControlTensors,
     Membership,
@@ -396,23 +396,10 @@ class SequenceScheduler(Generic[SlotT]):
     def _filler(self, like: Inflight) -> Inflight:
         inputs = {**zeros_like(like.inputs), **self._controls.absent()}
         request = InferenceRequest(self._model, {})
-        filler = Inflight(request, _NOBODY, inputs, like.output_names, like.batch_size, like.shape_key, 0)
+        filler = Inflight(request, NOBODY, inputs, like.output_names, like.batch_size, like.shape_key, 0)
         filler.length = like.length
         filler.settled = True
         return filler
-
-
-class _Nobody:
-    """Implements `core.response.ResponseSink` for requests that nobody waits for."""
-
-    def respond(self, response: InferenceResponse, final: bool) -> None: ...
-
-    def fail(self, error: ModserveError, final: bool) -> None: ...
-
-    def complete(self) -> None: ...
-
-
-_NOBODY = _Nobody()
 
 
 def _places(config: ModelConfig) -> int:

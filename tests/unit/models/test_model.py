@@ -15,7 +15,7 @@ from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import Admission, DynamicBatching, InstanceKind, ModelConfig, QueuePolicy
-from modserve.core.response import InferenceResponse
+from modserve.core.response import Outcome
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.statistics import FailureReason
 from modserve.core.version import ModelId
@@ -253,10 +253,7 @@ async def test_a_request_that_cannot_be_queued_holds_nobody_up(
 
 
 class RaisingSink(RecordingSink):
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        raise RuntimeError("the sink broke")
-
-    def fail(self, error: ModserveError, final: bool) -> None:
+    def settle(self, outcome: Outcome, final: bool) -> None:
         raise RuntimeError("the sink broke")
 
 

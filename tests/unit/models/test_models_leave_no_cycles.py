@@ -18,7 +18,7 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget
 from modserve.core.model_config import DynamicBatching, InstanceKind, ModelConfig, ModelDescription, QueuePolicy
-from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.response import Outcome, ResponseSink
 from modserve.core.sequence_config import (
     Control,
     ControlKind,
@@ -45,17 +45,11 @@ class Sink:
         self.ended = asyncio.Event()
         self.kinds: list[str] = []
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        self._note("response", final)
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self._note(error.code.name, final)
-
-    def complete(self) -> None:
-        self._note("end", True)
-
-    def _note(self, kind: str, final: bool) -> None:
-        self.kinds.append(kind)
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if isinstance(outcome, ModserveError):
+            self.kinds.append(outcome.code.name)
+        else:
+            self.kinds.append("end" if outcome is None else "response")
         if final:
             self.ended.set()
 

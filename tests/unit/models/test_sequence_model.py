@@ -16,6 +16,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import InstanceKind
 from modserve.core.request import timeout_ns
+from modserve.core.response import Outcome
 from modserve.core.sequence_config import Control, ControlKind, OldestStrategy, SequenceBatching, State
 from modserve.core.servable import SequenceKeeper
 from modserve.core.tensor import Tensor
@@ -73,9 +74,10 @@ class Told(RecordingSink):
         super().__init__()
         self.failed = asyncio.Event()
 
-    def fail(self, error: ModserveError, final: bool) -> None:
-        super().fail(error, final)
-        self.failed.set()
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        super().settle(outcome, final)
+        if isinstance(outcome, ModserveError):
+            self.failed.set()
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def many(count: int, **more: Any) -> list[Inflight]:
 def leave(queue: RequestQueue, *entries: Inflight) -> None:
     for entry in entries:
         queue.left(entry)
-        entry.fail(cancelled())
+        entry.settle(cancelled())
 
 
 def take(queue: RequestQueue, count: int) -> list[Inflight]:
