@@ -53,7 +53,7 @@ class InstancePool:
         on_settled: Callable[[int], None],
         loop: asyncio.AbstractEventLoop,
         may_be_quick: bool = False,
-        observe: Observe = lambda timing, members: None,
+        observe: Observe | None = None,
     ) -> None:
         self.on_free: Callable[[], None] = lambda: None
         self.on_done: Callable[[list[Inflight]], None] | None = None
@@ -224,7 +224,7 @@ class InstancePool:
         if job.again and not job.responses and job.error is None:
             self._count_cancelled(job.members)  # it was settled before its turn came, and did not run
             return
-        if job.error is None:
+        if job.error is None and self._observe is not None:
             try:
                 self._observe(timing, job.members)
             except Exception:

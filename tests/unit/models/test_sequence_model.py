@@ -21,7 +21,7 @@ from modserve.core.sequence_config import Control, ControlKind, OldestStrategy, 
 from modserve.core.servable import SequenceKeeper
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.models.model import Model
+from modserve.models.model import Opened, SequenceModel
 from modserve.testing import PuppetBackend, RecordingSink, config, request, tensor
 
 CONTROLS = (Control("READY", ControlKind.READY, dtypes.INT32), Control("START", ControlKind.START, dtypes.INT32))
@@ -41,16 +41,8 @@ class Bench:
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
         made = [("model_0", engine.instance(given, Placement(InstanceKind.CPU)))]
         first = {"SUM": Tensor.from_array(np.full(4, 100, np.int32))}
-        self.model = Model(
-            ModelId("model", 1),
-            given,
-            b"",
-            engine,
-            made,
-            asyncio.get_running_loop(),
-            any_thread=False,
-            initial_states=first,
-        )
+        opened = Opened(given, b"", engine, made, False, initial_states=first)
+        self.model = SequenceModel(ModelId("model", 1), opened, asyncio.get_running_loop())
 
     def submit(self, id: int, value: int, *, sink: RecordingSink | None = None, **parameters: Any) -> Inflight:
         parameters["sequence_id"] = id
