@@ -25,6 +25,7 @@ from .observability.logging import Logs
 from .observability.trace import Tracer
 from .repository.control import ControlOptions, ModelControl
 from .repository.manager import ModelManager
+from .resources import flow
 from .resources.shared_memory import SharedMemory
 
 _log = logging.getLogger(__name__)
@@ -201,7 +202,7 @@ class Server:
         """
         sink = _QueueSink(self.memory)
         inflight = servable.submit(request, sink, now_ns)
-        inflight.pace(self.memory)
+        self.pace(inflight)
         try:
             while (answer := await sink.answers.get()) is not None:
                 yield answer
@@ -210,6 +211,10 @@ class Server:
         finally:
             inflight.cancel()
             sink.close()
+
+    def pace(self, inflight: Inflight) -> None:
+        """Keep the engine of a request with many responses from running ahead of its client: see `resources.flow`."""
+        flow.pace(inflight, self.memory, asyncio.get_running_loop())
 
     # Health
 

@@ -173,10 +173,10 @@ class LevelQueue(RequestQueue):
     # What may run
 
     def candidates(self) -> Iterable[Together]:
-        asked: set[_Group] = set()
+        yielded: set[_Group] = set()
         for group in self._in_turn():
-            if group not in asked:
-                asked.add(group)
+            if group not in yielded:
+                yielded.add(group)
                 yield self._looked_at(group)
 
     def _looked_at(self, group: _Group) -> _Group:

@@ -175,7 +175,7 @@ class _Call:
         if self.read is not None:
             self.read.give_back_model()
         if not self.ordered:
-            self.inflight.pace(server.memory)
+            server.pace(self.inflight)
 
     @property
     def accepted_by(self) -> str:

@@ -74,7 +74,7 @@ class StreamCall:
             self._inflight = self.servable.submit(request, self, self._now_ns)
         else:
             self._inflight = submit_traced(self.trace, self.servable, request, self, self._now_ns)
-        self._inflight.pace(self._streams.server.memory)
+        self._streams.server.pace(self._inflight)
 
     async def answer(self) -> tuple[Outcome, bool]:
         """The next answer, and whether it is the last. Asking for one says that the one before it has been sent."""

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from modserve.core.errors import Code, cancelled, internal
-from modserve.core.flow import MOST_HELD, RESPONSE_BYTES, Flow
 from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget
+from modserve.resources.flow import MOST_HELD, RESPONSE_BYTES, Flow, pace
 from modserve.testing import RecordingSink, inflight
 
 LARGE = MOST_HELD // 64 - RESPONSE_BYTES
@@ -197,7 +197,7 @@ def test_a_client_that_takes_something_in_time_is_waited_for(what: str, monkeypa
 async def test_no_waiting_for_answers_that_are_held_back() -> None:
     entry = inflight()
     entry.ordered = True
-    entry.pace(MemoryBudget())
+    pace(entry, MemoryBudget(), asyncio.get_running_loop())
     entry.sent()
     entry.sent_some()
     assert entry.flow is None
@@ -206,9 +206,9 @@ async def test_no_waiting_for_answers_that_are_held_back() -> None:
 @pytest.mark.parametrize("settle", ["cancel", "fail"])
 async def test_a_request_that_is_over_keeps_no_engine(settle: str) -> None:
     entry = inflight()
-    entry.pace(MemoryBudget())
+    pace(entry, MemoryBudget(), asyncio.get_running_loop())
     flow = entry.flow
-    assert flow is not None
+    assert isinstance(flow, Flow)
     if settle == "fail":
         entry.settle(internal("late"))
     else:
@@ -222,9 +222,9 @@ async def test_who_is_given_up_is_told_why(monkeypatch: pytest.MonkeyPatch) -> N
     entry = inflight(sink=sink)
     left: list[Inflight] = []
     entry.on_cancel = left.append
-    entry.pace(MemoryBudget())
+    pace(entry, MemoryBudget(), asyncio.get_running_loop())
     flow = entry.flow
-    assert flow is not None
+    assert isinstance(flow, Flow)
     monkeypatch.setattr(flow, "_changed", Turns(lambda: None))
     for _ in range(64):
         give(flow, LARGE)

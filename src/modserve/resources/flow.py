@@ -2,16 +2,19 @@
 
 import threading
 import time
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
 
-from .memory import MemoryBudget
+from modserve.core.errors import unavailable
+from modserve.core.inflight import Inflight
+from modserve.core.memory import MemoryBudget
 
 MOST_HELD = 64 * 1024 * 1024
-"""Bytes of one request's responses that may have been given and not sent yet."""
+"""Bytes of one request's responses that the engine may have given and nobody has sent yet."""
 
 RESPONSE_BYTES = 8 * 1024
-"""What a response counts beside its tensors, so that there are never more than some thousands."""
+"""What a response counts beside its tensors, so that a request never has more than some thousands unsent."""
 
 STALLED_S = 10.0
 """How long an engine waits for a client that takes nothing at all. The model's other clients wait as long."""
@@ -24,10 +27,11 @@ _UNLIMITED = MemoryBudget()
 
 
 class Flow:
-    """Of one request. The engine's thread waits in `wait`; whoever sends responses on says so.
+    """The flow of one request's responses. Implements `core.inflight.FlowControl`.
 
-    `stalled` is called, on the engine's thread, when nothing was sent for `stalled_s` seconds, or the engine has waited
-    for `longest_s` seconds in all, with the number of responses that are not sent. `slow` tells which it was.
+    The engine's thread waits in `wait`; whoever sends the responses on calls `sent`. When nothing was sent for
+    `stalled_s` seconds, or the engine has waited for `longest_s` seconds in all, it calls `stalled`, on its own thread,
+    with the number of unsent responses, and never waits again. `slow` is True in the second case.
 
     While the server's `memory` is used up, only one response may wait to be sent; otherwise `most`, if that is not 0.
     """
@@ -53,13 +57,13 @@ class Flow:
         self._open = False
 
     def given(self, size: int) -> None:
-        """A response is about to be given, with tensors of `size` bytes."""
+        """The engine is about to give a response with tensors of `size` bytes."""
         with self._changed:
             self._unsent.append(size + RESPONSE_BYTES)
             self._held += self._unsent[-1]
 
     def wait(self) -> None:
-        """Returns when there is room for another response. Not for the event loop's thread."""
+        """Return when there is room for another response. Not for the event loop's thread."""
         with self._changed:
             while not self._open and self._too_much():
                 steps, begin_s = self._steps, time.monotonic()
@@ -80,9 +84,9 @@ class Flow:
         return self._held >= MOST_HELD or 0 < self._most < waiting or (waiting > 1 and self._memory.full)
 
     def sent(self) -> None:
-        """The first response that was not sent has been, or was dropped."""
+        """The first unsent response has been sent, or dropped."""
         with self._changed:
-            if self._unsent:  # those that end a request were not counted
+            if self._unsent:  # a response that ends its request was never counted
                 self._held -= self._unsent.popleft()
             self._progressed()
 
@@ -92,7 +96,7 @@ class Flow:
             self._progressed()
 
     def release(self) -> None:
-        """Nobody sends any more: nobody need wait, now and later. Lets go of `stalled`."""
+        """Nobody sends any more: let the engine go on, now and later. Lets go of `stalled`."""
         with self._changed:
             self._open = True
             self._stalled = _nothing
@@ -105,3 +109,22 @@ class Flow:
 
 def _nothing(waiting: int) -> None:
     pass
+
+
+def pace(inflight: Inflight, memory: MemoryBudget, loop: AbstractEventLoop) -> None:
+    """Keep the engine from running ahead of a slow client. On the event loop's thread, right after the submission.
+
+    Whoever sends the responses on must call `inflight.sent` for each. The engine runs ahead by less while the server's
+    `memory` is used up. A client that takes nothing for long is given up: its request fails. The engine never waits for
+    a request to a model that preserves the order of its responses, since these may wait for another request's.
+    """
+    if inflight.ordered:
+        return
+
+    def give_up(waiting: int) -> None:
+        why = f"did not read its responses for {STALLED_S:g} s"
+        if flow.slow:
+            why = f"read its responses so slowly that the model waited {LONGEST_S:g} s for it"
+        inflight.end(unavailable(f"the client {why}; {waiting} responses waited for it"))
+
+    flow = inflight.flow = Flow(lambda waiting: loop.call_soon_threadsafe(give_up, waiting), memory=memory)
