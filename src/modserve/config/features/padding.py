@@ -1,26 +1,29 @@
-"""Requests of different lengths in one batch: model parameters whose keys begin with ``padding.``.
+"""Model parameters whose keys begin with ``padding.``: requests of different lengths in one batch.
 
 Some keys end in the name of a tensor, such as ``padding.axis.input_ids``.
 """
 
-import difflib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
 
-from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.merging import Padding
+from modserve.core.model_config import ModelConfig
 from modserve.pb import inference as pb
 
-from .extras import whole_number
-from .problems import FieldPath, Problems
+from ..text.problems import Faults, FieldPath, Problems
+from ..text.suggest import did_you_mean
+from .feature import Context, Feature
+from .parameters import fault, special_scheduling, whole_number
+from .tensors import DATATYPES
 
 PREFIX = "padding."
 AXIS, VALUE, UNPAD, MASK = "padding.axis.", "padding.value.", "padding.unpad.", "padding.mask"
 _OF_TENSORS: Mapping[str, str] = {AXIS: "input", VALUE: "input", UNPAD: "output"}
-"""Which key takes whose name."""
+"""Beginning of a key → the side of the tensors whose names may follow it."""
 
 
 class _Number(NamedTuple):
@@ -35,79 +38,72 @@ _NUMBERS: Mapping[str, _Number] = {
 }
 _BATCH_SIZES = "scheduling.batch_sizes"
 _ELEMENTS = "scheduling.max_batch_elements"
-_WITHOUT_PADDING: tuple[Literal["sequence_batching", "ensemble_scheduling"], ...] = (
-    "sequence_batching",
-    "ensemble_scheduling",
-)
-_DATATYPES = {pb.DataType.Value(row.config_name): row for row in dtypes.ALL}
-
 _Tensor = pb.ModelInput | pb.ModelOutput
 
 
-def validate(message: pb.ModelConfig, problems: Problems, *, partial: bool) -> None:
-    """Adds what is no setting, has no such value, or does not fit the tensors.
-
-    `partial`: tensors that are not there may still be filled in, and are looked at then.
-    """
+def _validate(message: pb.ModelConfig, context: Context) -> Faults:
     settings = {key: value.string_value for key, value in message.parameters.items() if key.startswith(PREFIX)}
-    for key, text in settings.items():
-        for fault in _faults(key, text, message, partial):
-            problems.add(("parameters", key), fault)
-    if settings and not any(key.startswith(AXIS) for key in settings):
-        first = next(iter(settings))
-        problems.add(("parameters", first), f"parameter '{first}' needs '{AXIS}<input>', which says what is padded")
+    for key, value in settings.items():
+        yield from ((("parameters", key), text) for text in _faults(key, value, message, context.partial))
+    ragged = [tensor.name for tensor in message.input if tensor.allow_ragged_batch]
     if settings:
-        _fits_the_model(message, next(iter(settings)), problems, partial=partial)
-    _batch_sizes(message, problems, partial=partial)
-    if _ELEMENTS in message.parameters and not settings and not any(each.allow_ragged_batch for each in message.input):
-        problems.add(
+        first = next(iter(settings))
+        path: FieldPath = ("parameters", first)
+        if not any(key.startswith(AXIS) for key in settings):
+            yield path, f"parameter '{first}' needs '{AXIS}<input>', which says what is padded"
+        if _lacks_batches(message, context.partial):
+            yield path, f"parameter '{first}' needs a batch dimension: max_batch_size of 1 or more"
+        others = special_scheduling(message)
+        if ragged or message.batch_input or message.batch_output:
+            others.append(f"allow_ragged_batch of input '{ragged[0]}'" if ragged else "batch_input and batch_output")
+        yield from ((path, f"parameter '{first}' can not be combined with {other}") for other in others)
+    if _BATCH_SIZES in message.parameters:
+        for text in _batch_sizes_faults(message, context.partial):
+            yield ("parameters", _BATCH_SIZES), f"parameter '{_BATCH_SIZES}' {text}"
+    if _ELEMENTS in message.parameters and not settings and not ragged:
+        yield (
             ("parameters", _ELEMENTS),
             f"parameter '{_ELEMENTS}' needs '{AXIS}<input>' or an input with allow_ragged_batch: other requests of "
             "a batch are of equal size",
         )
 
 
-def to_padding(message: pb.ModelConfig) -> Padding | None:
-    """The settings, None if there are none; what can not be read is left out."""
-    found: dict[str, dict[str, str]] = {AXIS: {}, VALUE: {}, UNPAD: {}}
+def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
+    by_tensor: dict[str, dict[str, str]] = {AXIS: {}, VALUE: {}, UNPAD: {}}
     numbers: dict[str, int] = {}
-    mask = ""
     for key, parameter in message.parameters.items():
         text = parameter.string_value
         family, name = _split(key)
         if family:
-            found[family][name] = text
-        elif key in _NUMBERS:
-            try:
-                numbers[_NUMBERS[key].field] = _NUMBERS[key].read(text)
-            except ValueError:
-                continue
-        elif key == MASK:
-            mask = text
-    axes = {name: int(text) for name, text in found[AXIS].items() if text.isdecimal()}
+            by_tensor[family][name] = text
+        elif key in _NUMBERS and not fault(key, text, _NUMBERS[key].read):
+            numbers[_NUMBERS[key].field] = _NUMBERS[key].read(text)
+    axes = {name: int(text) for name, text in by_tensor[AXIS].items() if text.isdecimal()}
     if not axes:
-        return None
-    given = next((each for each in message.input if each.name == mask), None)
-    if given is not None and -1 in given.dims:
-        axes.setdefault(mask, list(given.dims).index(-1))
-    unpad = {name: int(text) for name, text in found[UNPAD].items() if text.isdecimal()}
-    return Padding(axes=axes, values=found[VALUE], mask=mask, unpad=unpad, **numbers)
+        return config
+    mask_name = mask(message) or ""
+    mask_input = next((tensor for tensor in message.input if tensor.name == mask_name), None)
+    if mask_input is not None and -1 in mask_input.dims:
+        axes.setdefault(mask_name, list(mask_input.dims).index(-1))
+    unpad = {name: int(text) for name, text in by_tensor[UNPAD].items() if text.isdecimal()}
+    padding = Padding(axes=axes, values=by_tensor[VALUE], mask=mask_name, unpad=unpad, **numbers)
+    return replace(config, padding=padding)
 
 
-def make_mask_optional(message: pb.ModelConfig) -> None:
-    """Clients need not give the mask, and are shown so."""
+def _normalise(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
+    """Clients may leave out the mask, and see that they may."""
     for tensor in message.input:
         if tensor.name == mask(message):
             tensor.optional = True
 
 
 def mask(message: pb.ModelConfig) -> str | None:
-    """The name of the mask, if there is one."""
+    """The name of the mask, None if there is none."""
     return message.parameters[MASK].string_value if MASK in message.parameters else None
 
 
 def _split(key: str) -> tuple[str, str]:
-    """The family of a key that names a tensor, and the name."""
+    """The beginning of a key that names a tensor, and the name; both empty for other keys."""
     for family in _OF_TENSORS:
         if key.startswith(family) and len(key) > len(family):
             return family, key[len(family) :]
@@ -119,30 +115,27 @@ def _faults(key: str, text: str, message: pb.ModelConfig, partial: bool) -> Iter
     who = f"parameter '{key}'"
     if family:
         side = _OF_TENSORS[family]
-        tensors: Mapping[str, _Tensor] = {each.name: each for each in getattr(message, side)}
+        tensors: Mapping[str, _Tensor] = {tensor.name: tensor for tensor in getattr(message, side)}
         if not tensors and partial:
             return
         if name not in tensors:
-            yield f"{who}: model '{message.name}' has no {side} '{name}'; {_near(name, tensors, f'{side}s')}"
+            yield f"{who}: model '{message.name}' has no {side} '{name}'; {_near(name, tensors, side)}"
         elif family == VALUE:
             yield from _value_faults(key, text, tensors[name], message)
         else:
-            yield from (f"{who} {fault}" for fault in _axis_faults(text, side, tensors[name], partial))
+            yield from (f"{who} {axis_fault}" for axis_fault in _axis_faults(text, side, tensors[name], partial))
     elif key == MASK:
-        yield from (f"{who} {fault}" for fault in _mask_faults(text, message, partial))
+        yield from (f"{who} {mask_fault}" for mask_fault in _mask_faults(text, message, partial))
     elif key in _NUMBERS:
-        try:
-            _NUMBERS[key].read(text)
-        except ValueError as error:
-            yield f"{who} is '{text}', expected {error}"
+        yield from filter(None, [fault(key, text, _NUMBERS[key].read)])
     else:
-        known = [*_NUMBERS, MASK, *(f"{family}<{side}>" for family, side in _OF_TENSORS.items())]
-        yield f"unknown parameter '{key}'; {_near(key, known, 'parameters')}"
+        keys = [*_NUMBERS, MASK, *(f"{beginning}<{side}>" for beginning, side in _OF_TENSORS.items())]
+        hint = did_you_mean(key, keys, f"known parameters are: {', '.join(keys)}")
+        yield f"unknown parameter '{key}'; {hint}"
 
 
-def _near(name: str, known: Mapping[str, Any] | list[str], what: str) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.8 if what == "parameters" else 0.6)
-    return f"did you mean '{near[0]}'?" if near else f"known {what} are: {', '.join(known)}"
+def _near(name: str, names: Collection[str], side: str) -> str:
+    return did_you_mean(name, names, f"known {side}s are: {', '.join(names)}", cutoff=0.6)
 
 
 def _axis_faults(text: str, side: str, tensor: _Tensor, partial: bool) -> Iterator[str]:
@@ -173,14 +166,14 @@ def _unpaddable(tensor: pb.ModelInput) -> Iterator[str]:
 def _value_faults(key: str, text: str, tensor: _Tensor, message: pb.ModelConfig) -> Iterator[str]:
     if f"{AXIS}{tensor.name}" not in message.parameters:
         yield f"parameter '{key}' needs '{AXIS}{tensor.name}', which says what is padded"
-    datatype = _DATATYPES.get(tensor.data_type)
+    datatype = DATATYPES.get(tensor.data_type)
     expected = None if datatype is None else _expected(text, datatype)
     if expected is not None and datatype is not None:
         yield f"parameter '{key}' is '{text}', expected {expected} for data type {datatype.config_name}"
 
 
 def _expected(text: str, datatype: Datatype) -> str | None:
-    """What a value of this datatype looks like, if `text` is none."""
+    """A description of the values of this datatype if `text` is not one of them, else None."""
     if datatype.json_kind == "bool":
         return None if text in ("true", "false") else "true or false"
     if datatype.json_kind == "int":
@@ -201,12 +194,12 @@ def _expected(text: str, datatype: Datatype) -> str | None:
 
 
 def _mask_faults(text: str, message: pb.ModelConfig, partial: bool) -> Iterator[str]:
-    inputs = {each.name: each for each in message.input}
+    inputs = {tensor.name: tensor for tensor in message.input}
     if not inputs and partial:
         return
     mask = inputs.get(text)
     if mask is None:
-        yield f"is '{text}', and model '{message.name}' has no such input; {_near(text, inputs, 'inputs')}"
+        yield f"is '{text}', and model '{message.name}' has no such input; {_near(text, inputs, 'input')}"
         return
     if list(mask.dims).count(-1) != 1 and not (partial and not mask.dims):
         yield f"names input '{text}' with dims {list(mask.dims)}, where a mask needs one variable dimension (-1)"
@@ -217,37 +210,20 @@ def _mask_faults(text: str, message: pb.ModelConfig, partial: bool) -> Iterator[
     yield from (f"names input '{text}', which {fault}" for fault in _unpaddable(mask))
 
 
-def _fits_the_model(message: pb.ModelConfig, first: str, problems: Problems, *, partial: bool) -> None:
-    path: FieldPath = ("parameters", first)
-    if _lacks_batches(message, partial):
-        problems.add(path, f"parameter '{first}' needs a batch dimension: max_batch_size of 1 or more")
-    for scheduling in _WITHOUT_PADDING:
-        if message.HasField(scheduling):
-            problems.add(path, f"parameter '{first}' can not be combined with {scheduling}")
-    ragged = [each.name for each in message.input if each.allow_ragged_batch]
-    if ragged or message.batch_input or message.batch_output:
-        what = f"allow_ragged_batch of input '{ragged[0]}'" if ragged else "batch_input and batch_output"
-        problems.add(path, f"parameter '{first}' can not be combined with {what}")
-
-
 def _lacks_batches(message: pb.ModelConfig, partial: bool) -> bool:
-    """Whether the model has no batch dimension, and none can be found out any more."""
+    """Whether the model has no batch dimension, and the engine cannot find one either."""
     return message.max_batch_size <= 0 and not (partial and not (message.input and message.output))
 
 
-def _batch_sizes(message: pb.ModelConfig, problems: Problems, *, partial: bool) -> None:
-    if _BATCH_SIZES not in message.parameters:
-        return
-    path: FieldPath = ("parameters", _BATCH_SIZES)
+def _batch_sizes_faults(message: pb.ModelConfig, partial: bool) -> Iterator[str]:
     text = message.parameters[_BATCH_SIZES].string_value
     sizes = re.findall("[0-9]+", text)
     if sizes and int(sizes[-1]) != message.max_batch_size and message.max_batch_size > 0:
-        problems.add(
-            path,
-            f"parameter '{_BATCH_SIZES}' is '{text}', and its last size must be max_batch_size, which is "
-            f"{message.max_batch_size}",
-        )
+        yield f"is '{text}', and its last size must be max_batch_size, which is {message.max_batch_size}"
     if _lacks_batches(message, partial):
-        problems.add(path, f"parameter '{_BATCH_SIZES}' needs a batch dimension: max_batch_size of 1 or more")
-    if any(each.allow_ragged_batch for each in message.input) or message.batch_input or message.batch_output:
-        problems.add(path, f"parameter '{_BATCH_SIZES}' can not be combined with ragged batching")
+        yield "needs a batch dimension: max_batch_size of 1 or more"
+    if any(tensor.allow_ragged_batch for tensor in message.input) or message.batch_input or message.batch_output:
+        yield "can not be combined with ragged batching"
+
+
+FEATURE = Feature(normalise=_normalise, validate=_validate, convert=_convert)

@@ -1,7 +1,7 @@
-"""Cuts text-format into tokens, just as `google.protobuf.text_format` does, and remembers where each stood."""
+"""Cuts text format into tokens, exactly as `google.protobuf.text_format` does, and keeps the position of each."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .problems import Position
@@ -15,11 +15,15 @@ _TOKEN = re.compile(
 )
 _QUOTES = ("'", '"')
 _AFTER_STRING = re.compile(r"[\s,;\]}>]+(?:#.*)?$")
-"""What ends a line whose string was not closed and is unlikely to belong to the string."""
+"""The end of a line with an unclosed string that is unlikely to belong to the string."""
+_ESCAPE = re.compile(
+    r"\\(?:[abfnrtv\\'\"]|[0-3][0-7]{0,2}|[4-7][0-7]?(?![0-7])|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U00[0-9a-fA-F]{6}"
+    r"|(?P<bad>.?))"
+)
 
 
 class Token(NamedTuple):
-    """A piece of the text; the one that ends every list of them is empty."""
+    """A piece of the text; the last one of a text is empty."""
 
     text: str
     line: int
@@ -77,6 +81,33 @@ def _line_tokens(line: str, number: int) -> Iterator[Token]:
 
 
 def _cut(token: Token) -> Token:
-    """An unclosed string has swallowed the brackets that end its line; give them back, or each would be missed too."""
+    """Gives back the brackets at the end of a line that an unclosed string has swallowed: each would be missed too."""
     tail = _AFTER_STRING.search(token.text, 1)
     return token._replace(text=token.text[: tail.start()]) if tail else token
+
+
+class StringFault(NamedTuple):
+    """A mistake in a string, or in another token that is not text, `offset` characters behind its start."""
+
+    token: Token
+    offset: int
+    text: str
+    unreadable: bool = False
+    """text_format must not read the string: it would misunderstand an escape."""
+
+
+def string_faults(tokens: Iterable[Token]) -> Iterator[StringFault]:
+    """The mistakes that a string can have wherever it stands."""
+    for token in tokens:
+        if token.text.isascii() and not token.is_string:
+            continue
+        not_text = re.search("[\ud800-\udfff]", token.text)
+        if not_text:
+            yield StringFault(token, not_text.start(), "a byte that is not UTF-8; save as UTF-8")
+        if token.is_string and not token.is_closed_string:
+            yield StringFault(token, 0, f"a string that starts with {token.text[0]} must end with it on the same line")
+        elif token.is_string:
+            for escape in _ESCAPE.finditer(token.text[:-1]):
+                if escape["bad"] is not None:
+                    text = f"unknown escape {escape[0]} in a string; a backslash itself is written \\\\"
+                    yield StringFault(token, escape.start(), text, unreadable=True)

@@ -1,4 +1,4 @@
-"""Reads single values as `google.protobuf.text_format` reads them; a value that does not fit raises ValueError."""
+"""Single values, read as `google.protobuf.text_format` reads them. A value that does not fit raises ValueError."""
 
 import re
 from collections.abc import Callable
@@ -74,15 +74,15 @@ def _enum(field: FieldDescriptor, token: Token) -> int:
     else:
         if not -(2**31) <= number < 2**31:
             raise ValueError(f"'{field.name}' has no value with number {number}")
-        return number  # one without a name is left to the validation, as text_format lets it pass
+        return number  # text_format accepts numbers without a name; the validation refuses them
     if token.text in values:
         return values[token.text].number
     bare = token.text.strip("'\"")
     if token.is_string and bare in values:
         raise ValueError(f"'{field.name}' takes a value without quotes: {bare}")
-    found = f"unknown value '{bare}' for '{field.name}'"
     hint = suggest.enum_value(bare, list(values))
-    raise ValueError(f"{found}; did you mean '{hint}'?" if hint else f"{found}; it takes {', '.join(values)}")
+    advice = f"did you mean '{hint}'?" if hint else f"it takes {', '.join(values)}"
+    raise ValueError(f"unknown value '{bare}' for '{field.name}'; {advice}")
 
 
 def _string(field: FieldDescriptor, token: Token) -> str:
