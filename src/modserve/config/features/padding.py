@@ -5,7 +5,7 @@ Some keys end in the name of a tensor, such as ``padding.axis.input_ids``.
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -112,30 +112,31 @@ def _split(key: str) -> tuple[str, str]:
 
 def _faults(key: str, text: str, message: pb.ModelConfig, partial: bool) -> Iterator[str]:
     family, name = _split(key)
-    who = f"parameter '{key}'"
-    if family:
-        side = _OF_TENSORS[family]
-        tensors: Mapping[str, _Tensor] = {tensor.name: tensor for tensor in getattr(message, side)}
+    side = _OF_TENSORS.get(family, "input")
+    tensors: Mapping[str, _Tensor] = {tensor.name: tensor for tensor in getattr(message, side)}
+    names = f"known {side}s are: {', '.join(tensors)}"
+    if key in _NUMBERS:
+        yield from filter(None, [fault(key, text, _NUMBERS[key].read)])
+    elif family or key == MASK:
         if not tensors and partial:
             return
-        if name not in tensors:
-            yield f"{who}: model '{message.name}' has no {side} '{name}'; {_near(name, tensors, side)}"
+        who, tensor = f"parameter '{key}'", tensors.get(name if family else text)
+        if tensor is None and family:
+            hint = did_you_mean(name, tensors, names, cutoff=0.6)
+            yield f"{who}: model '{message.name}' has no {side} '{name}'; {hint}"
+        elif tensor is None:
+            hint = did_you_mean(text, tensors, names, cutoff=0.6)
+            yield f"{who} is '{text}', and model '{message.name}' has no such input; {hint}"
+        elif isinstance(tensor, pb.ModelInput) and key == MASK:
+            yield from (f"{who} names input '{text}'{fault}" for fault in _mask_faults(tensor, message, partial))
         elif family == VALUE:
-            yield from _value_faults(key, text, tensors[name], message)
+            yield from (f"{who} {fault}" for fault in _value_faults(text, tensor, message))
         else:
-            yield from (f"{who} {axis_fault}" for axis_fault in _axis_faults(text, side, tensors[name], partial))
-    elif key == MASK:
-        yield from (f"{who} {mask_fault}" for mask_fault in _mask_faults(text, message, partial))
-    elif key in _NUMBERS:
-        yield from filter(None, [fault(key, text, _NUMBERS[key].read)])
+            yield from (f"{who} {fault}" for fault in _axis_faults(text, side, tensor, partial))
     else:
         keys = [*_NUMBERS, MASK, *(f"{beginning}<{side}>" for beginning, side in _OF_TENSORS.items())]
         hint = did_you_mean(key, keys, f"known parameters are: {', '.join(keys)}")
         yield f"unknown parameter '{key}'; {hint}"
-
-
-def _near(name: str, names: Collection[str], side: str) -> str:
-    return did_you_mean(name, names, f"known {side}s are: {', '.join(names)}", cutoff=0.6)
 
 
 def _axis_faults(text: str, side: str, tensor: _Tensor, partial: bool) -> Iterator[str]:
@@ -163,13 +164,13 @@ def _unpaddable(tensor: pb.ModelInput) -> Iterator[str]:
         yield "has a reshape: the model would not see the padded dimension"
 
 
-def _value_faults(key: str, text: str, tensor: _Tensor, message: pb.ModelConfig) -> Iterator[str]:
+def _value_faults(text: str, tensor: _Tensor, message: pb.ModelConfig) -> Iterator[str]:
     if f"{AXIS}{tensor.name}" not in message.parameters:
-        yield f"parameter '{key}' needs '{AXIS}{tensor.name}', which says what is padded"
+        yield f"needs '{AXIS}{tensor.name}', which says what is padded"
     datatype = DATATYPES.get(tensor.data_type)
     expected = None if datatype is None else _expected(text, datatype)
     if expected is not None and datatype is not None:
-        yield f"parameter '{key}' is '{text}', expected {expected} for data type {datatype.config_name}"
+        yield f"is '{text}', expected {expected} for data type {datatype.config_name}"
 
 
 def _expected(text: str, datatype: Datatype) -> str | None:
@@ -193,21 +194,15 @@ def _expected(text: str, datatype: Datatype) -> str | None:
     return None
 
 
-def _mask_faults(text: str, message: pb.ModelConfig, partial: bool) -> Iterator[str]:
-    inputs = {tensor.name: tensor for tensor in message.input}
-    if not inputs and partial:
-        return
-    mask = inputs.get(text)
-    if mask is None:
-        yield f"is '{text}', and model '{message.name}' has no such input; {_near(text, inputs, 'input')}"
-        return
-    if list(mask.dims).count(-1) != 1 and not (partial and not mask.dims):
-        yield f"names input '{text}' with dims {list(mask.dims)}, where a mask needs one variable dimension (-1)"
-    if mask.data_type == pb.TYPE_STRING:
-        yield f"names input '{text}' of data type TYPE_STRING, where a mask needs numbers"
-    if f"{VALUE}{text}" in message.parameters:
-        yield f"names input '{text}', which is filled up with zeros: '{VALUE}{text}' can not be given"
-    yield from (f"names input '{text}', which {fault}" for fault in _unpaddable(mask))
+def _mask_faults(tensor: pb.ModelInput, message: pb.ModelConfig, partial: bool) -> Iterator[str]:
+    dims = list(tensor.dims)
+    if dims.count(-1) != 1 and not (partial and not dims):
+        yield f" with dims {dims}, where a mask needs one variable dimension (-1)"
+    if tensor.data_type == pb.TYPE_STRING:
+        yield " of data type TYPE_STRING, where a mask needs numbers"
+    if f"{VALUE}{tensor.name}" in message.parameters:
+        yield f", which is filled up with zeros: '{VALUE}{tensor.name}' can not be given"
+    yield from (f", which {fault}" for fault in _unpaddable(tensor))
 
 
 def _lacks_batches(message: pb.ModelConfig, partial: bool) -> bool:

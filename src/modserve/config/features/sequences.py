@@ -38,6 +38,7 @@ _VALUES: Mapping[str, Datatype] = {
     "bool_false_true": dtypes.BOOL,
 }
 """The fields that may hold a control's values, and the datatype of its input then."""
+_ANY_VALUES = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
 
 _Control = pb.ModelSequenceBatching.Control
 _State = pb.ModelSequenceBatching.State
@@ -60,10 +61,11 @@ def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> 
     if not message.HasField(_HERE):
         return config
     batching = message.sequence_batching
+    datatypes = ((state, DATATYPES.get(state.data_type)) for state in batching.state)
     value = SequenceBatching(
         strategy=_strategy(batching),
         controls=tuple(_controls(batching)),
-        states=tuple(_states(batching)),
+        states=tuple(_state(state, datatype) for state, datatype in datatypes if datatype is not None),
         max_idle_ns=batching.max_sequence_idle_microseconds * MICROSECOND_NS or DEFAULT_IDLE_NS,
         iterative=batching.iterative_sequence,
     )
@@ -95,13 +97,6 @@ def _controls(batching: pb.ModelSequenceBatching) -> Iterator[Control]:
                     values = getattr(control, field)
                     if len(values) == 2:
                         yield Control(tensor.name, kind, datatype, (values[0], values[1]))
-
-
-def _states(batching: pb.ModelSequenceBatching) -> Iterator[State]:
-    for state in batching.state:
-        datatype = DATATYPES.get(state.data_type)
-        if datatype is not None:
-            yield _state(state, datatype)
 
 
 def _state(state: _State, datatype: Datatype) -> State:
@@ -185,39 +180,32 @@ def _control_faults(message: pb.ModelConfig) -> Faults:
             if control.kind in seen_kinds:
                 yield path, f"sequence batching specifies multiple {kind.value} tensors for {name}"
             seen_kinds.add(control.kind)
-            fault = _correlation_fault(control) if kind is ControlKind.CORRID else _values_fault(control)
-            if fault:
-                yield path, fault.replace("<kind>", kind.value).replace("<model>", name)
+            fields = [field for field in _VALUES if len(getattr(control, field))]
+            if kind is ControlKind.CORRID:
+                text = _correlation_fault(control, fields, f"{kind.value} for {name}")
+            else:
+                text = _values_fault(control, fields, f"{kind.value} for {name}")
+            if text:
+                yield path, text
 
 
-def _values_fault(control: _Control) -> str:
-    fields = [field for field in _VALUES if len(getattr(control, field))]
+def _values_fault(control: _Control, fields: Sequence[str], who: str) -> str:
     if not fields:
-        return (
-            "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
-            "<kind> for <model>"
-        )
+        return f"sequence batching must specify either {_ANY_VALUES} for {who}"
     if len(fields) > 1:
-        return (
-            "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
-            "'bool_false_true' for <kind> for <model>"
-        )
+        return f"sequence batching specifies more than one from {_ANY_VALUES.replace(' or ', ' and ')} for {who}"
     if len(getattr(control, fields[0])) != 2:
-        return f"sequence batching control '{fields[0]}' must have exactly 2 entries for <kind> for <model>"
+        return f"sequence batching control '{fields[0]}' must have exactly 2 entries for {who}"
     return ""
 
 
-def _correlation_fault(control: _Control) -> str:
-    if any(len(getattr(control, field)) for field in _VALUES):
-        return (
-            "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
-            "<kind> for <model>"
-        )
+def _correlation_fault(control: _Control, fields: Sequence[str], who: str) -> str:
+    if fields:
+        return f"sequence batching must not specify either {_ANY_VALUES} for {who}"
     if DATATYPES.get(control.data_type) not in CORRELATION_DATATYPES:
-        return (
-            "unexpected data type for control <kind> for <model>. Allowed data types are TYPE_UINT64, TYPE_INT64, "
-            "TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
-        )
+        names = [datatype.config_name for datatype in CORRELATION_DATATYPES]
+        allowed = f"{', '.join(names[:-1])} and {names[-1]}"
+        return f"unexpected data type for control {who}. Allowed data types are {allowed}"
     return ""
 
 

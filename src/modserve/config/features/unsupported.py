@@ -6,6 +6,7 @@ can be observed, gives a warning.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import not_
 from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -17,6 +18,7 @@ from ..text.problems import Faults, FieldPath, Problems, show
 
 _NOT_SUPPORTED = "is not supported"
 _IGNORED = "is ignored"
+_OWN_MEMORY = "the model gives each new state in memory of its own"
 
 
 class Setting(NamedTuple):
@@ -44,22 +46,14 @@ SETTINGS = (
     Setting("optimization.priority", False, "all models have the same priority"),
     Setting("optimization.cuda", False, "no CUDA graphs are captured"),
     Setting("optimization.execution_accelerators", False, "the engine runs without them"),
-    Setting(
-        "optimization.input_pinned_memory.enable", False, "no pinned memory is used anyway", lambda value: not value
-    ),
-    Setting(
-        "optimization.output_pinned_memory.enable", False, "no pinned memory is used anyway", lambda value: not value
-    ),
+    Setting("optimization.input_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
+    Setting("optimization.output_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
     Setting("optimization.gather_kernel_buffer_threshold", False, "inputs are gathered by copying"),
     Setting("optimization.eager_batching", False, "a batch is formed when an instance is free"),
     Setting("instance_group.rate_limiter", False, "an instance runs whenever it is free"),
     Setting("instance_group.secondary_devices", False, "no secondary devices are used"),
     Setting("instance_group.host_policy", False, "instances are not pinned to cores or memory"),
-    Setting(
-        "sequence_batching.state.use_same_buffer_for_input_output",
-        False,
-        "the model gives each new state in memory of its own",
-    ),
+    Setting("sequence_batching.state.use_same_buffer_for_input_output", False, _OWN_MEMORY),
 )
 
 

@@ -1,5 +1,6 @@
 """Single values, read as `google.protobuf.text_format` reads them. A value that does not fit raises ValueError."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import TypeAlias
@@ -47,21 +48,16 @@ def _float(field: FieldDescriptor, token: Token) -> float:
             return float("-inf" if text.startswith("-") else "inf")
         if _NAN.match(text):
             return float("nan")
-        try:
-            return float(text)
-        except ValueError:
-            try:
-                return float(text.rstrip("fF"))
-            except ValueError:
-                pass
+        for number in (text, text.rstrip("fF")):
+            with contextlib.suppress(ValueError):
+                return float(number)
     raise ValueError(f"'{field.name}' takes a number, found {token.describe()}")
 
 
 def _bool(field: FieldDescriptor, token: Token) -> bool:
-    try:
-        return _BOOLS[token.text]
-    except KeyError:
-        raise ValueError(f"'{field.name}' takes true or false, found {token.describe()}") from None
+    if token.text not in _BOOLS:
+        raise ValueError(f"'{field.name}' takes true or false, found {token.describe()}")
+    return _BOOLS[token.text]
 
 
 def _enum(field: FieldDescriptor, token: Token) -> int:
@@ -90,10 +86,7 @@ def _string(field: FieldDescriptor, token: Token) -> str:
 
 
 _PARSERS: dict[int, Callable[[FieldDescriptor, Token], Scalar]] = {
-    FieldDescriptor.CPPTYPE_INT32: _integer,
-    FieldDescriptor.CPPTYPE_INT64: _integer,
-    FieldDescriptor.CPPTYPE_UINT32: _integer,
-    FieldDescriptor.CPPTYPE_UINT64: _integer,
+    **dict.fromkeys(_RANGES, _integer),
     FieldDescriptor.CPPTYPE_FLOAT: _float,
     FieldDescriptor.CPPTYPE_DOUBLE: _float,
     FieldDescriptor.CPPTYPE_BOOL: _bool,

@@ -1,7 +1,7 @@
 """Guesses what a misspelt name was meant to be."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -53,12 +53,12 @@ class Fields:
     def __init__(self, root: Descriptor) -> None:
         self._root = root
 
-    def suggest(self, name: str, message: Descriptor) -> Suggestion:
-        """A field that `name`, which is not a field of the message, was probably meant to be."""
-        fields = {_fold(known): known for known in message.fields_by_name}
+    def suggest(self, name: str, names: Collection[str]) -> Suggestion:
+        """The field that `name`, which is none of the `names` of a block's fields, was probably meant to be."""
+        fields = {_fold(field): field for field in names}
         synonym = _FIELD_SYNONYMS.get(_fold(name))
-        meant = fields.get(_fold(name)) or (synonym if synonym in message.fields_by_name else None)
-        if meant:
+        meant = fields.get(_fold(name), synonym)
+        if meant is not None and meant in names:
             return Suggestion(f"did you mean '{meant}'?", meant, sure=True)
         near = difflib.get_close_matches(_fold(name), fields, n=1, cutoff=_LIKELY)
         sure = bool(near) and difflib.SequenceMatcher(None, near[0], _fold(name)).ratio() >= _SURE
@@ -75,18 +75,14 @@ class Fields:
         places: dict[str, list[str]] = {}
         level: list[tuple[str, Descriptor]] = [("", self._root)]
         while level:
+            fields = [(path, field) for path, message in level for field in message.fields]
             on_level: dict[str, list[str]] = {}
-            for path, message in level:
-                for known in message.fields:
-                    place = f"inside '{path}'" if path else "at the top level, outside all blocks"
-                    on_level.setdefault(known.name, []).append(place)
+            for path, field in fields:
+                place = f"inside '{path}'" if path else "at the top level, outside all blocks"
+                on_level.setdefault(field.name, []).append(place)
             places = on_level | places
-            level = [
-                (f"{path}.{known.name}" if path else known.name, known.message_type)
-                for path, message in level
-                for known in message.fields
-                if known.message_type is not None
-            ]
+            blocks = [(f"{path}.{field.name}".removeprefix("."), field.message_type) for path, field in fields]
+            level = [(path, message) for path, message in blocks if message is not None]
         return places
 
 

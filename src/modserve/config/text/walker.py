@@ -6,7 +6,7 @@ builds no message: text_format does that, and has the last word (see `pbtxt.pars
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from google.protobuf import text_encoding
@@ -32,10 +32,10 @@ class Walk:
 
 @dataclass
 class _Scope:
-    """An open block or list. `message` is None for a list; the outermost block has an empty opener and closer."""
+    """An open block or list. A list has no fields; the outermost block has an empty opener and closer."""
 
     opener: Token
-    message: Descriptor | None
+    fields: Mapping[str, FieldDescriptor]
     path: FieldPath
     seen: dict[str, Token] = field(default_factory=dict)
     """The fields that text_format would refuse a second time."""
@@ -53,7 +53,7 @@ def walk(text: str, message: Descriptor) -> Walk:
     """Everything that is wrong with the text of a message, and the position of each field."""
     walker = _Walker(tokenize(text), message)
     walker.check_strings()
-    walker.fields(_Scope(Token("", 1, 1), message, ()))
+    walker.block(_Scope(Token("", 1, 1), message.fields_by_name, ()))
     return walker.result
 
 
@@ -73,9 +73,8 @@ class _Walker:
     def _token(self) -> Token:
         return self._tokens[self._at]
 
-    @property
-    def _next(self) -> Token:
-        return self._tokens[min(self._at + 1, len(self._tokens) - 1)]
+    def _ahead(self, count: int) -> Token:
+        return self._tokens[min(self._at + count, len(self._tokens) - 1)]
 
     def _advance(self) -> Token:
         token = self._token
@@ -83,10 +82,11 @@ class _Walker:
         return token
 
     def _take(self, *texts: str) -> bool:
-        if self._token.text in texts:
+        """Whether the token is one of these texts; takes it if so."""
+        matches = self._token.text in texts
+        if matches:
             self._advance()
-            return True
-        return False
+        return matches
 
     def _problem(self, token: Token, text: str) -> None:
         self.result.problems.append(Problem(text, token.position))
@@ -99,7 +99,7 @@ class _Walker:
 
     # Blocks and lists
 
-    def fields(self, scope: _Scope) -> None:
+    def block(self, scope: _Scope) -> None:
         """Reads all fields of a block and its end."""
         self._scopes.append(scope)
         while not self._closes(scope):
@@ -109,18 +109,14 @@ class _Walker:
     def _closes(self, scope: _Scope) -> bool:
         """Whether the block or list is complete; takes its closing bracket."""
         while True:
-            token = self._token
-            if token.text == scope.closer:
-                self._advance()
+            if self._take(scope.closer):
                 return True
-            if not token.text or self._belongs_outside(scope):
+            token = self._token
+            if self._belongs_outside(scope) or any(token.text == outer.closer for outer in self._scopes):
                 self._never_closed(scope)
                 return True
             if token.text not in _CLOSERS.values():
                 return False
-            if any(outer.closer == token.text for outer in self._scopes):
-                self._never_closed(scope)
-                return True
             self._problem(self._advance(), f"unexpected '{token.text}': nothing is open that it could close")
 
     def _never_closed(self, scope: _Scope) -> None:
@@ -129,28 +125,21 @@ class _Walker:
     def _belongs_outside(self, scope: _Scope) -> bool:
         """Whether a field of an outer block starts here, indented no deeper than the line that opened this block."""
         token = self._token
-        if not scope.closer or not token.is_identifier or not self._looks_like_field():
-            return False
-        if scope.message is not None and token.text in scope.message.fields_by_name:
+        if not scope.closer or token.text in scope.fields or not self._looks_like_field():
             return False
         indentation = self._indentations
-        return indentation[token.line] == token.column <= indentation[scope.opener.line] and any(
-            outer.message is not None and token.text in outer.message.fields_by_name for outer in self._scopes[:-1]
-        )
+        outside = any(token.text in outer.fields for outer in self._scopes[:-1])
+        return outside and indentation[token.line] == token.column <= indentation[scope.opener.line]
 
     def _looks_like_field(self) -> bool:
         """Whether a field's name is here and not a value: something that only follows names comes next."""
-        token, after = self._token, self._next.text
-        return token.is_identifier and (
-            after in (":", "{", "<", "=") or (after == "[" and self._known_name(token.text))
-        )
-
-    def _known_name(self, name: str) -> bool:
-        return any(scope.message is not None and name in scope.message.fields_by_name for scope in self._scopes)
+        token, after = self._token, self._ahead(1).text
+        is_known = after == "[" and any(token.text in scope.fields for scope in self._scopes)
+        return token.is_identifier and (is_known or after in (":", "{", "<", "="))
 
     def _list(self, field: FieldDescriptor, scope: _Scope) -> None:
         """Reads the values between brackets; `scope` is that of the message around them."""
-        opened = _Scope(self._advance(), None, scope.path)
+        opened = _Scope(self._advance(), {}, scope.path)
         if self._take("]"):
             return
         if field.message_type is not None and self._token.text in field.message_type.fields_by_name:
@@ -184,11 +173,10 @@ class _Walker:
     # Fields
 
     def _field(self, scope: _Scope) -> None:
-        assert scope.message is not None, "a list has no fields: this is a bug"
         name = self._name(scope)
         if name is None:
             return
-        field = scope.message.fields_by_name.get(name.text)
+        field = scope.fields.get(name.text)
         if field is not None:
             self._known_field(field, name, scope, self._note_repetition(field, name, scope))
         else:
@@ -206,7 +194,7 @@ class _Walker:
             return token._replace(text=token.text.strip(token.text[0]))
         if token.text == "{" and not scope.closer:
             self._problem(token, "expected a field name, found '{'; the fields of a model stand outside all braces")
-            self.fields(_Scope(token, scope.message, scope.path))
+            self.block(_Scope(token, scope.fields, scope.path))
             return None
         self._problem(token, f"expected a field name, found {token.describe()}")
         if token.text in _CLOSERS:
@@ -217,12 +205,11 @@ class _Walker:
         return None
 
     def _unknown_field(self, name: Token, scope: _Scope) -> None:
-        assert scope.message is not None, "a list has no fields: this is a bug"
-        meant = self._fields.suggest(name.text, scope.message)
+        meant = self._fields.suggest(name.text, scope.fields)
         self._problem(name, f"unknown field '{name.text}'" + (f"; {meant.hint}" if meant.hint else ""))
         if meant.sure:
-            field = scope.message.fields_by_name[meant.name]
-            opens = self._tokens[min(self._at + (self._token.text == ":"), len(self._tokens) - 1)].text in _CLOSERS
+            field = scope.fields[meant.name]
+            opens = self._ahead(self._token.text == ":").text in _CLOSERS
             if opens == (field.message_type is not None or _is_repeated(field)):
                 self._known_field(field, name, scope, first=True)
                 return
@@ -267,17 +254,17 @@ class _Walker:
         """Takes the colon, which is optional before a block. Whether a value may follow."""
         if self._take(":"):
             return True
-        if self._token.text == "=":
-            self._problem(self._advance(), f"expected ':' after '{field.name}', found '='")
-            return True
-        if field.message_type is not None:
-            return True
-        if self._token.text in _CLOSERS and not (self._token.text == "[" and _is_repeated(field)):
-            return True  # the value is of the wrong kind: reporting that is enough
-        if self._no_value():
-            self._problem(name, f"'{field.name}' has no value")
-            return False
-        self._problem(self._token, f"expected ':' after '{field.name}', found {self._token.describe()}")
+        token = self._token
+        if token.text != "=":
+            if field.message_type is not None:
+                return True
+            if token.text in _CLOSERS and not (token.text == "[" and _is_repeated(field)):
+                return True  # the value is of the wrong kind: reporting that is enough
+            if self._no_value():
+                self._problem(name, f"'{field.name}' has no value")
+                return False
+        self._problem(token, f"expected ':' after '{field.name}', found {token.describe()}")
+        self._take("=")
         return True
 
     def _no_value(self) -> bool:
@@ -309,18 +296,18 @@ class _Walker:
             )
             self._skip_value()
             return
-        scope = _Scope(self._advance(), message, path)
+        scope = _Scope(self._advance(), message.fields_by_name, path)
         if message.GetOptions().map_entry:
             self._entry(scope)
         else:
-            self.fields(scope)
+            self.block(scope)
 
     def _entry(self, scope: _Scope) -> None:
         """Reads an entry of a map. Positions inside are filed under its key: (…, 0, "value", x) is (…, key, x)."""
         depth = len(scope.path)
         positions = self.result.positions
         self.result.positions = {scope.path: positions.pop(scope.path)}
-        self.fields(scope)
+        self.block(scope)
         for path, position in self.result.positions.items():
             rest = path[depth + 1 :] if path[depth : depth + 1] == ("value",) else path[depth:]
             positions.setdefault((*scope.path[:-1], scope.key, *rest), position)
