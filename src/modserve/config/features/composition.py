@@ -34,14 +34,7 @@ def validate_composition(config: ModelConfig, models: Mapping[str, ModelConfig])
         dims = spec.dims if spec.reshape is None else spec.reshape
         known.setdefault(spec.name, _inferred(config, spec, dims))
     for step in config.ensemble.steps:
-        model = models[step.model]
-        if model.max_batch_size and model.max_batch_size < config.max_batch_size:
-            raise invalid(
-                f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
-                f"{model.name} which only allows maximum batch size to be {model.max_batch_size}"
-            )
-        _check_inputs(config, step, model, known)
-        _check_outputs(config, step, model, known)
+        _check_step(config, step, models[step.model], known)
     _check_conditions(config, config.ensemble, known)
     decoupled = _labels(config, config.ensemble, models)
     if decoupled and config.cached:
@@ -53,48 +46,41 @@ def _inferred(config: ModelConfig, spec: TensorSpec, dims: Shape) -> _Inferred:
     return _Inferred(config.name, spec.datatype, dims, (-1, *dims) if config.batching else dims)
 
 
-def _check_inputs(config: ModelConfig, step: Step, model: ModelConfig, known: dict[str, _Inferred]) -> None:
+def _check_step(config: ModelConfig, step: Step, model: ModelConfig, known: dict[str, _Inferred]) -> None:
+    here, there = f"in ensemble {config.name}", f"in model {model.name}"
+    if model.max_batch_size and model.max_batch_size < config.max_batch_size:
+        raise invalid(
+            f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
+            f"{model.name} which only allows maximum batch size to be {model.max_batch_size}"
+        )
     for name, tensor in step.inputs.items():
         if name not in model.inputs_by_name:
-            raise invalid(
-                f"in ensemble {config.name}, ensemble tensor {tensor} is mapping to non-existing input {name} in model "
-                f"{model.name}"
-            )
+            raise invalid(f"{here}, ensemble tensor {tensor} is mapping to non-existing input {name} {there}")
     for spec in model.inputs:
         if spec.name in step.inputs:
             _check_consistent(config, step.inputs[spec.name], _inferred(model, spec, spec.dims), known)
         elif not spec.optional:
-            raise invalid(
-                f"in ensemble {config.name}, input {spec.name} in model {model.name} is not mapped to any ensemble "
-                "tensors"
-            )
-
-
-def _check_outputs(config: ModelConfig, step: Step, model: ModelConfig, known: dict[str, _Inferred]) -> None:
+            raise invalid(f"{here}, input {spec.name} {there} is not mapped to any ensemble tensors")
     for name, tensor in step.outputs.items():
-        spec = model.outputs_by_name.get(name)
-        if spec is None:
-            raise invalid(
-                f"in ensemble {config.name}, ensemble tensor {tensor} is mapped from non-existing output {name} in "
-                f"model {model.name}"
-            )
+        if name not in model.outputs_by_name:
+            raise invalid(f"{here}, ensemble tensor {tensor} is mapped from non-existing output {name} {there}")
+        spec = model.outputs_by_name[name]
         _check_consistent(config, tensor, _inferred(model, spec, spec.dims), known)
 
 
 def _check_consistent(config: ModelConfig, tensor: str, now: _Inferred, known: dict[str, _Inferred]) -> None:
     """Variable dimensions fit any size here; each request is checked later."""
     before = known.setdefault(tensor, now)
-    who = f"in ensemble {config.name}, ensemble tensor {tensor}: "
     if before.datatype is not now.datatype:
-        raise invalid(
-            f"{who}inconsistent data type: {before.datatype.config_name} is inferred from model {before.model} while "
-            f"{now.datatype.config_name} is inferred from model {now.model}"
-        )
-    if not _alike(before.dims, now.dims) and not _alike(before.full_dims, now.full_dims):
-        raise invalid(
-            f"{who}inconsistent shape: {format_shape(before.full_dims)} is inferred from model {before.model} while "
-            f"{format_shape(now.full_dims)} is inferred from model {now.model}"
-        )
+        what, one, other = "data type", before.datatype.config_name, now.datatype.config_name
+    elif not _alike(before.dims, now.dims) and not _alike(before.full_dims, now.full_dims):
+        what, one, other = "shape", format_shape(before.full_dims), format_shape(now.full_dims)
+    else:
+        return
+    raise invalid(
+        f"in ensemble {config.name}, ensemble tensor {tensor}: inconsistent {what}: {one} is inferred from model "
+        f"{before.model} while {other} is inferred from model {now.model}"
+    )
 
 
 def _alike(first: Shape, second: Shape) -> bool:
@@ -105,17 +91,13 @@ def _check_conditions(config: ModelConfig, ensembling: Ensembling, known: Mappin
     for index, step in enumerate(ensembling.steps):
         if step.when is None:
             continue
-        tensor = known[step.when.tensor]
+        name, tensor = step.when.tensor, known[step.when.tensor]
         who = f"in ensemble {config.name}, condition '{step.when}' of step {index}"
         if not step.when.fits(tensor.datatype):
-            raise invalid(
-                f"{who} does not fit tensor {step.when.tensor} of type {tensor.datatype.config_name}, expected "
-                f"{comparable(tensor.datatype)}"
-            )
+            actual, expected = tensor.datatype.config_name, comparable(tensor.datatype)
+            raise invalid(f"{who} does not fit tensor {name} of type {actual}, expected {expected}")
         if any(size not in (1, -1) for size in tensor.dims):
-            raise invalid(
-                f"{who} needs a tensor of one element, {step.when.tensor} has shape {format_shape(tensor.full_dims)}"
-            )
+            raise invalid(f"{who} needs a tensor of one element, {name} has shape {format_shape(tensor.full_dims)}")
 
 
 def _labels(config: ModelConfig, ensembling: Ensembling, models: Mapping[str, ModelConfig]) -> bool:
@@ -154,8 +136,6 @@ def _written(step: Step, ensembling: Ensembling, done: set[int]) -> bool:
 
 def _common_label(config: ModelConfig, model: str, labels: set[int]) -> int:
     if len(labels) > 1:
-        raise invalid(
-            f"in ensemble {config.name}, step of model '{model}' receives inputs originated from different decoupled "
-            "models"
-        )
+        what = "receives inputs originated from different decoupled models"
+        raise invalid(f"in ensemble {config.name}, step of model '{model}' {what}")
     return labels.pop() if labels else 0

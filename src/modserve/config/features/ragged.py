@@ -4,7 +4,7 @@ The rules and texts are Triton's: those by themselves from the core (``ValidateB
 the ONNX Runtime backend.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from modserve.core import dtypes
@@ -69,42 +69,36 @@ def _validate(message: pb.ModelConfig, context: Context) -> Faults:
     outputs = {tensor.name: tensor for tensor in message.output}
     sources = None if context.partial and not inputs else inputs
     for index, batch_input in enumerate(message.batch_input):
-        here: FieldPath = ("batch_input", index)
         kind = pb.BatchInput.Kind.Name(batch_input.kind) if _has_kind(batch_input) else str(batch_input.kind)
-        for path, text in _source_faults("input", kind, batch_input, sources):
-            yield (*here, *path), text
+        yield from _source_faults("input", index, kind, batch_input.source_input, sources)
         if batch_input.data_type not in _DATATYPES:
-            yield (*here, "data_type"), "batch input data type must be TYPE_INT32 or TYPE_FP32"
+            yield ("batch_input", index, "data_type"), "batch input data type must be TYPE_INT32 or TYPE_FP32"
         yield from _target_faults(index, message)
     seen: set[str] = set()
     for index, batch_output in enumerate(message.batch_output):
-        here = ("batch_output", index)
-        for path, text in _source_faults("output", "BATCH_SCATTER_WITH_INPUT_SHAPE", batch_output, sources):
-            yield (*here, *path), text
+        here: FieldPath = ("batch_output", index)
+        yield from _source_faults("output", index, "BATCH_SCATTER_WITH_INPUT_SHAPE", batch_output.source_input, sources)
         if not batch_output.target_name:
             yield (*here, "target_name"), "batch output must name the outputs it is for in 'target_name'"
         for place, name in enumerate(batch_output.target_name):
-            path = (*here, "target_name", place)
             if name not in outputs and not (context.partial and not outputs):
-                yield path, f"unknown target output name '{name}'"
+                yield (*here, "target_name", place), f"unknown target output name '{name}'"
             if name in seen:
-                yield path, f"target output name '{name}' can only be specified once"
+                yield (*here, "target_name", place), f"target output name '{name}' can only be specified once"
             seen.add(name)
         if not context.partial:
-            for path, text in _scatter_faults(batch_output, inputs, outputs, message.max_batch_size > 0):
-                yield (*here, *path), text
+            for text in _scatter_faults(batch_output, inputs, outputs, message.max_batch_size > 0):
+                yield (*here, "source_input"), text
 
 
-def _source_faults(
-    side: str, kind: str, batch_tensor: pb.BatchInput | pb.BatchOutput, inputs: Mapping[str, pb.ModelInput] | None
-) -> Faults:
+def _source_faults(side: str, index: int, kind: str, sources: Sequence[str], inputs: Collection[str] | None) -> Faults:
     """`inputs` is None while they are unknown."""
-    count = len(batch_tensor.source_input)
-    if count != 1:
-        yield ("source_input",), f"batch {side} kind '{kind}' expects 1 source input, got {count}"
-    for place, name in enumerate(batch_tensor.source_input):
+    path: FieldPath = (f"batch_{side}", index, "source_input")
+    if len(sources) != 1:
+        yield path, f"batch {side} kind '{kind}' expects 1 source input, got {len(sources)}"
+    for place, name in enumerate(sources):
         if inputs is not None and name not in inputs:
-            yield ("source_input", place), f"unknown source input name '{name}'"
+            yield (*path, place), f"unknown source input name '{name}'"
 
 
 def _target_faults(index: int, message: pb.ModelConfig) -> Faults:
@@ -123,32 +117,22 @@ def _target_faults(index: int, message: pb.ModelConfig) -> Faults:
 
 
 def _scatter_faults(
-    batch_output: pb.BatchOutput,
-    inputs: Mapping[str, pb.ModelInput],
-    outputs: Mapping[str, pb.ModelOutput],
-    batching: bool,
-) -> Faults:
+    scattered: pb.BatchOutput, inputs: Mapping[str, _Tensor], outputs: Mapping[str, _Tensor], batching: bool
+) -> Iterator[str]:
     """The dimensions of responses that the source input would not determine."""
-    source = inputs.get(next(iter(batch_output.source_input), ""))
+    source = inputs.get(next(iter(scattered.source_input), ""))
     if source is None:
         return
-    here: FieldPath = ("source_input",)
     who = f"source input '{source.name}'"
-    if source.optional:
-        yield here, f"{who} of a batch output must not be optional: its shape is that of the output"
+    if isinstance(source, pb.ModelInput) and source.optional:
+        yield f"{who} of a batch output must not be optional: its shape is that of the output"
     rank = len(_model_dims(source)) + batching
-    for name in batch_output.target_name:
-        if name not in outputs:
-            continue
-        dims = _model_dims(outputs[name])
-        full = [-1, *dims] if batching else dims
+    for name in filter(outputs.__contains__, scattered.target_name):
+        full = [-1] * batching + _model_dims(outputs[name])
         beyond = [place for place, size in enumerate(full) if size == -1 and place >= rank]
         if beyond:
-            yield (
-                here,
-                f"output '{name}' has a variable dimension {beyond[0]}, which it takes from {who}, and that has only "
-                f"{rank} dimensions",
-            )
+            takes = f"has a variable dimension {beyond[0]}, which it takes from {who}"
+            yield f"output '{name}' {takes}, and that has only {rank} dimensions"
 
 
 def _model_dims(tensor: _Tensor) -> list[int]:
@@ -179,22 +163,15 @@ def _compare(message: pb.ModelConfig, description: ModelDescription, shapes: boo
                     yield path, f"unable to load model '{message.name}', {text}"
 
 
-def _batch_input_faults(batch_input: pb.BatchInput, tensor: DescribedTensor) -> list[str]:
+def _batch_input_faults(batch_input: pb.BatchInput, tensor: DescribedTensor) -> Iterator[str]:
     """Stricter than Triton, where every request would fail."""
-    faults = []
-    datatype, model_datatype = pb.DataType.Name(batch_input.data_type), tensor.datatype.config_name
-    if datatype != model_datatype:
-        faults.append(
-            f"configuration expects datatype {datatype} for batch input '{tensor.name}', model provides "
-            f"{model_datatype}"
-        )
-    rank = _RANKS.get(batch_input.kind, 1)
+    datatype, provided = pb.DataType.Name(batch_input.data_type), tensor.datatype.config_name
+    if datatype != provided:
+        yield f"configuration expects datatype {datatype} for batch input '{tensor.name}', model provides {provided}"
+    rank, kind = _RANKS.get(batch_input.kind, 1), pb.BatchInput.Kind.Name(batch_input.kind)
     if len(tensor.shape) != rank:
-        faults.append(
-            f"batch input '{tensor.name}' of kind {pb.BatchInput.Kind.Name(batch_input.kind)} has {rank} dimensions, "
-            f"model provides {format_shape(tensor.shape)}"
-        )
-    return faults
+        who = f"batch input '{tensor.name}' of kind {kind}"
+        yield f"{who} has {rank} dimensions, model provides {format_shape(tensor.shape)}"
 
 
 FEATURE = Feature(validate=_validate, compare=_compare, convert=_convert)

@@ -76,35 +76,26 @@ def _validate(message: pb.ModelConfig, context: Context) -> Faults:
 
 
 def _faults(tensor: _Tensor, names: set[str], message: pb.ModelConfig, partial: bool) -> Faults:
-    model = message.name
+    model, reshaped = message.name, tensor.HasField("reshape")
     absent = {
         "name": not tensor.name,
         "data_type": tensor.data_type == pb.TYPE_INVALID and not partial,
-        "dims": not tensor.dims and (not partial or tensor.HasField("reshape")),
+        "dims": not tensor.dims and (not partial or reshaped),
     }
     yield from (((name,), f"must specify '{name}' for {model}") for name, is_absent in absent.items() if is_absent)
     dims, shape = list(tensor.dims), list(tensor.reshape.shape)
-    fits = True
-    for path, text in _shape_faults(tensor, message.max_batch_size == 0 and not partial):
-        fits = False
-        yield path, f"{text} for {model}"
-    if dims and fits and tensor.HasField("reshape"):
-        text = _reshape_fault(dims, shape)
-        if text:
-            yield ("reshape",), f"{text} for {model}: {dims} and {shape}"
+    bad_dims = [index for index, size in enumerate(dims) if size < 1 and size != _VARIABLE]
+    bad_shape = [index for index, size in enumerate(shape) if size < 1 and size != _VARIABLE]
+    yield from ((("dims", index), f"dimension must be {VALID_SIZE} for {model}") for index in bad_dims)
+    for index in bad_shape:
+        yield ("reshape", "shape", index), f"reshape dimensions must be {VALID_SIZE} for {model}"
+    if reshaped and not shape and message.max_batch_size == 0 and not partial:
+        reason = "as scalar tensors are not supported"
+        yield ("reshape",), f"cannot have empty reshape for non-batching model {reason} for {model}"
+    elif reshaped and dims and not bad_dims and not bad_shape and (text := _reshape_fault(dims, shape)):
+        yield ("reshape",), f"{text} for {model}: {dims} and {shape}"
     if tensor.name and tensor.name in names:
         yield ("name",), f"is specified more than once for {model}"
-
-
-def _shape_faults(tensor: _Tensor, no_batching: bool) -> Faults:
-    for index, size in enumerate(tensor.dims):
-        if size < 1 and size != _VARIABLE:
-            yield ("dims", index), f"dimension must be {VALID_SIZE}"
-    for index, size in enumerate(tensor.reshape.shape):
-        if size < 1 and size != _VARIABLE:
-            yield ("reshape", "shape", index), f"reshape dimensions must be {VALID_SIZE}"
-    if tensor.HasField("reshape") and not tensor.reshape.shape and no_batching:
-        yield ("reshape",), "cannot have empty reshape for non-batching model as scalar tensors are not supported"
 
 
 def _reshape_fault(dims: Sequence[int], shape: Sequence[int]) -> str:

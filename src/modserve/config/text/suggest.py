@@ -14,25 +14,18 @@ _MANY = 8
 
 # The words of other servers and of numpy; the keys are folded (see `_fold`).
 _FIELD_SYNONYMS = {
-    "datatype": "data_type",
-    "dtype": "data_type",
-    "type": "data_type",
+    **dict.fromkeys(("datatype", "dtype", "type"), "data_type"),
     "shape": "dims",
-    "batchsize": "max_batch_size",
-    "maxbatch": "max_batch_size",
+    **dict.fromkeys(("batchsize", "maxbatch"), "max_batch_size"),
     "instances": "instance_group",
     "scheduling": "dynamic_batching",
 }
 _ENUM_SYNONYMS = {
-    "bytes": "TYPE_STRING",
-    "str": "TYPE_STRING",
-    "half": "TYPE_FP16",
-    "float16": "TYPE_FP16",
+    **dict.fromkeys(("bytes", "str"), "TYPE_STRING"),
+    **dict.fromkeys(("half", "float16"), "TYPE_FP16"),
     "bfloat16": "TYPE_BF16",
-    "float": "TYPE_FP32",
-    "float32": "TYPE_FP32",
-    "double": "TYPE_FP64",
-    "float64": "TYPE_FP64",
+    **dict.fromkeys(("float", "float32"), "TYPE_FP32"),
+    **dict.fromkeys(("double", "float64"), "TYPE_FP64"),
     "int": "TYPE_INT32",
     "long": "TYPE_INT64",
     "byte": "TYPE_UINT8",
