@@ -56,19 +56,18 @@ def _step(key: str, message: pb.ModelConfig) -> int:
 
 
 def _condition(key: str, text: str) -> Condition:
+    who = f"parameter '{key}' is '{text}'"
     form = _FORM.fullmatch(text)
     if form is None:
-        raise ValueError(
-            f"parameter '{key}' is '{text}', expected '<tensor> <comparison> <value>' with a comparison of "
-            f"{', '.join(COMPARISONS)}"
-        )
-    tensor, comparison = form.group(1), form.group(2)
+        comparisons = ", ".join(COMPARISONS)
+        raise ValueError(f"{who}, expected '<tensor> <comparison> <value>' with a comparison of {comparisons}")
+    tensor, comparison, operand = form.groups()
     try:
-        value = _operand(form.group(3))
+        value = _operand(operand)
     except ValueError as error:
-        raise ValueError(f"parameter '{key}' is '{text}': {error}") from None
+        raise ValueError(f"{who}: {error}") from None
     if isinstance(value, bool | bytes) and comparison not in EQUALITY:
-        raise ValueError(f"parameter '{key}' is '{text}': only numbers can be compared by {comparison}")
+        raise ValueError(f"{who}: only numbers can be compared by {comparison}")
     return Condition(tensor, comparison, value)
 
 

@@ -21,19 +21,17 @@ def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> 
 
 def _ensembling(message: pb.ModelConfig) -> Ensembling:
     when, _ = conditions.read(message)
-    return Ensembling(
-        tuple(
-            Step(
-                step.model_name,
-                None if step.model_version == LATEST else step.model_version,
-                dict(sorted(step.input_map.items())),
-                dict(sorted(step.output_map.items())),
-                when.get(index),
-            )
-            for index, step in enumerate(message.ensemble_scheduling.step)
-        ),
-        message.ensemble_scheduling.max_inflight_requests,
+    steps = tuple(
+        Step(
+            step.model_name,
+            None if step.model_version == LATEST else step.model_version,
+            dict(sorted(step.input_map.items())),
+            dict(sorted(step.output_map.items())),
+            when.get(index),
+        )
+        for index, step in enumerate(message.ensemble_scheduling.step)
     )
+    return Ensembling(steps, message.ensemble_scheduling.max_inflight_requests)
 
 
 def _validate(message: pb.ModelConfig, context: Context) -> Faults:
@@ -143,18 +141,14 @@ def _mark_ready(steps: tuple[Step, ...], nodes: dict[str, _Node], inputs: Iterab
 def _not_written(output: str, ensemble: str, steps: tuple[Step, ...], nodes: Mapping[str, _Node]) -> str:
     """Names the first tensor that is not connected on the way to an output; goes once around a circle."""
     text = f"output '{output}' for ensemble '{ensemble}' is not written"
-    seen: set[str] = set()
-    last = output
-    while True:
-        before = sorted(
-            tensor
-            for index in nodes[last].writers
-            for tensor in steps[index].needs
-            if not nodes[tensor].ready and tensor not in seen
-        )
-        if not before:
-            break
-        last = before[0]
+    last, seen = output, set[str]()
+    while missing := {
+        tensor
+        for index in nodes[last].writers
+        for tensor in steps[index].needs
+        if not nodes[tensor].ready and tensor not in seen
+    }:
+        last = min(missing)
         seen.add(last)
     return text if last == output else f"{text}: at least one of its depending tensors, '{last}', is not connected"
 

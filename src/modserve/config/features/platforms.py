@@ -93,11 +93,8 @@ def _validate(message: pb.ModelConfig, context: Context) -> Faults:
             yield ("backend",), f"Ensemble model '{name}' {rule}"
     elif not (backend or platform or message.default_model_filename or "." in directory):
         # Like Triton, whether automatic completion is on or off.
-        yield (
-            (),
-            f"Invalid model name: Could not determine backend for model '{directory}' with no backend in model "
-            "configuration. Expected model name of the form 'model.<backend_name>'.",
-        )
+        cause = f"Could not determine backend for model '{directory}' with no backend in model configuration."
+        yield (), f"Invalid model name: {cause} Expected model name of the form 'model.<backend_name>'."
     elif not backend:
         platforms = ", ".join(PLATFORMS)
         yield ("platform",), f"unexpected platform type '{platform}' for {name}; known platforms are: {platforms}"

@@ -7,7 +7,7 @@ from typing import Any, Final
 from modserve.core.model_config import Admission, ModelConfig
 from modserve.pb import inference as pb
 
-from ..text.problems import Faults, FieldPath
+from ..text.problems import Faults
 from ..text.suggest import did_you_mean
 from .feature import Context, Feature
 from .parameters import Reader, ascending, choice, fault, names, special_scheduling, whole_number
@@ -90,9 +90,8 @@ def _goal_faults(message: pb.ModelConfig) -> Faults:
             "requests may wait longer for others",
         )
     elif not tuned_us and delay_us >= goal_us:
-        path: FieldPath = (BATCHER, "max_queue_delay_microseconds")
-        text = f"{path[1]} is {delay_us}, expected less than {goal}: requests may wait as long for others"
-        yield path, text
+        text = f"is {delay_us}, expected less than {goal}: requests may wait as long for others"
+        yield (BATCHER, "max_queue_delay_microseconds"), f"max_queue_delay_microseconds {text}"
 
 
 def values(message: pb.ModelConfig, of: str) -> dict[str, Any]:

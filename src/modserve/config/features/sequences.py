@@ -1,6 +1,6 @@
 """``sequence_batching``: strategies, control inputs and states. The texts are Triton's."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -109,12 +109,10 @@ def _state(state: _State, datatype: Datatype) -> State:
 def inputs(message: pb.ModelConfig) -> Mapping[str, FieldPath]:
     """The model's inputs that are controls and states, and the places where the configuration names them."""
     batching = message.sequence_batching
-    paths: dict[str, FieldPath] = {}
-    for index, control in enumerate(batching.control_input):
-        paths[control.name] = (_HERE, "control_input", index, "name")
-    for index, state in enumerate(batching.state):
-        paths[state.input_name] = (_HERE, "state", index, "input_name")
-    return paths
+    return {
+        **{tensor.name: (_HERE, "control_input", index, "name") for index, tensor in enumerate(batching.control_input)},
+        **{state.input_name: (_HERE, "state", index, "input_name") for index, state in enumerate(batching.state)},
+    }
 
 
 def controls(message: pb.ModelConfig) -> set[str]:
@@ -216,12 +214,11 @@ def _state_faults(message: pb.ModelConfig) -> Faults:
     for index, state in enumerate(message.sequence_batching.state):
         for path, text in (
             *_missing_of_state(state, message.name),
-            *_names_of_state(state, input_names, output_names),
+            *_repeated_name("input", state.input_name, input_names),
+            *_repeated_name("output", state.output_name, output_names),
             *_initial_faults(state),
         ):
             yield (_HERE, "state", index, *path), text
-        input_names.add(state.input_name)
-        output_names.add(state.output_name)
 
 
 def _missing_of_state(state: _State, model: str) -> Faults:
@@ -229,20 +226,18 @@ def _missing_of_state(state: _State, model: str) -> Faults:
     for field in ("input_name", "output_name"):
         if not getattr(state, field):
             yield (), f"sequence batching state must specify '{field}' for {model}"
-    if state.data_type == pb.TYPE_INVALID:
-        yield (), f"{who} must specify 'data_type' for {model}"
-    if not state.dims:
-        yield (), f"{who} must specify 'dims' for {model}"
+    for field in ("data_type", "dims"):
+        if not getattr(state, field):
+            yield (), f"{who} must specify '{field}' for {model}"
     for place, size in enumerate(state.dims):
         if size < 1 and size != -1:
             yield ("dims", place), f"{who} dimension must be {VALID_SIZE} for {model}"
 
 
-def _names_of_state(state: _State, input_names: Set[str], output_names: Set[str]) -> Faults:
-    if state.input_name and state.input_name in input_names:
-        yield ("input_name",), f"State input name '{state.input_name}' specified more than once."
-    if state.output_name and state.output_name in output_names:
-        yield ("output_name",), f"State output name '{state.output_name}' specified more than once."
+def _repeated_name(side: str, name: str, names: set[str]) -> Faults:
+    if name and name in names:
+        yield (f"{side}_name",), f"State {side} name '{name}' specified more than once."
+    names.add(name)
 
 
 def _initial_faults(state: _State) -> Faults:
@@ -256,8 +251,8 @@ def _initial_faults(state: _State) -> Faults:
     for initial in state.initial_state:
         here: FieldPath = ("initial_state", 0)
         if initial.data_type != state.data_type:
-            text = "does not match the state data type."
-            yield here, f"The data type used for 'initial_state' field of state '{name}' {text}"
+            field = f"'initial_state' field of state '{name}'"
+            yield here, f"The data type used for {field} does not match the state data type."
         if not initial.name:
             yield here, f"Field 'name' must be set when using initial_state for {who}."
         yield from (((*here, "dims"), text) for text in _initial_dims_faults(state, initial))
@@ -315,20 +310,20 @@ def _compare(message: pb.ModelConfig, description: ModelDescription, shapes: boo
         datatype = DATATYPES.get(state.data_type)
         if datatype is None:
             continue
-        sides: Sequence[tuple[str, str, Mapping[str, DescribedTensor]]] = (
+        has_faults = any((*_missing_of_state(state, name), *_initial_faults(state)))
+        for side, state_name, described in (
             ("input", state.input_name, described_inputs),
             ("output", state.output_name, described_outputs),
-        )
-        for side, tensor_name, described in sides:
+        ):
             path = (_HERE, "state", index, f"{side}_name")
-            tensor = described.get(tensor_name)
+            tensor = described.get(state_name)
             if tensor is None:
                 names = ", ".join(sorted(described))
-                yield path, f"configuration specified state {side} '{tensor_name}', but the model only has: {names}"
+                yield path, f"configuration specified state {side} '{state_name}', but the model only has: {names}"
                 continue
-            who = f"unable to load model '{name}', state {side} '{tensor_name}'"
+            who = f"unable to load model '{name}', state {side} '{state_name}'"
             yield from _datatype_faults(who, datatype, tensor, path)
-            if shapes and not any((*_missing_of_state(state, name), *_initial_faults(state))):
+            if shapes and not has_faults:
                 fault = _shape_fault(side, _state(state, datatype), tensor.shape, message.max_batch_size)
                 if fault:
                     yield (_HERE, "state", index, "dims"), f"{who}, {fault}"
@@ -350,19 +345,15 @@ def _shape_fault(side: str, state: State, shape: Shape, max_batch_size: int) -> 
     if fits and (shape[: len(batch)] == batch or (shape[0] == max_batch_size == 1)):
         return ""
     gives, says = ("gives", "specifies") if is_output else ("expects", "begins a sequence with")
-    return (
-        f"the model {gives} shape {format_shape(shape)} but the model configuration {says} shape "
-        f"{format_shape((*batch, *dims))}"
-    )
+    actual, configured = format_shape(shape), format_shape((*batch, *dims))
+    return f"the model {gives} shape {actual} but the model configuration {says} shape {configured}"
 
 
 def _datatype_faults(who: str, datatype: Datatype, tensor: DescribedTensor, path: FieldPath) -> Faults:
     if tensor.datatype != datatype:
-        yield (
-            path,
-            f"{who}, the model expects data-type {tensor.datatype.config_name} but the model configuration specifies "
-            f"data-type {datatype.config_name}",
-        )
+        actual, configured = tensor.datatype.config_name, datatype.config_name
+        text = f"the model expects data-type {actual} but the model configuration specifies data-type {configured}"
+        yield path, f"{who}, {text}"
 
 
 FEATURE = Feature(normalise=_normalise, validate=_validate, compare=_compare, convert=_convert)

@@ -50,15 +50,13 @@ class Token(NamedTuple):
         return self.is_string and len(self.text) >= 2 and self.text[-1] == self.text[0]
 
     def describe(self) -> str:
-        kind = "the string " if self.is_string else "the number " if self.is_number else ""
-        return f"{kind}{self.text}" if kind else f"'{self.text}'"
+        if self.is_string:
+            return f"the string {self.text}"
+        return f"the number {self.text}" if self.is_number else f"'{self.text}'"
 
 
 def tokenize(text: str) -> list[Token]:
-    tokens: list[Token] = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        tokens.extend(_line_tokens(line, number))
+    tokens = [token for number, line in enumerate(text.split("\n"), 1) for token in _line_tokens(line, number)]
     last = tokens[-1] if tokens else Token("", 1, 1)
     tokens.append(Token("", last.line, last.column + len(last.text)))
     return tokens

@@ -291,9 +291,8 @@ class _Walker:
     def _message(self, field: FieldDescriptor, message: Descriptor, path: FieldPath) -> None:
         opener = self._token
         if opener.text not in ("{", "<"):
-            self._problem(
-                opener, f"'{field.name}' takes a block {_example(message, opener)}, found {opener.describe()}"
-            )
+            example = _example(message, opener)
+            self._problem(opener, f"'{field.name}' takes a block {example}, found {opener.describe()}")
             self._skip_value()
             return
         scope = _Scope(self._advance(), message.fields_by_name, path)
@@ -305,13 +304,13 @@ class _Walker:
     def _entry(self, scope: _Scope) -> None:
         """Reads an entry of a map. Positions inside are filed under its key: (…, 0, "value", x) is (…, key, x)."""
         depth = len(scope.path)
-        positions = self.result.positions
-        self.result.positions = {scope.path: positions.pop(scope.path)}
+        outer = self.result.positions
+        self.result.positions = inner = {scope.path: outer.pop(scope.path)}
         self.block(scope)
-        for path, position in self.result.positions.items():
+        for path, position in inner.items():
             rest = path[depth + 1 :] if path[depth : depth + 1] == ("value",) else path[depth:]
-            positions.setdefault((*scope.path[:-1], scope.key, *rest), position)
-        self.result.positions = positions
+            outer.setdefault((*scope.path[:-1], scope.key, *rest), position)
+        self.result.positions = outer
 
     def _scalar(self, field: FieldDescriptor) -> scalars.Scalar | None:
         """Reads a single value. Reports one that does not fit, and returns None."""
@@ -348,23 +347,18 @@ class _Walker:
     def _skip_value(self) -> None:
         """Skips a value of which nothing is known, with everything inside its brackets."""
         opened: list[Token] = []
-        while True:
-            token = self._token
-            if not token.text:
-                for opener in opened:
-                    self._problem(opener, f"'{opener.text}' is never closed with '{_CLOSERS[opener.text]}'")
-                return
+        while self._token.text and (opened or self._token.text not in _CLOSERS.values()):
+            token = self._advance()
             if token.text in _CLOSERS.values():
-                if not opened:
-                    return
                 opened.pop()
             elif token.text in _CLOSERS:
                 opened.append(token)
-            self._advance()
             if not opened:
                 while token.is_string and self._token.is_string:
                     self._advance()
                 return
+        for opener in opened:
+            self._problem(opener, f"'{opener.text}' is never closed with '{_CLOSERS[opener.text]}'")
 
 
 def _is_repeated(field: FieldDescriptor) -> bool:
