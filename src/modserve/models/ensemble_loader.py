@@ -6,8 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from modserve import config as model_config
-from modserve.config import Draft
-from modserve.config.ensembles import validate_composition
+from modserve.config import Draft, validate_composition
 from modserve.core.errors import ModserveError, invalid, not_found
 from modserve.core.model_config import ModelConfig
 from modserve.core.servable import Borrow, Handle, Servable

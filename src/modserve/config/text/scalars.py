@@ -1,5 +1,6 @@
-"""Reads single values as `google.protobuf.text_format` reads them; a value that does not fit raises ValueError."""
+"""Single values, read as `google.protobuf.text_format` reads them. A value that does not fit raises ValueError."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import TypeAlias
@@ -47,21 +48,16 @@ def _float(field: FieldDescriptor, token: Token) -> float:
             return float("-inf" if text.startswith("-") else "inf")
         if _NAN.match(text):
             return float("nan")
-        try:
-            return float(text)
-        except ValueError:
-            try:
-                return float(text.rstrip("fF"))
-            except ValueError:
-                pass
+        for number in (text, text.rstrip("fF")):
+            with contextlib.suppress(ValueError):
+                return float(number)
     raise ValueError(f"'{field.name}' takes a number, found {token.describe()}")
 
 
 def _bool(field: FieldDescriptor, token: Token) -> bool:
-    try:
-        return _BOOLS[token.text]
-    except KeyError:
-        raise ValueError(f"'{field.name}' takes true or false, found {token.describe()}") from None
+    if token.text not in _BOOLS:
+        raise ValueError(f"'{field.name}' takes true or false, found {token.describe()}")
+    return _BOOLS[token.text]
 
 
 def _enum(field: FieldDescriptor, token: Token) -> int:
@@ -74,15 +70,15 @@ def _enum(field: FieldDescriptor, token: Token) -> int:
     else:
         if not -(2**31) <= number < 2**31:
             raise ValueError(f"'{field.name}' has no value with number {number}")
-        return number  # one without a name is left to the validation, as text_format lets it pass
+        return number  # text_format accepts numbers without a name; the validation refuses them
     if token.text in values:
         return values[token.text].number
     bare = token.text.strip("'\"")
     if token.is_string and bare in values:
         raise ValueError(f"'{field.name}' takes a value without quotes: {bare}")
-    found = f"unknown value '{bare}' for '{field.name}'"
     hint = suggest.enum_value(bare, list(values))
-    raise ValueError(f"{found}; did you mean '{hint}'?" if hint else f"{found}; it takes {', '.join(values)}")
+    advice = f"did you mean '{hint}'?" if hint else f"it takes {', '.join(values)}"
+    raise ValueError(f"unknown value '{bare}' for '{field.name}'; {advice}")
 
 
 def _string(field: FieldDescriptor, token: Token) -> str:
@@ -90,10 +86,7 @@ def _string(field: FieldDescriptor, token: Token) -> str:
 
 
 _PARSERS: dict[int, Callable[[FieldDescriptor, Token], Scalar]] = {
-    FieldDescriptor.CPPTYPE_INT32: _integer,
-    FieldDescriptor.CPPTYPE_INT64: _integer,
-    FieldDescriptor.CPPTYPE_UINT32: _integer,
-    FieldDescriptor.CPPTYPE_UINT64: _integer,
+    **dict.fromkeys(_RANGES, _integer),
     FieldDescriptor.CPPTYPE_FLOAT: _float,
     FieldDescriptor.CPPTYPE_DOUBLE: _float,
     FieldDescriptor.CPPTYPE_BOOL: _bool,

@@ -1,6 +1,6 @@
-"""When a step of an ensemble runs: model parameters ``ensemble.when.<step>`` like ``language == "de"``.
+"""Conditions for the steps of an ensemble: model parameters ``ensemble.when.<step>`` like ``language == "de"``.
 
-`<step>` is the number of the step, from 0, or the name of its model if only one step asks that.
+`<step>` is the number of the step, from 0, or the name of its model if only one step runs that model.
 """
 
 import difflib
@@ -10,7 +10,7 @@ import re
 from modserve.core.ensemble_config import COMPARISONS, EQUALITY, Condition, Operand
 from modserve.pb import inference as pb
 
-from .problems import FieldPath, Problems
+from ..text.problems import FieldPath
 
 PREFIX = "ensemble."
 WHEN = "ensemble.when."
@@ -18,26 +18,25 @@ _FORM = re.compile(rf"\s*(.+?)\s*({'|'.join(sorted(COMPARISONS, key=len, reverse
 _WORDS: dict[str, Operand] = {"true": True, "false": False}
 
 
-def conditions(message: pb.ModelConfig, problems: Problems | None = None) -> dict[int, Condition]:
-    """The conditions by step. What is wrong with them is added to `problems`, and left out."""
-    found: dict[int, Condition] = {}
+def read(message: pb.ModelConfig) -> tuple[dict[int, Condition], list[tuple[FieldPath, str]]]:
+    """The conditions by step, and what is wrong with the others."""
+    conditions: dict[int, Condition] = {}
+    faults: list[tuple[FieldPath, str]] = []
     for key, parameter in message.parameters.items():
         if not key.startswith(PREFIX):
             continue
         try:
             index = _step(key, message)
-            if index in found:
+            if index in conditions:
                 raise ValueError(f"parameter '{key}': step {index} has a condition already")
-            found[index] = _condition(key, parameter.string_value)
+            conditions[index] = _condition(key, parameter.string_value)
         except ValueError as error:
-            where: FieldPath = ("parameters", key)
-            if problems is not None:
-                problems.add(where, str(error))
-    return found
+            faults.append((("parameters", key), str(error)))
+    return conditions, faults
 
 
 def _step(key: str, message: pb.ModelConfig) -> int:
-    """Which step a parameter is about."""
+    """The step that a parameter is for."""
     if not key.startswith(WHEN):
         near = difflib.get_close_matches(key[: len(WHEN)], [WHEN], n=1, cutoff=0.7)
         hint = f"did you mean '{WHEN}<step>'?" if near else f"known is: {WHEN}<step>"
@@ -57,19 +56,18 @@ def _step(key: str, message: pb.ModelConfig) -> int:
 
 
 def _condition(key: str, text: str) -> Condition:
+    who = f"parameter '{key}' is '{text}'"
     form = _FORM.fullmatch(text)
     if form is None:
-        raise ValueError(
-            f"parameter '{key}' is '{text}', expected '<tensor> <comparison> <value>' with a comparison of "
-            f"{', '.join(COMPARISONS)}"
-        )
-    tensor, comparison = form.group(1), form.group(2)
+        comparisons = ", ".join(COMPARISONS)
+        raise ValueError(f"{who}, expected '<tensor> <comparison> <value>' with a comparison of {comparisons}")
+    tensor, comparison, operand = form.groups()
     try:
-        value = _operand(form.group(3))
+        value = _operand(operand)
     except ValueError as error:
-        raise ValueError(f"parameter '{key}' is '{text}': {error}") from None
+        raise ValueError(f"{who}: {error}") from None
     if isinstance(value, bool | bytes) and comparison not in EQUALITY:
-        raise ValueError(f"parameter '{key}' is '{text}': only numbers can be compared by {comparison}")
+        raise ValueError(f"{who}: only numbers can be compared by {comparison}")
     return Condition(tensor, comparison, value)
 
 
@@ -80,9 +78,9 @@ def _operand(text: str) -> Operand:
     if text in _WORDS:
         return _WORDS[text]
     if text.isascii() and "_" not in text:
-        for read in (int, float):
+        for number_type in (int, float):
             try:
-                number = read(text)
+                number = number_type(text)
             except ValueError:
                 continue
             if math.isnan(number):

@@ -1,7 +1,7 @@
-"""What is wrong with a configuration, where, and the report that a person reads."""
+"""Problems of a configuration, their places, and the report that a person reads."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -10,6 +10,8 @@ from modserve.core.errors import invalid
 
 FieldPath: TypeAlias = tuple[str | int, ...]
 """A place in the message: field names, element numbers and map keys, e.g. ``("input", 0, "dims")``."""
+Faults: TypeAlias = Iterator[tuple[FieldPath, str]]
+"""Broken rules: the field and what is wrong with it. An empty path stands for the whole configuration."""
 
 _MOST = 50
 _SHOWN_WIDTH = 120
@@ -26,21 +28,21 @@ class Position(NamedTuple):
 class Problem(NamedTuple):
     text: str
     position: Position | None = None
-    """None for what concerns the file as a whole."""
+    """None for a problem of the file as a whole."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A configuration's text, and where in it each field stands."""
+    """A configuration's text, and the position of each field in it."""
 
     path: Path
     text: str = ""
     positions: Mapping[FieldPath, Position] = field(default_factory=dict)
     label: str = ""
-    """What reports call it; the path if empty."""
+    """The name of the source in reports; the path if empty."""
 
     def locate(self, path: FieldPath) -> Position | None:
-        """Where a field stands; for one that is not there, the nearest block around it; None for the file."""
+        """The position of a field, or of the nearest block around a field that is absent; None if there is neither."""
         for length in range(len(path), 0, -1):
             position = self.positions.get(path[:length])
             if position is not None:
@@ -48,13 +50,11 @@ class Source:
         return None
 
     def headline(self, problem: Problem) -> str:
-        where = self.label or str(self.path)
-        if problem.position is not None:
-            where = f"{where}:{problem.position.line}:{problem.position.column}"
-        return f"{where}: {problem.text}"
+        place = "" if problem.position is None else f":{problem.position.line}:{problem.position.column}"
+        return f"{self.label or self.path}{place}: {problem.text}"
 
     def render(self, problem: Problem) -> str:
-        """The headline, and below it the line and a caret, where there is one."""
+        """The headline; below it, for a problem with a position, the line and a caret."""
         if problem.position is None:
             return self.headline(problem)
         shown, caret = _excerpt(self.text.split("\n")[problem.position.line - 1], problem.position.column - 1)
@@ -62,48 +62,48 @@ class Source:
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What a terminal might obey instead of show; tabs and line ends are harmless."""
+"""Characters that a terminal might obey instead of showing them; tabs and line ends are harmless."""
 
 
 class Problems:
-    """Collects problems, each kept once, and warnings."""
+    """Collects problems, each of them once, and warnings."""
 
-    def __init__(self, model: str, source: Source, found: Iterable[Problem] = ()) -> None:
+    def __init__(self, model: str, source: Source, problems: Iterable[Problem] = ()) -> None:
         self._model = model
         self._source = source
-        self._found: dict[Problem, None] = dict.fromkeys(found)
+        self._problems: dict[Problem, None] = dict.fromkeys(problems)
         self.warnings: list[str] = []
 
     def add(self, path: FieldPath, text: str) -> None:
-        """A problem of a field; an empty path stands for the whole file."""
-        self._found[Problem(text, self._source.locate(path))] = None
+        """Adds a problem of a field; an empty path stands for the whole file."""
+        self._problems[Problem(text, self._source.locate(path))] = None
+
+    def add_all(self, faults: Faults) -> None:
+        for path, text in faults:
+            self.add(path, text)
 
     def warn(self, path: FieldPath, text: str) -> None:
         self.warnings.append(self._source.headline(Problem(text, self._source.locate(path))))
 
     def raise_if_any(self) -> None:
-        """Raises INVALID_ARG with the report of all problems."""
-        if self._found:
-            raise invalid(self._report(sorted(self._found, key=_order)))
+        """Raises INVALID_ARG with the report of all problems, by position; those of the whole file come last."""
+        if self._problems:
+            order = sorted(self._problems, key=lambda each: (each.position is None, each.position or (0, 0)))
+            raise invalid(self._report(order))
 
     def _report(self, problems: Sequence[Problem]) -> str:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         head = f"{count} in the configuration of model '{self._model}'"
-        # Bytes that are no UTF-8 were kept as lone surrogates, which no wire can carry.
         rest = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
+        # The lone surrogates stand for bytes that are not UTF-8; no wire can carry them.
         text = "\n".join([head, *map(self._source.render, problems[:_MOST]), *rest])
         text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def show(path: FieldPath) -> str:
-    """A field path as people write it: ``input[0].dims``."""
+    """A field path in the form that people write: ``input[0].dims``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-
-
-def _order(problem: Problem) -> tuple[bool, Position]:
-    """By position; what concerns the whole file comes last."""
-    return problem.position is None, problem.position or Position(0, 0)
 
 
 def _excerpt(line: str, column: int) -> tuple[str, str]:
@@ -118,5 +118,5 @@ def _excerpt(line: str, column: int) -> tuple[str, str]:
             (_ELLIPSIS if start else "") + line[start:end] + (_ELLIPSIS if end < len(line) else ""),
             column - start + bool(start),
         )
-    # Tabs stay tabs, that the caret stands right whatever their width.
+    # Tabs stay tabs, so that the caret is in the right column whatever their width.
     return line, re.sub(r"[^\t]", " ", line[:column].ljust(column)) + "^"
