@@ -38,7 +38,9 @@ from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
 from .protocol.restricted import grpc_restrictions, http_restrictions
 from .repository.control import ControlMode, ControlOptions
+from .repository.local import local_repositories
 from .repository.manager import ModelManager
+from .repository.table import ModelTable
 from .resources import allocator, open_files
 from .resources.garbage import Freezer
 from .resources.machine_memory import allowed_memory
@@ -81,20 +83,12 @@ class InferenceServer(Server):
             backend_options=backend_options(settings, registry.names),
             response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
         )
-        manager = ModelManager(
-            Loader(
-                registry,
-                options,
-                self._executor,
-                lambda name, version: manager.borrow(name, version),
-            ),
-            threads,
-            settings.model_load_retry_count,
-        )
-        manager.expect(None)  # until the repositories have been looked through
+        table = ModelTable()
+        table.expect(None)  # until the repositories have been looked through
+        loader = Loader(registry, options, self._executor, table.borrow)
         super().__init__(
-            manager,
-            settings.repositories,
+            ModelManager(table, loader, threads, settings.model_load_retry_count),
+            local_repositories(settings.repositories),
             name=settings.id,
             strict_readiness=settings.strict_readiness,
             logs=logs,

@@ -11,10 +11,10 @@ from modserve.pb import inference as pb
 
 from . import complete, convert, defaults, tensors, unsupported, validate
 from .override import read_override
-from .pbtxt import Draft, parse, read
+from .pbtxt import Draft, decode, parse, read
 from .problems import Problems
 
-__all__ = ["Complete", "Draft", "check", "finish", "parse", "read", "read_override"]
+__all__ = ["Complete", "Draft", "check", "decode", "finish", "parse", "read", "read_override"]
 
 
 @dataclass(frozen=True)

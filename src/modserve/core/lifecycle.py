@@ -50,6 +50,11 @@ class VersionState:
         return self.reason.startswith(UNLOADED)
 
     @property
+    def failed(self) -> bool:
+        """Whether there is no such version because something went wrong."""
+        return self.state is State.UNAVAILABLE and not self.unloaded
+
+    @property
     def holds_up_readiness(self) -> bool:
         """Triton's strict readiness: every listed version must be READY, but for those unloaded on purpose.
 

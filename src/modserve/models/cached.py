@@ -59,6 +59,10 @@ class CachedModel:
             raise
 
     @property
+    def unready_reason(self) -> str | None:
+        return self._servable.unready_reason
+
+    @property
     def outstanding(self) -> int:
         return self._servable.outstanding if isinstance(self._servable, RequestHolder) else 0
 

@@ -26,6 +26,8 @@ class EnsembleModel:
     composing models count what they do by themselves.
     """
 
+    unready_reason: str | None = None
+
     def __init__(
         self,
         model_id: ModelId,

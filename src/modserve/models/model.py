@@ -46,6 +46,8 @@ class Model:
     It closes the engine and the instances that it is made with; if making it fails, they are left to who made them.
     """
 
+    unready_reason: str | None = None
+
     def __init__(
         self,
         model_id: ModelId,

@@ -42,6 +42,10 @@ class Succession:
         return taker.submit(request, sink, now_ns)
 
     @property
+    def unready_reason(self) -> str | None:
+        return self.heir.unready_reason
+
+    @property
     def outstanding(self) -> int:
         """Those of the retired, too."""
         return sum(each.outstanding for each in (self.heir, *self._retired) if isinstance(each, RequestHolder))
