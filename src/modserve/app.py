@@ -281,7 +281,7 @@ async def serve(
             stack.enter_context(watchdog)
             if library is not None:
                 stack.callback(allocator.Trimmer(loop, library).stop)
-            stack.enter_context(server.changes.told(freezer.changed))
+            stack.enter_context(server.changes.listening(freezer.changed))
             loading = tasks.create_task(_load(server, settings, freezer, on_loaded))
             waiting = tasks.create_task(stopping.wait())
             await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)

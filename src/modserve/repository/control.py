@@ -165,21 +165,19 @@ class ModelControl:
         else:
             target = (await self._manager.inspect([listing]))[name]
         self._targets[name] = target
-        done = False
         try:
             composing = await self._composing({name: target})
             self._targets |= composing
             failures = await self._manager.update({**composing, name: target}, together=True)
-            done = name not in failures
-            if done:
-                self._by_name.add(name)
-        finally:
-            if not done and self._targets.get(name) is target:
+            if name in failures:
+                raise failures[name]
+            self._by_name.add(name)
+        except BaseException:
+            if self._targets.get(name) is target:
                 del self._targets[name]
                 if former is not None:
                     self._targets[name] = former
-        if not done:
-            raise failures[name]
+            raise
 
     async def _unload(self, name: str, dependents: bool) -> None:
         self._targets.pop(name, None)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import takewhile
 
 
 class NameLocks:
@@ -20,17 +21,14 @@ class NameLocks:
     async def hold(self, choose: Callable[[], set[str]]) -> set[str]:
         """Lock the names that `choose` returns, and return them. It is called again, as the names may become more."""
         caller = object()
-        names = choose()
         try:
             while True:
-                self._queue[caller] = names
-                if not self._is_free(caller, names):
-                    await self._freed.wait()
-                elif (more := choose()) <= names:
+                names = self._queue[caller] = choose()
+                earlier = takewhile(lambda other: other is not caller, self._queue)
+                if names.isdisjoint(self.busy.union(*(self._queue[other] for other in earlier))):
                     self.busy |= names
                     return names
-                else:
-                    names = more
+                await self._freed.wait()
         finally:
             del self._queue[caller]
             self._wake()
@@ -38,16 +36,6 @@ class NameLocks:
     def release(self, *names: str) -> None:
         self.busy.difference_update(names)
         self._wake()
-
-    def _is_free(self, caller: object, names: set[str]) -> bool:
-        if not names.isdisjoint(self.busy):
-            return False
-        for other, needed in self._queue.items():
-            if other is caller:
-                break
-            if not names.isdisjoint(needed):
-                return False
-        return True
 
     def _wake(self) -> None:
         self._freed.set()

