@@ -39,7 +39,9 @@ from .observability.logging import Logs
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
 from .repository.control import ControlMode, ControlOptions
+from .repository.local import local_repositories
 from .repository.manager import ModelManager
+from .repository.table import ModelTable
 from .resources import allocator, open_files
 from .resources.garbage import Freezer
 from .resources.machine_memory import allowed_memory
@@ -82,20 +84,12 @@ class InferenceServer(Server):
             backend_options=backend_options(settings, registry.names),
             response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
         )
-        manager = ModelManager(
-            Loader(
-                registry,
-                options,
-                self._executor,
-                lambda name, version: manager.borrow(name, version),
-            ),
-            threads,
-            settings.model_load_retry_count,
-        )
-        manager.expect(None)  # until the repositories have been looked through
+        table = ModelTable()
+        table.expect(None)  # until the repositories have been looked through
+        loader = Loader(registry, options, self._executor, table.borrow)
         super().__init__(
-            manager,
-            settings.repositories,
+            ModelManager(table, loader, threads, settings.model_load_retry_count),
+            local_repositories(settings.repositories),
             name=settings.id,
             strict_readiness=settings.strict_readiness,
             logs=logs,
@@ -288,7 +282,7 @@ async def serve(
             stack.enter_context(watchdog)
             if library is not None:
                 stack.callback(allocator.Trimmer(loop, library).stop)
-            stack.enter_context(server.changes.told(freezer.changed))
+            stack.enter_context(server.changes.listening(freezer.changed))
             loading = tasks.create_task(_load(server, settings, freezer, on_loaded))
             waiting = tasks.create_task(stopping.wait())
             await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -15,13 +15,24 @@ from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
 
 from . import complete, features
-from .draft import Draft, parse, read, read_override
+from .draft import Draft, decode, parse, read, read_override
 from .features import Context
 from .features.composition import validate_composition
 from .features.platforms import FORMATS
 from .text.problems import Problems
 
-__all__ = ["FORMATS", "Complete", "Draft", "check", "finish", "parse", "read", "read_override", "validate_composition"]
+__all__ = [
+    "FORMATS",
+    "Complete",
+    "Draft",
+    "check",
+    "decode",
+    "finish",
+    "parse",
+    "read",
+    "read_override",
+    "validate_composition",
+]
 
 
 @dataclass(frozen=True)

@@ -57,13 +57,20 @@ def read(path: Path, name: str) -> Draft:
     Raises INVALID_ARG with the report of all problems of syntax and of unknown fields and values.
     """
     try:
-        # Comments may have any encoding: bytes that are not UTF-8 are a mistake only inside a token.
-        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
+        content = path.read_bytes()
     except FileNotFoundError:
-        return Draft(name, Source(path, label=f"{path} (no such file)"), exists=False)
+        content = None
     except OSError as error:
         raise from_exception(error, f"reading the configuration of model '{name}'") from error
-    return parse(text, path, name)
+    return decode(content, path, name)
+
+
+def decode(content: bytes | None, path: Path, name: str) -> Draft:
+    """Like `read`, for the content of a file that was read already; None for a missing file."""
+    if content is None:
+        return Draft(name, Source(path, label=f"{path} (no such file)"), exists=False)
+    # Comments may have any encoding: bytes that are not UTF-8 are a mistake only inside a token.
+    return parse(content.decode("utf-8-sig", "surrogateescape"), path, name)
 
 
 def parse(text: str, path: Path, name: str) -> Draft:

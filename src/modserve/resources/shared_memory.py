@@ -196,7 +196,7 @@ class SharedMemory:
 
 
 class RegionLease:
-    """Implements `core.shared_memory.Lease`."""
+    """Implements `core.shared_memory.RegionLease`."""
 
     __slots__ = ("_registry", "_used")
 
