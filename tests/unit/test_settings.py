@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from modserve.settings import (
     GrpcSettings,
     HttpSettings,
     OptionError,
+    TlsFiles,
     from_command_line,
+    usage,
 )
 from modserve.settings.triton_options import NOT_SUPPORTED, WITHOUT_EFFECT
 
@@ -380,6 +384,164 @@ def test_a_variable_of_an_option_without_effect_or_not_supported() -> None:
     assert read(MODSERVE_RATE_LIMIT="off", MODSERVE_ALLOW_SAGEMAKER="false").warnings == ()
 
 
+# Option files
+
+
+@pytest.fixture
+def option_file(tmp_path: Path) -> Callable[..., str]:
+    """Writes an option file, and returns its name."""
+
+    def write(text: str, name: str = "modserve.yaml") -> str:
+        (tmp_path / name).write_text(text, "utf-8")
+        return str(tmp_path / name)
+
+    return write
+
+
+OptionFile = Callable[..., str]
+
+YAML = """
+# Comments and quotes are YAML's.
+model-repository: [a, b]
+http_port: 81
+"allow-grpc": off
+log-verbose: true
+id: 007
+backend-config:
+  onnxruntime: {x: 1, y: "2,3=4"}
+  z: 5
+cache-config: {local: {size: 1048576}}
+trace-config: {level: [TIMESTAMPS, TENSORS], rate: 5, triton: {file: t.json, log-frequency: 3}}
+http-restricted-api: health,metadata:k=v
+"""
+TOML = """
+model-repository = ["a", "b"]
+http_port = 81
+"allow-grpc" = false
+log-verbose = true
+id = "007"
+http-restricted-api = "health,metadata:k=v"
+[backend-config]
+z = 5
+onnxruntime = {x = 1, y = "2,3=4"}
+[cache-config.local]
+size = 1048576
+[trace-config]
+level = ["TIMESTAMPS", "TENSORS"]
+rate = 5
+triton = {file = "t.json", log-frequency = 3}
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.yaml", YAML), ("a.yml", YAML), ("a.toml", TOML), ("a.TOML", TOML)])
+def test_an_option_file(option_file: OptionFile, name: str, text: str) -> None:
+    assert from_command_line(["--config", option_file(text, name)], {}) == CommandLine(
+        Settings(
+            model_repository=["a", "b"],
+            http_port=81,
+            allow_grpc=False,
+            log_verbose=1,
+            id="007",
+            backend_config={"onnxruntime": {"x": "1", "y": "2,3=4"}, "": {"z": "5"}},
+            cache_config=1048576,
+            trace_level={"TIMESTAMPS", "TENSORS"},
+            trace_rate=5,
+            trace_file="t.json",
+            trace_log_frequency=3,
+            http_restricted_api={"health": ("k", "v"), "metadata": ("k", "v")},
+        )
+    )
+
+
+def test_the_option_file_comes_last(option_file: OptionFile) -> None:
+    file = option_file("http-port: 1\ngrpc-port: 1\nmetrics-port: 1\nmodel-repository: [a, b]")
+    settings = from_command_line(
+        ["--http-port=3", "--model-repository=c"],
+        {"MODSERVE_CONFIG": file, "MODSERVE_HTTP_PORT": "2", "MODSERVE_GRPC_PORT": "2"},
+    ).settings
+    assert (settings.http.port, settings.grpc.port, settings.metrics_port) == (3, 2, 1)
+    assert settings.repositories == (Path("c"),)
+
+
+def test_the_command_line_names_the_option_file(option_file: OptionFile) -> None:
+    first, second = option_file("id: first", "1.yaml"), option_file("id: second", "2.yaml")
+    assert read(f"--config={second}", MODSERVE_CONFIG=first).settings.id == "second"
+
+
+def test_an_empty_option_file(option_file: OptionFile) -> None:
+    assert read("--config", option_file("# nothing")) == read()
+
+
+def test_an_option_without_effect_in_a_file(option_file: OptionFile) -> None:
+    file = option_file("http-thread-count: 8\nallow-sagemaker: false")
+    (warning,) = read("--config", file).warnings
+    assert warning.startswith(f"{file}:1: option 'http-thread-count' has no effect in modserve: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\nhtp-port: 1", ":2: unknown option 'htp-port'; did you mean 'http-port'?"),
+        ("port: 1", ":1: unknown option 'port'; did you mean 'http-port'?"),
+        ("xyzzy: 1", ":1: unknown option 'xyzzy'; 'modserve --help' lists all options"),
+        ("config: x", ":1: an option file cannot name another one"),
+        ("http: {port: 1}", ":1: unknown option 'http'; did you mean 'http-port'?"),
+        ("id: x\nhttp-port: x", ":2: option 'http-port': invalid value for integer option: x"),
+        ("http-port: 80000", ":1: option 'http-port': Input should be less than or equal to 65535, got: 80000"),
+        ("http-port: [1, 2]", ":1: option 'http-port' takes one value"),
+        ("http-port: []", ":1: option 'http-port' takes one value"),
+        ("rate-limit: on", ":1: option 'rate-limit': not supported by this version of modserve: "),
+        ("- http-port", ": expected options by name, such as 'http-port: 8000'"),
+        ("a: [", ": not YAML: "),
+    ],
+)
+def test_a_mistake_in_an_option_file(option_file: OptionFile, text: str, message: str) -> None:
+    file = option_file(text)
+    assert error("--config", file).startswith(file + message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\nhtp-port = 1", ":2: unknown option 'htp-port'; did you mean 'http-port'?"),
+        ("id = 'x'\n'http-port' = 'x'", ":2: option 'http-port': invalid value for integer option: x"),
+        ("[http]\nport = 1", ":1: unknown option 'http'; did you mean 'http-port'?"),
+        ("http-port: 1", ": not TOML: "),
+    ],
+)
+def test_a_mistake_in_toml(option_file: OptionFile, text: str, message: str) -> None:
+    file = option_file(text, "modserve.toml")
+    assert error("--config", file).startswith(file + message)
+
+
+def test_an_option_file_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "nosuch.yaml"
+    assert error(f"--config={file}") == f"cannot read the option file {file}: No such file or directory"
+    file.write_bytes(b"id: \xff")
+    assert error(f"--config={file}").startswith(f"cannot read the option file {file}: 'utf-8' codec can't decode")
+
+
+# Completion
+
+
+@pytest.mark.parametrize("shell", usage.SHELLS)
+def test_a_script_that_completes_options(shell: str) -> None:
+    pytest.importorskip("shtab")
+    script = usage.completion(shell)
+    assert "modserve" in script
+    for option in OPTIONS.values():
+        assert option.name in script
+        assert option.variable not in script
+
+
+def test_mistakes_with_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match=r"^option '--print-completion': expected bash, zsh, fish, got: csh$"):
+        usage.completion("csh")
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(OptionError, match="needs the package shtab"):
+        usage.completion("bash")
+
+
 # Repositories
 
 
@@ -627,6 +789,14 @@ def test_a_mistake_in_the_environment() -> None:
     assert error(MODSERVE_HTTP_PORT="x") == (
         "environment variable MODSERVE_HTTP_PORT: invalid value for integer option: x"
     )
+    assert error(MODSERVE_HTTP_PORT="80000") == (
+        "environment variable MODSERVE_HTTP_PORT: Input should be less than or equal to 65535, got: 80000"
+    )
+
+
+def test_a_secret_is_not_printed() -> None:
+    arguments = ["--http-restricted-api=health:k=SECRET", "--http-restricted-api=health:k=SECRET"]
+    assert "SECRET" not in error(*arguments)
 
 
 def test_no_repository() -> None:
@@ -671,3 +841,54 @@ def test_settings_do_not_change() -> None:
     settings = Settings(model_repository="a")
     with pytest.raises(ValidationError):
         settings.id = "x"  # type: ignore[misc]
+
+
+def test_the_library_takes_subjects_as_well() -> None:
+    flat = Settings(
+        model_repository="a", http_port=1, http_max_input_size=2, grpc_max_connection_age=3, server_timing=True
+    )
+    nested = Settings(
+        model_repository="a",
+        http=HttpSettings(port=1, max_json=2, server_timing=True),
+        grpc=GrpcSettings(max_age=3, server_timing=True),
+    )
+    assert flat == nested
+    assert Settings(model_repository="a", http=HttpSettings(port=1), http_idle_timeout=5).http == HttpSettings(
+        port=1, idle_timeout=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("keyword", "message"),
+    [
+        ("http_prot", "there is no setting 'http_prot'; did you mean 'http_port'?"),
+        ("xyzzy", "there is no setting 'xyzzy'"),
+    ],
+)
+def test_a_misspelled_keyword(keyword: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        Settings(model_repository="a", **{keyword: 1})
+
+
+def test_restrictions_as_the_library_takes_them() -> None:
+    headers = {"health": ("key", "value")}
+    assert Settings(model_repository="a", http_restricted_api=headers).http.restrictions == http_restrictions(headers)
+    for wrong in ({"nosuch": ("key", "value")}, {"health": "key"}, {"health": ("key",)}, {"health": ("key", 1)}, 7):
+        with pytest.raises(ValidationError):
+            Settings(model_repository="a", http_restricted_api=wrong)
+
+
+@pytest.mark.parametrize("settings", [HttpSettings(), GrpcSettings()], ids=["HTTP", "gRPC"])
+def test_tls_files(settings: HttpSettings | GrpcSettings) -> None:
+    assert settings.tls is None
+    files: dict[str, Any] = {"server_cert": "c", "server_key": "k", "root_cert": "r"}
+    one_sided = dataclasses.replace(settings, use_ssl=True, **files).tls
+    assert one_sided == TlsFiles(Path("c"), Path("k"))
+    mutual = dataclasses.replace(settings, use_ssl_mutual=True, **files).tls
+    assert mutual == TlsFiles(Path("c"), Path("k"), Path("r"), True)
+
+
+def test_http_takes_the_certificates_of_grpc_where_it_has_none() -> None:
+    settings = read("--http-use-ssl=1", "--http-server-key=own.pem", *CERTIFICATES).settings
+    assert settings.http.tls == TlsFiles(Path("cert.pem"), Path("own.pem"))
+    assert settings.grpc.tls is None

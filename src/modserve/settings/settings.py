@@ -77,16 +77,12 @@ class FrontEndSettings:
     restrictions: Restrictions = Field(default_factory=dict)
     """By category of calls."""
     use_ssl: bool = option(False, "Serve {} over TLS only.")
-    use_ssl_mutual: bool = option(False, "The same, and only to clients with a certificate.")
-    server_cert: str = option(
-        "", "PEM file with the server's certificate, and those up to its root; HTTP takes gRPC's if not set."
-    )
-    server_key: str = option("", "PEM file with its private key, not encrypted; HTTP takes gRPC's if not set.")
-    root_cert: str = option(
-        "", "PEM file with the certificates that sign those of clients; HTTP takes gRPC's if not set."
-    )
+    use_ssl_mutual: bool = option(False, "Serve {} over TLS only, to clients with a certificate.")
+    server_cert: str = option("", "PEM file with the server's certificate chain; HTTP takes that of gRPC if not set.")
+    server_key: str = option("", "PEM file with its private key, not encrypted; HTTP takes that of gRPC if not set.")
+    root_cert: str = option("", "PEM file with the roots of clients' certificates; HTTP takes that of gRPC if not set.")
     server_timing: bool = option(
-        False, "Tell with each inference response, over HTTP and gRPC, what it has cost.", "server-timing"
+        False, "Report what each inference has cost with its response, over HTTP and gRPC.", "server-timing"
     )
 
     @property
@@ -209,7 +205,7 @@ class Settings(BaseModel):
         several=True,
     )
     """One or several; `repositories` has them as paths."""
-    id: str = option("modserve", "The server's name in its metadata.")
+    id: str = option("modserve", "The server's name in its metadata.", value="NAME")
     exit_on_error: bool = option(False, "Stop if a model fails to load at the start.")
     exit_timeout_secs: Count = option(30, "Seconds for which a stopping server waits for what is in flight.")
     strict_readiness: bool = option(

@@ -125,7 +125,9 @@ def from_file(file: str) -> Iterator[Entry]:
     for key, values, line in (_toml if Path(file).suffix.lower() == ".toml" else _yaml)(file, text):
         name = key.replace("_", "-")
         place = f"{file}:{line}" if line else file
-        if name not in _KNOWN or name == CONFIG:
+        if name == CONFIG:
+            raise OptionError(f"{place}: an option file cannot name another one")
+        if name not in _KNOWN:
             raise OptionError(f"{place}: unknown option '{key}'{_hint(name)}")
         if len(values) != 1 and name in OPTIONS and not (OPTIONS[name].several or OPTIONS[name].expand):
             raise OptionError(f"{place}: option '{name}' takes one value")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter
 
 from modserve.protocol.restricted import CATEGORIES, Restriction, grpc_restrictions, http_restrictions
 
@@ -196,12 +196,17 @@ def _origin(text: str) -> str:
     return text.lower()
 
 
+_PAIR = TypeAdapter(tuple[str, str])
+
+
 def _restrictions(word: str, make: Callable[[Mapping[str, tuple[str, str]]], object], value: Any) -> object:
     """Restrictions by category: `restriction` makes a list of lists, and the library takes headers by category."""
     if isinstance(value, Mapping):
         if all(isinstance(each, Restriction) for each in value.values()):
             return value
-        value = [[(_category(word, name), *header) for name, header in value.items()]]
+        value = [[(_category(word, name), *_PAIR.validate_python(pair)) for name, pair in value.items()]]
+    if not isinstance(value, list):
+        raise ValueError("expected the names and values of headers by category")
     headers: dict[str, tuple[str, str]] = {}
     for name, header, secret in (each for group in value for each in group):
         if name in headers:
