@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CRASHED = 70
-"""The exit code after an error that nobody foresaw, which is EX_SOFTWARE of sysexits.h."""
+"""The exit code after an unexpected error, which is EX_SOFTWARE of sysexits.h."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,12 +92,12 @@ def say(text: str) -> None:
 
 
 def hints(server: "InferenceServer", settings: Settings, http_port: int | None) -> str:
-    """What is said once the models have loaded: what there is, and a call to try or what to do if there is none."""
+    """The text that is printed once the models have loaded: a table, and a call to try or what to do without models."""
     place = None
     if http_port is not None:
         place = console.Place(settings.http.address, http_port, settings.http.tls is not None)
     if settings.http.use_ssl_mutual or not settings.http.restrictions.keys().isdisjoint(_TRIED):
-        place = None  # the line would need a certificate or a secret
+        place = None  # the call would need a certificate or a secret
     entries = server.index()
     waiting = server.waiting_models
     models = [servable.config for servable in server.ready_models()]
@@ -116,7 +116,7 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
 
 
 _TRIED = ("inference", "metadata")
-"""What the printed call may ask for."""
+"""The categories of what the printed calls need."""
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -137,7 +137,7 @@ def entry() -> None:
     try:
         code = main()
     except Exception:
-        _log.critical("the server ends by an error that was not foreseen: this is a bug", exc_info=True)
+        _log.critical("the server stops because of an unexpected error: this is a bug", exc_info=True)
         code = CRASHED
     sys.stdout.flush()
     sys.stderr.flush()

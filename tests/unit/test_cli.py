@@ -16,7 +16,7 @@ from modserve import InferenceServer, Ports, Settings, __version__, app, cli
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.model_config import ModelConfig
 from modserve.observability.logging import Logs
-from modserve.settings import OPTIONS
+from modserve.settings import OPTIONS, usage
 from modserve.testing import config
 
 Started = list[tuple[Settings, tuple[str, ...]]]
@@ -99,6 +99,21 @@ def test_a_wrong_command_line(
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"modserve: {message}\nmodserve: see 'modserve --help'\n")
     assert not started
+
+
+@pytest.mark.parametrize("words", [["--print-completion", "zsh"], ["--print-completion=zsh"]], ids=" ".join)
+def test_completion(
+    started: Started, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(usage, "completion", lambda shell: f"a script for {shell}")
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == "a script for zsh\n"
+    assert not started
+
+
+def test_completion_for_no_known_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--print-completion"]) == 2
+    assert "option '--print-completion': expected bash, zsh, fish, got: \n" in capsys.readouterr().err
 
 
 # Running

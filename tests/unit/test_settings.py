@@ -829,8 +829,9 @@ def test_repositories_as_the_library_takes_them(given: Any, paths: tuple[Path, .
         {"model_repository": 1},
         {"model_repository": "a", "nosuch": 1},
         {"model_repository": "a", "http_port": "x"},
+        {"model_repository": "a", "http": 7},
     ],
-    ids=["nothing", "no repository", "no path", "unknown", "no number"],
+    ids=["nothing", "no repository", "no path", "unknown", "no number", "no subject"],
 )
 def test_settings_that_are_none(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

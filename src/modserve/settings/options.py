@@ -4,12 +4,14 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from .values import boolean, whole_number
+
+T = TypeVar("T")
 
 
 class OptionError(Exception):
@@ -44,22 +46,16 @@ class Option:
     """The fields it sets: ``("http", "port")`` is `Settings.http.port`."""
 
     @property
-    def choices(self) -> tuple[str, ...]:
-        """The values there are, if they can be listed."""
-        return tuple(self.value.split("|")) if "|" in self.value else ()
-
-    @property
-    def variable(self) -> str:
-        """The environment variable that sets it."""
-        return "MODSERVE_" + self.keyword.upper()
-
-    @property
     def keyword(self) -> str:
         """The keyword of `Settings` that sets it."""
         return self.name.replace("-", "_")
 
+    @property
+    def variable(self) -> str:
+        return f"MODSERVE_{self.keyword.upper()}"
 
-def option(default: Any, help: str, name: str = "", *others: Option, **more: Any) -> Any:
+
+def option(default: T, help: str, name: str = "", *others: Option, **more: Any) -> T:
     """A field with this default, the option that sets it, and `others` that set it as well."""
     options = [Option(help, name, **more), *others]
     return Field(default=default, json_schema_extra={"options": cast(Any, options)})

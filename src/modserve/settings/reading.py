@@ -14,7 +14,7 @@ from .sources import Entry
 from .triton_options import NOT_SUPPORTED, OFF, SWITCHES, WITHOUT_EFFECT
 from .values import boolean
 
-Path: TypeAlias = tuple[str, ...]
+FieldPath: TypeAlias = tuple[str, ...]
 """A field of `Settings`, or of one of its subjects."""
 
 
@@ -29,15 +29,15 @@ class CommandLine:
 def from_command_line(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> CommandLine:
     """Read the command line over the environment, and both over the option file that they name.
 
-    Raises OptionError; its text says where the mistake is, and for a misspelled name, which one is near.
+    Raises OptionError; its text says where the mistake is, and for a misspelled name, which was probably meant.
     """
     warnings: list[str] = []
     variables = list(sources.from_environment(os.environ if environment is None else environment, warnings))
     words = list(sources.from_words(arguments))
     files = [entry.text for entry in (*variables, *words) if entry.name == sources.CONFIG]
     file = list(sources.from_file(files[-1])) if files else []
-    values: dict[Path, Any] = {}
-    places: dict[Path, str] = {}
+    values: dict[FieldPath, Any] = {}
+    places: dict[FieldPath, str] = {}
     for source in (file, variables, words):
         values |= _values([entry for entry in source if entry.name in OPTIONS], places)
         warnings += _without_effect([entry for entry in source if entry.name in (*WITHOUT_EFFECT, *NOT_SUPPORTED)])
@@ -51,15 +51,15 @@ def from_command_line(arguments: Sequence[str], environment: Mapping[str, str] |
     return CommandLine(settings, tuple(dict.fromkeys(warnings)))
 
 
-def _values(entries: Sequence[Entry], places: dict[Path, str]) -> dict[Path, Any]:
+def _values(entries: Sequence[Entry], places: dict[FieldPath, str]) -> dict[FieldPath, Any]:
     """The values of the fields that a source sets; `places` gets where they are written. Raises OptionError."""
     if {"cache-config", "response-cache-byte-size"} <= {entry.name for entry in entries}:
         raise OptionError(
             "Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide one or the "
             "other."
         )
-    values: dict[Path, Any] = {}
-    winning: dict[Path, Any] = {}
+    values: dict[FieldPath, Any] = {}
+    winning: dict[FieldPath, Any] = {}
     for name, text, place in entries:
         option = OPTIONS[name]
         target = values
@@ -97,7 +97,7 @@ def _without_effect(entries: Iterable[Entry]) -> Iterator[str]:
             raise OptionError(f"{place}: not supported by this version of modserve: {NOT_SUPPORTED[name]}")
 
 
-def _explained(error: ValidationError, places: Mapping[Path, str]) -> str:
+def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
     lines = []
     for problem in error.errors():
         message = problem["msg"].removeprefix("Value error, ")

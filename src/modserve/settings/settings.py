@@ -5,7 +5,7 @@ Front ends get `HttpSettings` and `GrpcSettings` as they are here.
 
 import dataclasses
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
@@ -193,7 +193,7 @@ class Settings(BaseModel):
     Raises pydantic's ValidationError.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     model_repository: Directories = option(
         (),
@@ -332,6 +332,8 @@ class Settings(BaseModel):
             value = values.get(name, {})
             if dataclasses.is_dataclass(value):
                 value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            if not isinstance(value, Mapping):
+                raise ValueError(f"expected settings of {name}, got: {value}")
             subjects[name] = dict(value)
         for keyword, value in values.items():
             if keyword in subjects:
@@ -367,25 +369,18 @@ class Settings(BaseModel):
         return self
 
 
-def _options() -> Iterator[Option]:
-    labels = {"http": "HTTP", "grpc": "gRPC"}
-    for name, field in Settings.model_fields.items():
-        if name in labels:
-            subject = cast(Any, field.annotation)
-            yield from options_of(subject.__pydantic_fields__, name, labels[name])
-        else:
-            yield from options_of({name: field})
-
-
-def _by_name() -> dict[str, Option]:
+def _options() -> dict[str, Option]:
     options: dict[str, Option] = {}
-    for each in _options():
-        # --server-timing is of both subjects.
-        paths = (*(options[each.name].paths if each.name in options else ()), *each.paths)
-        options[each.name] = dataclasses.replace(options.get(each.name, each), paths=paths)
+    for name, field in Settings.model_fields.items():
+        label = {"http": "HTTP", "grpc": "gRPC"}.get(name, "")
+        fields = cast(Any, field.annotation).__pydantic_fields__ if label else {name: field}
+        for each in options_of(fields, name if label else "", label):
+            # --server-timing sets a field of both subjects.
+            twin = options.get(each.name)
+            options[each.name] = dataclasses.replace(twin, paths=twin.paths + each.paths) if twin else each
     return options
 
 
-OPTIONS: Mapping[str, Option] = _by_name()
+OPTIONS: Mapping[str, Option] = _options()
 """All options that work, by name, in the order of the help."""
 _PATHS = {option.keyword: option.paths for option in OPTIONS.values()}

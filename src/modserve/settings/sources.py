@@ -153,7 +153,7 @@ def _yaml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
 
     def plain(node: yaml.Node) -> Any:
         if isinstance(node, yaml.MappingNode):
-            return {plain(key): plain(value) for key, value in node.value}
+            return {str(plain(key)): plain(value) for key, value in node.value}
         return [plain(each) for each in node.value] if isinstance(node, yaml.SequenceNode) else node.value
 
     try:

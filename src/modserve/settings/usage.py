@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
             f"--{option.name}",
             metavar=option.value,
             nargs="?" if option.flag else None,
-            choices=option.choices or None,
+            choices=option.value.split("|") if "|" in option.value else None,
             help=f"{option.help}\n{default}[env: {option.variable}]",
         )
     return top
