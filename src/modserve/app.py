@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from modserve.protocol.restricted import grpc_restrictions, http_restrictions
-
 from .backends.api import Backend
 from .backends.registry import BackendRegistry
 from .core.errors import ModserveError

@@ -76,10 +76,8 @@ def completion(shell: str) -> str:
     """A script that completes options in a shell. Raises OptionError."""
     if shell not in SHELLS:
         raise OptionError(f"option '--print-completion': expected {', '.join(SHELLS)}, got: {shell}")
-    try:
-        import shtab
-    except ImportError:
-        raise OptionError("option '--print-completion' needs the package shtab: pip install shtab") from None
+    import shtab  # only here, since every start would pay for it
+
     top = parser()
     for action in top._actions:
         action.help = str(action.help).partition("\n")[0]
