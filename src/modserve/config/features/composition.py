@@ -29,13 +29,13 @@ def validate_composition(config: ModelConfig, models: Mapping[str, ModelConfig])
     for a step whose inputs follow from different decoupled steps.
     """
     assert config.ensemble is not None, "only called for ensembles: this is a bug"
-    known: dict[str, _Inferred] = {}
+    inferred: dict[str, _Inferred] = {}
     for spec in (*config.inputs, *config.outputs):
         dims = spec.dims if spec.reshape is None else spec.reshape
-        known.setdefault(spec.name, _inferred(config, spec, dims))
+        inferred.setdefault(spec.name, _inferred(config, spec, dims))
     for step in config.ensemble.steps:
-        _check_step(config, step, models[step.model], known)
-    _check_conditions(config, config.ensemble, known)
+        _check_step(config, step, models[step.model], inferred)
+    _check_conditions(config, config.ensemble, inferred)
     decoupled = _labels(config, config.ensemble, models)
     if decoupled and config.cached:
         raise responses.decoupled_ensemble(config.name)
@@ -46,7 +46,7 @@ def _inferred(config: ModelConfig, spec: TensorSpec, dims: Shape) -> _Inferred:
     return _Inferred(config.name, spec.datatype, dims, (-1, *dims) if config.batching else dims)
 
 
-def _check_step(config: ModelConfig, step: Step, model: ModelConfig, known: dict[str, _Inferred]) -> None:
+def _check_step(config: ModelConfig, step: Step, model: ModelConfig, inferred: dict[str, _Inferred]) -> None:
     here, there = f"in ensemble {config.name}", f"in model {model.name}"
     if model.max_batch_size and model.max_batch_size < config.max_batch_size:
         raise invalid(
@@ -58,19 +58,19 @@ def _check_step(config: ModelConfig, step: Step, model: ModelConfig, known: dict
             raise invalid(f"{here}, ensemble tensor {tensor} is mapping to non-existing input {name} {there}")
     for spec in model.inputs:
         if spec.name in step.inputs:
-            _check_consistent(config, step.inputs[spec.name], _inferred(model, spec, spec.dims), known)
+            _check_consistent(config, step.inputs[spec.name], _inferred(model, spec, spec.dims), inferred)
         elif not spec.optional:
             raise invalid(f"{here}, input {spec.name} {there} is not mapped to any ensemble tensors")
     for name, tensor in step.outputs.items():
         if name not in model.outputs_by_name:
             raise invalid(f"{here}, ensemble tensor {tensor} is mapped from non-existing output {name} {there}")
         spec = model.outputs_by_name[name]
-        _check_consistent(config, tensor, _inferred(model, spec, spec.dims), known)
+        _check_consistent(config, tensor, _inferred(model, spec, spec.dims), inferred)
 
 
-def _check_consistent(config: ModelConfig, tensor: str, now: _Inferred, known: dict[str, _Inferred]) -> None:
+def _check_consistent(config: ModelConfig, tensor: str, now: _Inferred, inferred: dict[str, _Inferred]) -> None:
     """Variable dimensions fit any size here; each request is checked later."""
-    before = known.setdefault(tensor, now)
+    before = inferred.setdefault(tensor, now)
     if before.datatype is not now.datatype:
         what, one, other = "data type", before.datatype.config_name, now.datatype.config_name
     elif not _alike(before.dims, now.dims) and not _alike(before.full_dims, now.full_dims):
@@ -87,11 +87,11 @@ def _alike(first: Shape, second: Shape) -> bool:
     return len(first) == len(second) and all(a == b or -1 in (a, b) for a, b in zip(first, second, strict=True))
 
 
-def _check_conditions(config: ModelConfig, ensembling: Ensembling, known: Mapping[str, _Inferred]) -> None:
+def _check_conditions(config: ModelConfig, ensembling: Ensembling, inferred: Mapping[str, _Inferred]) -> None:
     for index, step in enumerate(ensembling.steps):
         if step.when is None:
             continue
-        name, tensor = step.when.tensor, known[step.when.tensor]
+        name, tensor = step.when.tensor, inferred[step.when.tensor]
         who = f"in ensemble {config.name}, condition '{step.when}' of step {index}"
         if not step.when.fits(tensor.datatype):
             actual, expected = tensor.datatype.config_name, comparable(tensor.datatype)

@@ -7,7 +7,7 @@ from modserve.core.model_config import DynamicBatching, ModelConfig, QueuePolicy
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath, Problems
-from . import scheduling
+from . import parameters, scheduling
 from .feature import Context, Feature
 
 _HERE: Final = "dynamic_batching"
@@ -69,7 +69,7 @@ def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> 
             level: _queue_policy(policy, batching.preserve_ordering)
             for level, policy in batching.priority_queue_policy.items()
         },
-        **scheduling.values(message, scheduling.BATCHER),
+        **parameters.values(message, scheduling.BATCHER),
     )
     return replace(config, dynamic_batching=value)
 

@@ -5,9 +5,8 @@ Some keys end in the name of a tensor, such as ``padding.axis.input_ids``.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from modserve.core.dtypes import Datatype
 from modserve.core.merging import Padding
@@ -17,7 +16,7 @@ from modserve.pb import inference as pb
 from ..text.problems import Faults, FieldPath, Problems
 from ..text.suggest import did_you_mean
 from .feature import Context, Feature
-from .parameters import fault, special_scheduling, whole_number
+from .parameters import Setting, fault, special_scheduling, values, whole_number
 from .tensors import DATATYPES
 
 PREFIX = "padding."
@@ -26,15 +25,10 @@ _OF_TENSORS: Mapping[str, str] = {AXIS: "input", VALUE: "input", UNPAD: "output"
 """Beginning of a key → the side of the tensors whose names may follow it."""
 
 
-class _Number(NamedTuple):
-    field: str
-    read: Callable[[str], int]
-
-
-_NUMBERS: Mapping[str, _Number] = {
-    "padding.multiple_of": _Number("multiple_of", whole_number(1, most=1_000_000)),
-    "padding.buckets": _Number("buckets", whole_number(1)),
-    "padding.relearn_every": _Number("relearn_every", whole_number(1)),
+_NUMBERS: Mapping[str, Setting] = {
+    "padding.multiple_of": Setting("multiple_of", whole_number(1, most=1_000_000)),
+    "padding.buckets": Setting("buckets", whole_number(1)),
+    "padding.relearn_every": Setting("relearn_every", whole_number(1)),
 }
 _BATCH_SIZES = "scheduling.batch_sizes"
 _ELEMENTS = "scheduling.max_batch_elements"
@@ -70,14 +64,10 @@ def _validate(message: pb.ModelConfig, context: Context) -> Faults:
 
 def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
     by_tensor: dict[str, dict[str, str]] = {AXIS: {}, VALUE: {}, UNPAD: {}}
-    numbers: dict[str, int] = {}
     for key, parameter in message.parameters.items():
-        text = parameter.string_value
         family, name = _split(key)
         if family:
-            by_tensor[family][name] = text
-        elif key in _NUMBERS and not fault(key, text, _NUMBERS[key].read):
-            numbers[_NUMBERS[key].field] = _NUMBERS[key].read(text)
+            by_tensor[family][name] = parameter.string_value
     axes = {name: int(text) for name, text in by_tensor[AXIS].items() if text.isdecimal()}
     if not axes:
         return config
@@ -86,6 +76,7 @@ def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> 
     if mask_input is not None and -1 in mask_input.dims:
         axes.setdefault(mask_name, list(mask_input.dims).index(-1))
     unpad = {name: int(text) for name, text in by_tensor[UNPAD].items() if text.isdecimal()}
+    numbers = values(message, _NUMBERS)
     padding = Padding(axes=axes, values=by_tensor[VALUE], mask=mask_name, unpad=unpad, **numbers)
     return replace(config, padding=padding)
 
@@ -116,7 +107,8 @@ def _faults(key: str, text: str, message: pb.ModelConfig, partial: bool) -> Iter
     tensors: Mapping[str, _Tensor] = {tensor.name: tensor for tensor in getattr(message, side)}
     names = f"known {side}s are: {', '.join(tensors)}"
     if key in _NUMBERS:
-        yield from filter(None, [fault(key, text, _NUMBERS[key].read)])
+        if unreadable := fault(key, text, _NUMBERS[key].read):
+            yield unreadable
     elif family or key == MASK:
         if not tensors and partial:
             return
@@ -128,11 +120,11 @@ def _faults(key: str, text: str, message: pb.ModelConfig, partial: bool) -> Iter
             hint = did_you_mean(text, tensors, names, cutoff=0.6)
             yield f"{who} is '{text}', and model '{message.name}' has no such input; {hint}"
         elif isinstance(tensor, pb.ModelInput) and key == MASK:
-            yield from (f"{who} names input '{text}'{fault}" for fault in _mask_faults(tensor, message, partial))
+            yield from (f"{who} names input '{text}'{clause}" for clause in _mask_faults(tensor, message, partial))
         elif family == VALUE:
-            yield from (f"{who} {fault}" for fault in _value_faults(text, tensor, message))
+            yield from (f"{who} {clause}" for clause in _value_faults(text, tensor, message))
         else:
-            yield from (f"{who} {fault}" for fault in _axis_faults(text, side, tensor, partial))
+            yield from (f"{who} {clause}" for clause in _axis_faults(text, side, tensor, partial))
     else:
         keys = [*_NUMBERS, MASK, *(f"{beginning}<{side}>" for beginning, side in _OF_TENSORS.items())]
         hint = did_you_mean(key, keys, f"known parameters are: {', '.join(keys)}")
@@ -154,7 +146,7 @@ def _axis_faults(text: str, side: str, tensor: _Tensor, partial: bool) -> Iterat
             "padding needs a variable one (-1)"
         )
     if isinstance(tensor, pb.ModelInput):
-        yield from (f"names {side} '{tensor.name}', which {fault}" for fault in _unpaddable(tensor))
+        yield from (f"names {side} '{tensor.name}', which {clause}" for clause in _unpaddable(tensor))
 
 
 def _unpaddable(tensor: pb.ModelInput) -> Iterator[str]:
@@ -202,7 +194,7 @@ def _mask_faults(tensor: pb.ModelInput, message: pb.ModelConfig, partial: bool) 
         yield " of data type TYPE_STRING, where a mask needs numbers"
     if f"{VALUE}{tensor.name}" in message.parameters:
         yield f", which is filled up with zeros: '{VALUE}{tensor.name}' can not be given"
-    yield from (f", which {fault}" for fault in _unpaddable(tensor))
+    yield from (f", which {clause}" for clause in _unpaddable(tensor))
 
 
 def _lacks_batches(message: pb.ModelConfig, partial: bool) -> bool:

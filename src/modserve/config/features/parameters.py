@@ -2,19 +2,30 @@
 
 import itertools
 import re
-from collections.abc import Callable
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple
 
 from modserve.pb import inference as pb
 
 Reader = Callable[[str], Any]
 """Makes a value from the text of a parameter. Raises ValueError with a description of the texts that it takes."""
 
+
+class Setting(NamedTuple):
+    """The meaning of a parameter."""
+
+    field: str
+    """The field that the parameter sets."""
+    read: Reader
+    needs: str = ""
+    """Another parameter, without which this one has no effect."""
+
+
 MAX: Final = 10**15 - 1
 """Above any use; even as microseconds it is a time that fits 64 bits of nanoseconds."""
 
 
-def whole_number(least: int, scale: int = 1, most: int = MAX) -> Callable[[str], int]:
+def whole_number(least: int, scale: int = 1, most: int = MAX) -> Reader:
     """Reads a number from `least` to `most`; the result is `scale` times that."""
 
     def read(text: str) -> int:
@@ -59,6 +70,15 @@ def fault(key: str, text: str, read: Reader) -> str:
     except ValueError as error:
         return f"parameter '{key}' is '{text}', expected {error}"
     return ""
+
+
+def values(message: pb.ModelConfig, settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """Field → value of all `settings` that the message has. Leaves out those that cannot be read."""
+    return {
+        settings[key].field: settings[key].read(parameter.string_value)
+        for key, parameter in message.parameters.items()
+        if key in settings and not fault(key, parameter.string_value, settings[key].read)
+    }
 
 
 def special_scheduling(message: pb.ModelConfig) -> list[str]:

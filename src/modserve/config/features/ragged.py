@@ -127,7 +127,9 @@ def _scatter_faults(
     if isinstance(source, pb.ModelInput) and source.optional:
         yield f"{who} of a batch output must not be optional: its shape is that of the output"
     rank = len(_model_dims(source)) + batching
-    for name in filter(outputs.__contains__, scattered.target_name):
+    for name in scattered.target_name:
+        if name not in outputs:
+            continue
         full = [-1] * batching + _model_dims(outputs[name])
         beyond = [place for place, size in enumerate(full) if size == -1 and place >= rank]
         if beyond:

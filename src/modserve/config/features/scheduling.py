@@ -1,8 +1,8 @@
 """Model parameters whose keys begin with ``scheduling.``: more settings for dynamic batching, and admission."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
 
 from modserve.core.model_config import Admission, ModelConfig
 from modserve.pb import inference as pb
@@ -10,32 +10,17 @@ from modserve.pb import inference as pb
 from ..text.problems import Faults
 from ..text.suggest import did_you_mean
 from .feature import Context, Feature
-from .parameters import Reader, ascending, choice, fault, names, special_scheduling, whole_number
+from .parameters import Setting, ascending, choice, fault, names, special_scheduling, values, whole_number
 
 PREFIX = "scheduling."
-BATCHER: Final = "dynamic_batching"
-"""Settings that are fields of `core.model_config.DynamicBatching`."""
-ADMISSION = "admission"
-"""Settings that are fields of `core.model_config.Admission`; any model may have them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    field: str
-    """The field that the parameter sets."""
-    read: Reader
-    of: str = BATCHER
-    """`BATCHER` or `ADMISSION`."""
-    needs: str = ""
-    """Another parameter, without which this one has no effect."""
-
-
+_BATCHING: Final = "dynamic_batching"
+_ADMISSION = "scheduling.admission"
 _AGEING = "scheduling.ageing_microseconds"
 _P99_GOAL = "scheduling.p99_goal_microseconds"
 _MAX_DELAY = "scheduling.max_delay_microseconds"
 _LATENCY_GOAL = "scheduling.latency_goal_microseconds"
 
-SETTINGS: Mapping[str, Setting] = {
+BATCHER: Mapping[str, Setting] = {
     "scheduling.look_ahead": Setting("look_ahead", whole_number(0)),
     _AGEING: Setting("ageing_ns", whole_number(0, scale=1000)),
     "scheduling.separate_by": Setting("separate_by", names),
@@ -43,10 +28,15 @@ SETTINGS: Mapping[str, Setting] = {
     "scheduling.max_batch_elements": Setting("max_batch_elements", whole_number(1)),
     _P99_GOAL: Setting("p99_goal_ns", whole_number(1, scale=1000)),
     _MAX_DELAY: Setting("tuned_delay_limit_ns", whole_number(1, scale=1000), needs=_P99_GOAL),
-    "scheduling.admission": Setting("by_deadline", choice(off=False, deadline=True), ADMISSION),
-    _LATENCY_GOAL: Setting("latency_goal_ns", whole_number(1, scale=1000), ADMISSION, needs="scheduling.admission"),
-    "scheduling.overload_status": Setting("too_many", choice(**{"503": False, "429": True}), ADMISSION),
 }
+"""The fields of `core.model_config.DynamicBatching`."""
+ADMISSION: Mapping[str, Setting] = {
+    _ADMISSION: Setting("by_deadline", choice(off=False, deadline=True)),
+    _LATENCY_GOAL: Setting("latency_goal_ns", whole_number(1, scale=1000), needs=_ADMISSION),
+    "scheduling.overload_status": Setting("too_many", choice(**{"503": False, "429": True})),
+}
+"""The fields of `core.model_config.Admission`, which any model may have."""
+SETTINGS: Mapping[str, Setting] = {**BATCHER, **ADMISSION}
 
 
 def _validate(message: pb.ModelConfig, context: Context) -> Faults:
@@ -54,24 +44,25 @@ def _validate(message: pb.ModelConfig, context: Context) -> Faults:
         if key.startswith(PREFIX):
             for text in _faults(key, parameter.string_value, message):
                 yield ("parameters", key), text
-    if _AGEING in message.parameters and message.HasField(BATCHER) and message.dynamic_batching.priority_levels < 2:
+    if _AGEING in message.parameters and message.HasField(_BATCHING) and message.dynamic_batching.priority_levels < 2:
         yield ("parameters", _AGEING), f"parameter '{_AGEING}' needs priority_levels of 2 or more"
     yield from _goal_faults(message)
 
 
-def _faults(key: str, text: str, message: pb.ModelConfig) -> list[str]:
+def _faults(key: str, text: str, message: pb.ModelConfig) -> Iterator[str]:
     setting = SETTINGS.get(key)
     if setting is None:
         hint = did_you_mean(key, SETTINGS, f"known are: {', '.join(SETTINGS)}")
-        return [f"unknown parameter '{key}'; {hint}"]
-    faults = []
-    if setting.of == BATCHER and not message.HasField(BATCHER):
-        faults.append(f"parameter '{key}' needs {BATCHER}")
-    if setting.of == ADMISSION:
-        faults += [f"parameter '{key}' can not be combined with {other}" for other in special_scheduling(message)]
+        yield f"unknown parameter '{key}'; {hint}"
+        return
+    if key in BATCHER and not message.HasField(_BATCHING):
+        yield f"parameter '{key}' needs {_BATCHING}"
+    if key in ADMISSION:
+        yield from (f"parameter '{key}' can not be combined with {other}" for other in special_scheduling(message))
     if setting.needs and setting.needs not in message.parameters:
-        faults.append(f"parameter '{key}' needs '{setting.needs}'")
-    return [*faults, *filter(None, [fault(key, text, setting.read)])]
+        yield f"parameter '{key}' needs '{setting.needs}'"
+    if unreadable := fault(key, text, setting.read):
+        yield unreadable
 
 
 def _goal_faults(message: pb.ModelConfig) -> Faults:
@@ -91,16 +82,7 @@ def _goal_faults(message: pb.ModelConfig) -> Faults:
         )
     elif not tuned_us and delay_us >= goal_us:
         text = f"is {delay_us}, expected less than {goal}: requests may wait as long for others"
-        yield (BATCHER, "max_queue_delay_microseconds"), f"max_queue_delay_microseconds {text}"
-
-
-def values(message: pb.ModelConfig, of: str) -> dict[str, Any]:
-    """Field → value of the `BATCHER` or `ADMISSION` settings. Leaves out those that cannot be read."""
-    return {
-        SETTINGS[key].field: SETTINGS[key].read(parameter.string_value)
-        for key, parameter in message.parameters.items()
-        if key in SETTINGS and SETTINGS[key].of == of and not fault(key, parameter.string_value, SETTINGS[key].read)
-    }
+        yield (_BATCHING, "max_queue_delay_microseconds"), f"max_queue_delay_microseconds {text}"
 
 
 def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:

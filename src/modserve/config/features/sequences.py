@@ -235,6 +235,7 @@ def _missing_of_state(state: _State, model: str) -> Faults:
 
 
 def _repeated_name(side: str, name: str, names: set[str]) -> Faults:
+    """Whether a state's name is among the `names` before it, which it then joins."""
     if name and name in names:
         yield (f"{side}_name",), f"State {side} name '{name}' specified more than once."
     names.add(name)
