@@ -5,9 +5,9 @@ them), `ensemble_step` (one step of it), `dataflow` (pure rules).
 """
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import TypeAlias
 
-from modserve.core.ensemble_config import Ensembling
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
@@ -35,13 +35,12 @@ class EnsembleScheduler:
 
     def __init__(self, config: ModelConfig, version: int, borrow: Borrow, clock: Clock, on_done: OnDone) -> None:
         assert config.ensemble is not None, "only made for ensembles: this is a bug"
-        self._ensembling: Ensembling = config.ensemble
-        most = self._ensembling.max_inflight_requests
-        self._limits = [StepLimit(most) for _ in self._ensembling.steps] if most else []
+        most = config.ensemble.max_inflight_requests
+        self._limits = [StepLimit(most) for _ in config.ensemble.steps] if most else []
         self._surroundings = Surroundings(config, version, borrow, clock, self._limits)
         self._clock = clock
         self._on_done = on_done
-        self._plans: dict[frozenset[str], Plan] = {}
+        self._plan = lru_cache(_MOST_PLANS)(partial(Plan, config.ensemble))
         self._stopped = False
         self.runs: set[EnsembleRun] = set()
 
@@ -73,13 +72,3 @@ class EnsembleScheduler:
     def _ended(self, run: EnsembleRun, timing: ExecutionTiming, error: ModserveError | None) -> None:
         self.runs.discard(run)
         self._on_done(run.inflight, timing, error)
-
-    def _plan(self, outputs: tuple[str, ...]) -> Plan:
-        """What is to be done for these outputs."""
-        key = frozenset(outputs)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = Plan(self._ensembling, outputs)
-            if len(self._plans) < _MOST_PLANS:
-                self._plans[key] = plan
-        return plan

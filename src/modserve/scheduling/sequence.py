@@ -21,6 +21,7 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Generic
 
 from modserve.core import dtypes
@@ -43,7 +44,7 @@ from modserve.core.tensor import Tensor
 
 from . import batching
 from .queued import QueuedScheduler
-from .scheduler import Clock, OnDrop, PinnedRunner, SlotT
+from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
 from .sequence_lane import Lane, OldestLane, OneSlot
 from .sequence_rows import DirectLane
 from .sequence_state import Member, Places, Sequence
@@ -157,7 +158,8 @@ class SequenceScheduler(Generic[SlotT]):
         self._advance(sequence)
 
     def _begin(self, id: SequenceId) -> Sequence:
-        sequence = Sequence(id, self._clock, self._look)
+        sequence = Sequence(id, self._clock.now_ns())
+        sequence.alarm = Alarm(self._clock, partial(self._look, sequence))
         self._open[id] = sequence
         self._live[sequence] = None
         sequence.place = self._places.take()

@@ -2,59 +2,45 @@
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.sequence import Membership, SequenceId, SequenceStates
 
-from .scheduler import Alarm, Clock
+from .scheduler import Alarm
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """A sequence that has begun, and has not ended or has something left to do. See `sequence` for its states."""
 
-    __slots__ = (
-        "alarm",
-        "busy",
-        "failure",
-        "id",
-        "idle_since_ns",
-        "over",
-        "place",
-        "running",
-        "states",
-        "waiting",
-    )
-
-    def __init__(self, id: SequenceId, clock: Clock, look: Callable[["Sequence"], None]) -> None:
-        self.id = id
-        self.place: tuple[int, int] | None = None
-        """Its row and the number of its instance; None while it is in the backlog."""
-        self.waiting: deque[Inflight] = deque()
-        """Its requests that no lane has, in order."""
-        self.busy: Inflight | None = None
-        """Its request that the lane or the instance has."""
-        self.running = False
-        """Whether `busy` runs; otherwise it waits in the lane."""
-        self.states: SequenceStates | None = None
-        self.failure: ModserveError | None = None
-        """Why it was ended early."""
-        self.over = False
-        self.idle_since_ns = clock.now_ns()
-        self.alarm = Alarm(clock, lambda: look(self))
+    id: SequenceId
+    idle_since_ns: int
+    alarm: Alarm = field(init=False)
+    """Rings when the sequence, or a request that waits, may have waited for too long."""
+    place: tuple[int, int] | None = None
+    """Its row and the number of its instance; None while it is in the backlog."""
+    waiting: deque[Inflight] = field(default_factory=deque)
+    """Its requests that no lane has, in order."""
+    busy: Inflight | None = None
+    """Its request that the lane or the instance has."""
+    running: bool = False
+    """Whether `busy` runs; otherwise it waits in the lane."""
+    states: SequenceStates | None = None
+    failure: ModserveError | None = None
+    """Why it was ended early."""
+    over: bool = False
 
 
+@dataclass(slots=True)
 class Member:
     """What the scheduler remembers of a request until it is over."""
 
-    __slots__ = ("arrived_ns", "says", "sequence", "shape_key")
-
-    def __init__(self, sequence: Sequence, says: Membership, arrived_ns: int, shape_key: object) -> None:
-        self.sequence = sequence
-        self.says = says
-        self.arrived_ns = arrived_ns
-        self.shape_key = shape_key
+    sequence: Sequence
+    says: Membership
+    arrived_ns: int
+    shape_key: object
 
 
 class Places:

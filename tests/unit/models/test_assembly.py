@@ -1,6 +1,7 @@
 """Which parts a model is put together of."""
 
 import asyncio
+import inspect
 import logging
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from modserve.core.version import ModelId
 from modserve.models.assembly import assemble_model
 from modserve.models.model import Model, Opened
 from modserve.resources.response_cache import ResponseCache
-from modserve.scheduling.grouping import Grouped
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import PuppetBackend, config
 
@@ -31,12 +31,12 @@ def parts(servable: Servable) -> list[str]:
         names.append(type(part).__name__)
         part = part._servable  # type: ignore[attr-defined]
     names.append(type(part).__name__)
-    scheduler: object = part._scheduler
-    while isinstance(scheduler, Grouped):
-        names.append("Grouped")
-        scheduler = scheduler._scheduler
-    if isinstance(scheduler, QueuedScheduler):
-        names.append(type(scheduler._queue).__name__)
+    accept = part._accept
+    while (closure := inspect.getclosurevars(accept).nonlocals) and "accept" in closure:
+        names.append("grouped")
+        accept = closure["accept"]
+    if isinstance(part._scheduler, QueuedScheduler):
+        names.append(type(part._scheduler._queue).__name__)
     return names
 
 
@@ -55,14 +55,14 @@ async def assembled(given: ModelConfig, cache: ResponseCache | None = None) -> S
         (config(dynamic_batching=DynamicBatching()), ["Model", "PlainQueue"]),
         (config(dynamic_batching=DynamicBatching(), inputs=VARIABLE), ["Model", "LevelQueue"]),
         (config(dynamic_batching=DynamicBatching(priority_levels=2)), ["Model", "LevelQueue"]),
-        (config(dynamic_batching=DynamicBatching(separate_by=("a",))), ["Model", "Grouped", "LevelQueue"]),
+        (config(dynamic_batching=DynamicBatching(separate_by=("a",))), ["Model", "grouped", "LevelQueue"]),
         (
             config(
                 dynamic_batching=DynamicBatching(separate_by=("a",)),
                 inputs=VARIABLE,
                 padding=Padding({"INPUT0": 0}, buckets=2),
             ),
-            ["Model", "Grouped", "Grouped", "LevelQueue"],
+            ["Model", "grouped", "grouped", "LevelQueue"],
         ),
         (config(cached=True), ["CachedModel", "Model", "PlainQueue"]),
         (

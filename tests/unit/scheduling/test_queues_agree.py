@@ -94,6 +94,6 @@ def sums(attributes: dict[str, Any]) -> dict[str, Any]:
 @settings(max_examples=200, deadline=None)
 @given(ACTIONS)
 def test_whatever_comes_and_goes(actions: list[tuple[Any, ...]]) -> None:
-    plain, levels = Driven(PlainQueue(sums=True)), Driven(LevelQueue())
+    plain, levels = Driven(PlainQueue(sums=True)), Driven(LevelQueue(sums=True))
     for action in actions:
         assert plain.act(*action) == levels.act(*action)
