@@ -15,7 +15,7 @@ A servable that was replaced, or loaded and not taken, is closed in the same way
 
 Who may change what. Only this manager changes the states and servables in the table, always between two awaits, so that
 every question to the table sees whole models. The control writes what should be there, by `update`. Updates of the same
-models run one after the other: an update holds the names of all models that it may change or read (`plan.reach`), and
+models run one after the other: an update holds the names of all models that it may change or read (`Update.names`), and
 lets each go as soon as it has had its turn. What loaders, backends and repositories raise is mapped here, in `inspect`
 and `_load`, and nothing of it gets further than its own model.
 
@@ -24,6 +24,7 @@ taken. Its parent is the manager's `Background`; `reconcile`, the last call of a
 """
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Container, Iterable, Mapping
@@ -113,9 +114,10 @@ class ModelManager:
         coming = {name for name, blueprint in requested.items() if blueprint is not None}
         self.table.announce(coming)
         held: set[str] = set()
+        begin = functools.partial(plan.begin, self.table.models, requested, together)
         try:
-            held |= await self._locks.hold(lambda: plan.reach(self.table.models, requested))
-            failures = await self._carry_out(plan.begin(self.table.models, requested, together), coming, held)
+            held |= await self._locks.hold(lambda: begin().names)
+            failures = await self._carry_out(begin(), coming, held)
         finally:
             self._locks.release(*held)
             for name in coming:
