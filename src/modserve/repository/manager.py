@@ -36,7 +36,6 @@ from modserve.core.loading import Blueprint, Listing, ModelLoader
 
 from . import dependencies, plan
 from .background import Background
-from .locks import NameLocks
 from .plan import Action, Update
 from .table import Loaded, ModelTable, Retired
 
@@ -57,16 +56,10 @@ class ModelManager:
         self._loader = loader
         self._load_retries = load_retries
         self._loads = asyncio.Semaphore(max(1, parallel_loads))
-        self._locks = NameLocks()
         self._closing = Background()
 
     def __repr__(self) -> str:
         return f"ModelManager({self.table!r})"
-
-    @property
-    def busy(self) -> list[str]:
-        """The names of the models that something is being done with."""
-        return sorted(self._locks.busy)
 
     async def inspect(self, listings: Iterable[Listing]) -> dict[str, Blueprint]:
         """Read and check the configurations of some models, each once; by name. A failure is part of the blueprint."""
@@ -80,9 +73,8 @@ class ModelManager:
         except Exception as error:  # whatever a backend does to one model, the others are loaded
             failure = from_exception(error, f"failed to look at model '{listing.name}'")
             foreign = None if isinstance(error, ModserveError) else error
-            level = (
-                logging.ERROR if listing.config is None else logging.WARNING
-            )  # the mistake of a caller, who hears it
+            # A configuration that came with a call is the mistake of its caller, who hears of it.
+            level = logging.ERROR if listing.config is None else logging.WARNING
             _log.log(level, "model '%s' cannot be loaded: %s", listing.name, failure.message, exc_info=foreign)
             return Blueprint(listing, failure=failure)
 
@@ -96,7 +88,7 @@ class ModelManager:
 
         With `dependents`, also the models that only this one needed, but for those in `keep`.
         """
-        if name not in self.table.models and name not in self._locks.busy:
+        if name not in self.table.models and name not in self.table.locks.busy:
             return []
         links = plan.graph(self.table.models, {})
         names = [name, *(dependencies.orphans(name, links, keep) if dependents else ())]
@@ -116,13 +108,13 @@ class ModelManager:
         held: set[str] = set()
         begin = functools.partial(plan.begin, self.table.models, requested, together)
         try:
-            held |= await self._locks.hold(lambda: begin().names)
+            held |= await self.table.locks.hold(lambda: begin().names)
             failures = await self._carry_out(begin(), coming, held)
         finally:
-            self._locks.release(*held)
+            self.table.locks.release(*held)
             for name in coming:
                 self.table.arrived(name)
-            self.table.tidy(requested, self._locks.busy)
+            self.table.tidy(requested)
             self.table.on_change()
         return {name: failure for name, failure in failures.items() if name in requested}
 
@@ -155,7 +147,7 @@ class ModelManager:
                     coming.remove(name)
                     self.table.arrived(name)
                 held.discard(name)
-                self._locks.release(name)
+                self.table.locks.release(name)
                 turns.done(name)
         return failures
 
@@ -271,5 +263,5 @@ class ModelManager:
         finally:
             if self.table.closed(retired):
                 _log.info("model '%s', version %d: unloaded", name, version)
-            self.table.tidy((name,), self._locks.busy)
+            self.table.tidy((name,))
             await retired.lease.release()

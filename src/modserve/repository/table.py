@@ -19,6 +19,7 @@ from modserve.core.version import (
 )
 
 from .handle import Loans
+from .locks import NameLocks
 from .succession import Succession
 
 MOST_REMEMBERED = 10_000
@@ -94,6 +95,8 @@ class ModelTable:
     def __init__(self) -> None:
         self.models: dict[str, Model] = {}
         self.loans = Loans()
+        self.locks = NameLocks()
+        """Of the models that are being changed."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after everything that may change which versions are READY."""
         self._coming: Counter[str] = Counter()
@@ -253,7 +256,7 @@ class ModelTable:
         if name in self.models:
             self.models[name].problem = ""
             self.drop_failures(name, ())
-            self.tidy((name,), ())
+            self.tidy((name,))
             self.on_change()
 
     # Changes by the manager: a version goes from one state to the next
@@ -334,14 +337,18 @@ class ModelTable:
         for version in [version for version, row in rows.items() if row.state.failed and version not in versions]:
             del rows[version]
 
-    def tidy(self, names: Iterable[str], busy: Container[str]) -> None:
+    def tidy(self, names: Iterable[str]) -> None:
         """Drop those of some models that have nothing to list, and the oldest ones if too many are idle."""
         for name in names:
             model = self.models.get(name)
-            if name not in busy and model is not None and not (model.versions or model.problem or model.finishing):
+            if (
+                name not in self.locks.busy
+                and model is not None
+                and not (model.versions or model.problem or model.finishing)
+            ):
                 del self.models[name]
         if len(self.models) > MOST_REMEMBERED:
-            idle = [name for name, model in self.models.items() if name not in busy and _is_idle(model)]
+            idle = [name for name, model in self.models.items() if name not in self.locks.busy and _is_idle(model)]
             for name in idle[: len(self.models) - MOST_REMEMBERED]:
                 del self.models[name]
 
