@@ -6,7 +6,7 @@ once (`Blueprint`). From then on `core.lifecycle` names its states:
 - LOADING: its files are fetched, under a lease, and a servable is made of them.
 - READY: the servable is in the table and takes requests. While the version is loaded again, the state stays READY, and
   the old servable serves until the new one takes its place, and on if the load fails.
-- UNLOADING: the servable is out of the table's service, and its `Retired` is drained and closed in the background:
+- UNLOADING: the servable is out of the table's service, and is drained and closed in the background:
   first the handles that were lent are released, then everything accepted is settled, then the engine is closed, and
   at last the lease is released. Until then the servable continues the sequences that have begun (`finishing`).
 - UNAVAILABLE, with a reason: unloaded on purpose, or failed. Only a failure keeps the server from being ready.
@@ -37,7 +37,7 @@ from modserve.core.loading import Blueprint, Listing, ModelLoader
 from . import dependencies, plan
 from .background import Background
 from .plan import Action, Update
-from .table import Loaded, ModelTable, Retired
+from .table import Loaded, ModelTable
 
 _log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class ModelManager:
             elif action.together:
                 loads[version] = loaded
             else:
-                self._take(blueprint, version, loaded)
+                self._take(blueprint, loaded)
 
         succeeded = False
         try:
@@ -202,7 +202,7 @@ class ModelManager:
             for version in action.load:
                 loaded = loads.pop(version, None)
                 if loaded is not None and succeeded:
-                    self._take(blueprint, version, loaded)
+                    self._take(blueprint, loaded)
                 else:
                     reason = UNLOADED if failures else _CANCELLED
                     self._close_all(table.abandon(name, version, reason, loaded))
@@ -237,9 +237,9 @@ class ModelManager:
                     text = "model '%s', version %d: failed to load, attempt %d of %d: %s"
                     _log.warning(text, listing.name, version, attempt, self._load_retries + 1, failure.message)
 
-    def _take(self, blueprint: Blueprint, version: int, loaded: Loaded) -> None:
-        name = blueprint.listing.name
-        replaced = self.table.take(name, version, loaded, blueprint.needs)
+    def _take(self, blueprint: Blueprint, loaded: Loaded) -> None:
+        name, version = loaded.servable.id
+        replaced = self.table.take(loaded, blueprint.needs)
         _log.info("model '%s', version %d: ready after %.3f s", name, version, loaded.load_ns / 1e9)
         self._close_all(replaced)
 
@@ -248,12 +248,12 @@ class ModelManager:
     def _retire(self, action: Action) -> None:
         self._close_all(self.table.retire(action.model, action.retire, action.state_reason))
 
-    def _close_all(self, retired: Iterable[Retired]) -> None:
+    def _close_all(self, retired: Iterable[Loaded]) -> None:
         for each in retired:
             self._closing.start(self._close(each))
 
-    async def _close(self, retired: Retired) -> None:
-        name, version = retired.id
+    async def _close(self, retired: Loaded) -> None:
+        name, version = retired.servable.id
         try:
             await self.table.loans.returned(retired.servable)
             await retired.servable.drain()
@@ -261,7 +261,7 @@ class ModelManager:
         except Exception:  # an engine that cannot end well is gone all the same
             _log.exception("model '%s', version %d: closing its engine failed", name, version)
         finally:
-            if self.table.closed(retired):
+            if self.table.closed(retired.servable):
                 _log.info("model '%s', version %d: unloaded", name, version)
             self.table.tidy((name,))
             await retired.lease.release()
