@@ -39,7 +39,7 @@ class Listing:
     name: str
     repository: "Repository" = field(compare=False, repr=False)
     path: Path
-    """Where the model is, as reports name it; for a remote model there need not be anything at this path."""
+    """Where the model is, as reports name it; nothing of a remote model need be at this path."""
     versions: tuple[int, ...]
     """In ascending order."""
     content: bytes | ModserveError | None = field(default=None, compare=False, repr=False)
@@ -47,10 +47,7 @@ class Listing:
     config: str | None = None
     """A configuration as JSON that replaces that of the file."""
     marks: Mapping[int | None, object] = field(default_factory=dict, compare=False, repr=False)
-    """The state of the files by version, and for None that of all files outside the version directories.
-
-    Marks are only compared for equality: times and sizes of files, ETags, digests.
-    """
+    """The state of the files by version, and of all others for None: times, ETags, digests, compared for equality."""
 
     def mark(self, version: int) -> object:
         """Equal for two listings from which a version would be loaded alike."""
@@ -64,8 +61,8 @@ class Listing:
 class Repository(Protocol):
     """A source of models. `str` of it is its place, as people write it.
 
-    All methods raise INVALID_ARG if the repository cannot be read. None of them blocks the event loop, and a cancelled
-    call leaves nothing behind. A remote store is one more implementation: listing it must not download weights.
+    All methods raise `ModserveError`, INVALID_ARG if the repository cannot be read. None of them blocks the event loop,
+    and a cancelled call leaves nothing behind.
     """
 
     async def names(self) -> Collection[str]:
@@ -73,16 +70,16 @@ class Repository(Protocol):
         ...
 
     async def look(self, names: Collection[str] | None = None) -> Mapping[str, Listing]:
-        """The models with these names that are there, all models for None, each with its marks and configuration.
+        """The models with these names that are there, all models for None. Downloads configurations, but no weights.
 
-        A file that changes meanwhile is seen as different by the next look.
+        If a file changes meanwhile, its mark is different at the next look.
         """
         ...
 
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
         """Bring the files of one version to this machine, with those that all versions share.
 
-        Raises `ModserveError`. Versions of a model may be fetched at the same time; each has a lease of its own.
+        Versions of a model may be fetched at the same time; each has a lease of its own.
         """
         ...
 
@@ -107,8 +104,7 @@ class Blueprint:
     load: Callable[[Path, int], Awaitable[Servable]] = field(default=_unusable, compare=False, repr=False)
     """Load one version from the model's directory on this machine; the servable takes requests on return.
 
-    Raises `ModserveError` and leaves nothing behind. The same holds for a cancelled call, although what it has begun
-    may end later.
+    If it fails or is cancelled, it leaves nothing behind, although what a cancelled call has begun may end later.
     """
     failure: ModserveError | None = None
     """Why the model cannot be used; all but the listing is then empty."""
@@ -119,7 +115,7 @@ class UnreadableModelError(ModserveError):
 
 
 class ModelLoader(Protocol):
-    """Makes servables of models. What backends raise is mapped to `ModserveError` by whoever calls these methods."""
+    """Makes servables of models. The caller maps all exceptions that are no `ModserveError`."""
 
     async def inspect(self, listing: Listing) -> Blueprint:
         """Read and check a configuration.

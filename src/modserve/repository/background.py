@@ -11,11 +11,10 @@ _log = logging.getLogger(__name__)
 
 
 class Background:
-    """The parent of some tasks: it knows them all, logs what they fail with, and waits for them at the end.
+    """The parent of some tasks: it logs what they fail with, and waits for them at the end.
 
-    An `asyncio.TaskGroup` would not do. A client's load must end although its caller goes away, and a version is closed
-    long after the unload call that began it; the two are begun by different tasks than the one that ends the server,
-    and the failure of one of them must not cancel the others.
+    An `asyncio.TaskGroup` would not do: it must be left by the task that entered it, while loads, unloads and the end
+    of a server come from different tasks, and it cancels all tasks when one of them fails.
     """
 
     def __init__(self) -> None:

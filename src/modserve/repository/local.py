@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from modserve.core.errors import ModserveError, from_exception, invalid
@@ -56,11 +55,11 @@ class LocalRepository:
     def read(self, name: str) -> Listing:
         """One model: its versions are the directories named by a positive integer without leading zeros. Blocking."""
         path = self.path / name
-        marks: dict[int | None, list[_Mark]] = {None: []}
-        for mark in _marks(path):
-            top, *below = mark.path.split(os.sep)
-            version = parse_directory(top) if below or mark.size is None else None
-            marks.setdefault(version, []).append(mark)
+        marks: dict[int | None, list[tuple[str | int, ...]]] = {None: []}
+        for below, *mark in _marks(path):
+            top, *rest = below.split(os.sep)
+            version = parse_directory(top) if rest or not mark else None
+            marks.setdefault(version, []).append((below, *mark))
         versions = tuple(sorted(version for version in marks if version is not None))
         content = _content(path / CONFIG_FILE, name)  # after the marks, so that no change of the file is missed
         by_version = {version: tuple(sorted(files)) for version, files in marks.items()}
@@ -83,19 +82,11 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
         return from_exception(error, f"reading the configuration of model '{name}'")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Mark:
-    """Identity of a file: path, time of modification, size. Of a directory: its path only."""
+def _marks(root: Path) -> Iterator[tuple[str, *tuple[int, ...]]]:
+    """The path of everything in a directory, for files with time of modification and size.
 
-    path: str
-    """Below the model's directory."""
-    modified_ns: int = 0
-    size: int | None = None
-    """None for a directory."""
-
-
-def _marks(root: Path) -> Iterator[_Mark]:
-    """Everything in a directory, without what cannot be read or vanishes meanwhile."""
+    Leaves out what cannot be read or vanishes meanwhile.
+    """
     pending = [(root, "", frozenset[tuple[int, int]]())]
     while pending:
         directory, below, above = pending.pop()
@@ -111,9 +102,9 @@ def _marks(root: Path) -> Iterator[_Mark]:
             except OSError:
                 continue
             if not is_directory:
-                yield _Mark(path, status.st_mtime_ns, status.st_size)
+                yield path, status.st_mtime_ns, status.st_size
                 continue
-            yield _Mark(path)
+            yield (path,)
             identity = (status.st_dev, status.st_ino)
             if identity not in above:  # otherwise it is a link to a directory around it
                 pending.append((Path(entry.path), f"{path}{os.sep}", above | {identity}))

@@ -6,7 +6,7 @@ once (`Blueprint`). From then on `core.lifecycle` names its states:
 - LOADING: its files are fetched, under a lease, and a servable is made of them.
 - READY: the servable is in the table and takes requests. While the version is loaded again, the state stays READY, and
   the old servable serves until the new one takes its place, and on if the load fails.
-- UNLOADING: the servable is out of the table's service, and its `Retired` is drained and closed in the background:
+- UNLOADING: the servable is out of the table's service, and is drained and closed in the background:
   first the handles that were lent are released, then everything accepted is settled, then the engine is closed, and
   at last the lease is released. Until then the servable continues the sequences that have begun (`finishing`).
 - UNAVAILABLE, with a reason: unloaded on purpose, or failed. Only a failure keeps the server from being ready.
@@ -15,7 +15,7 @@ A servable that was replaced, or loaded and not taken, is closed in the same way
 
 Who may change what. Only this manager changes the states and servables in the table, always between two awaits, so that
 every question to the table sees whole models. The control writes what should be there, by `update`. Updates of the same
-models run one after the other: an update holds the names of all models that it may change or read (`plan.reach`), and
+models run one after the other: an update holds the names of all models that it may change or read (`Update.names`), and
 lets each go as soon as it has had its turn. What loaders, backends and repositories raise is mapped here, in `inspect`
 and `_load`, and nothing of it gets further than its own model.
 
@@ -24,6 +24,7 @@ taken. Its parent is the manager's `Background`; `reconcile`, the last call of a
 """
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Container, Iterable, Mapping
@@ -35,9 +36,8 @@ from modserve.core.loading import Blueprint, Listing, ModelLoader
 
 from . import dependencies, plan
 from .background import Background
-from .locks import NameLocks
 from .plan import Action, Update
-from .table import Loaded, ModelTable, Retired
+from .table import Loaded, ModelTable
 
 _log = logging.getLogger(__name__)
 
@@ -56,16 +56,10 @@ class ModelManager:
         self._loader = loader
         self._load_retries = load_retries
         self._loads = asyncio.Semaphore(max(1, parallel_loads))
-        self._locks = NameLocks()
         self._closing = Background()
 
     def __repr__(self) -> str:
         return f"ModelManager({self.table!r})"
-
-    @property
-    def busy(self) -> list[str]:
-        """The names of the models that something is being done with."""
-        return sorted(self._locks.busy)
 
     async def inspect(self, listings: Iterable[Listing]) -> dict[str, Blueprint]:
         """Read and check the configurations of some models, each once; by name. A failure is part of the blueprint."""
@@ -79,9 +73,8 @@ class ModelManager:
         except Exception as error:  # whatever a backend does to one model, the others are loaded
             failure = from_exception(error, f"failed to look at model '{listing.name}'")
             foreign = None if isinstance(error, ModserveError) else error
-            level = (
-                logging.ERROR if listing.config is None else logging.WARNING
-            )  # the mistake of a caller, who hears it
+            # A configuration that came with a call is the mistake of its caller, who hears of it.
+            level = logging.ERROR if listing.config is None else logging.WARNING
             _log.log(level, "model '%s' cannot be loaded: %s", listing.name, failure.message, exc_info=foreign)
             return Blueprint(listing, failure=failure)
 
@@ -95,7 +88,7 @@ class ModelManager:
 
         With `dependents`, also the models that only this one needed, but for those in `keep`.
         """
-        if name not in self.table.models and name not in self._locks.busy:
+        if name not in self.table.models and name not in self.table.locks.busy:
             return []
         links = plan.graph(self.table.models, {})
         names = [name, *(dependencies.orphans(name, links, keep) if dependents else ())]
@@ -113,14 +106,15 @@ class ModelManager:
         coming = {name for name, blueprint in requested.items() if blueprint is not None}
         self.table.announce(coming)
         held: set[str] = set()
+        begin = functools.partial(plan.begin, self.table.models, requested, together)
         try:
-            held |= await self._locks.hold(lambda: plan.reach(self.table.models, requested))
-            failures = await self._carry_out(plan.begin(self.table.models, requested, together), coming, held)
+            held |= await self.table.locks.hold(lambda: begin().names)
+            failures = await self._carry_out(begin(), coming, held)
         finally:
-            self._locks.release(*held)
+            self.table.locks.release(*held)
             for name in coming:
                 self.table.arrived(name)
-            self.table.tidy(requested, self._locks.busy)
+            self.table.tidy(requested)
             self.table.on_change()
         return {name: failure for name, failure in failures.items() if name in requested}
 
@@ -153,7 +147,7 @@ class ModelManager:
                     coming.remove(name)
                     self.table.arrived(name)
                 held.discard(name)
-                self._locks.release(name)
+                self.table.locks.release(name)
                 turns.done(name)
         return failures
 
@@ -196,7 +190,7 @@ class ModelManager:
             elif action.together:
                 loads[version] = loaded
             else:
-                self._take(blueprint, version, loaded)
+                self._take(blueprint, loaded)
 
         succeeded = False
         try:
@@ -208,7 +202,7 @@ class ModelManager:
             for version in action.load:
                 loaded = loads.pop(version, None)
                 if loaded is not None and succeeded:
-                    self._take(blueprint, version, loaded)
+                    self._take(blueprint, loaded)
                 else:
                     reason = UNLOADED if failures else _CANCELLED
                     self._close_all(table.abandon(name, version, reason, loaded))
@@ -243,9 +237,9 @@ class ModelManager:
                     text = "model '%s', version %d: failed to load, attempt %d of %d: %s"
                     _log.warning(text, listing.name, version, attempt, self._load_retries + 1, failure.message)
 
-    def _take(self, blueprint: Blueprint, version: int, loaded: Loaded) -> None:
-        name = blueprint.listing.name
-        replaced = self.table.take(name, version, loaded, blueprint.needs)
+    def _take(self, blueprint: Blueprint, loaded: Loaded) -> None:
+        name, version = loaded.servable.id
+        replaced = self.table.take(loaded, blueprint.needs)
         _log.info("model '%s', version %d: ready after %.3f s", name, version, loaded.load_ns / 1e9)
         self._close_all(replaced)
 
@@ -254,12 +248,12 @@ class ModelManager:
     def _retire(self, action: Action) -> None:
         self._close_all(self.table.retire(action.model, action.retire, action.state_reason))
 
-    def _close_all(self, retired: Iterable[Retired]) -> None:
+    def _close_all(self, retired: Iterable[Loaded]) -> None:
         for each in retired:
             self._closing.start(self._close(each))
 
-    async def _close(self, retired: Retired) -> None:
-        name, version = retired.id
+    async def _close(self, retired: Loaded) -> None:
+        name, version = retired.servable.id
         try:
             await self.table.loans.returned(retired.servable)
             await retired.servable.drain()
@@ -267,7 +261,7 @@ class ModelManager:
         except Exception:  # an engine that cannot end well is gone all the same
             _log.exception("model '%s', version %d: closing its engine failed", name, version)
         finally:
-            if self.table.closed(retired):
+            if self.table.closed(retired.servable):
                 _log.info("model '%s', version %d: unloaded", name, version)
-            self.table.tidy((name,), self._locks.busy)
+            self.table.tidy((name,))
             await retired.lease.release()

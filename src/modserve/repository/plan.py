@@ -48,9 +48,11 @@ class Update:
     requested: Mapping[str, Blueprint | None]
     together: bool
     """Whether a client waits for the one model that it has requested, and hears why it failed."""
+    names: set[str]
+    """The models that the update may change or read: what is requested, all dependents, and all that these need."""
     before: Mapping[str, Before]
     needs: Graph
-    """What every model is to be made of."""
+    """What each of these models is to be made of."""
     turns: Mapping[str, set[str]]
     """The models that the update may concern, each with those of them that have their turn before it."""
 
@@ -99,21 +101,16 @@ def _needs(models: Mapping[str, Model], requested: Mapping[str, Blueprint | None
     return {name: blueprint.needs for name, blueprint in blueprints.items() if blueprint is not None}
 
 
-def reach(models: Mapping[str, Model], requested: Mapping[str, Blueprint | None]) -> set[str]:
-    """The models that an update may change or read: what is requested, all dependents, and all that these need."""
-    links = graph(models, requested)
-    above = requested.keys() | dependencies.dependents(requested, links)
-    return above | dependencies.needed(above, links)
-
-
 def begin(models: Mapping[str, Model], requested: Mapping[str, Blueprint | None], together: bool) -> Update:
-    before = {name: Before(model.blueprint, model.served, model.made_of) for name, model in models.items()}
-    needs = _needs(models, requested)
-    concerned = requested.keys() | dependencies.dependents(requested, graph(models, requested))
+    links = graph(models, requested)
+    concerned = requested.keys() | dependencies.dependents(requested, links)
+    names = concerned | dependencies.needed(concerned, links)
+    near = {name: models[name] for name in names if name in models}
+    before = {name: Before(model.blueprint, model.served, model.made_of) for name, model in near.items()}
+    needs = _needs(near, requested)
     turns = dependencies.turns(needs, {name: former.made_of for name, former in before.items()})
-    return Update(
-        requested, together, before, needs, {name: turns.get(name, set()) & concerned for name in sorted(concerned)}
-    )
+    own = {name: turns.get(name, set()) & concerned for name in sorted(concerned)}
+    return Update(requested, together, names, before, needs, own)
 
 
 def retirements(update: Update, models: Mapping[str, Model]) -> list[Action]:

@@ -10,7 +10,6 @@ from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
 from modserve.core.loading import Blueprint, DirectoryLease, Listing, Needs
 from modserve.core.servable import Handle, SequenceKeeper, Servable
 from modserve.core.version import (
-    ModelId,
     no_available_versions,
     not_ready,
     still_loading,
@@ -19,6 +18,7 @@ from modserve.core.version import (
 )
 
 from .handle import Loans
+from .locks import NameLocks
 from .succession import Succession
 
 MOST_REMEMBERED = 10_000
@@ -26,20 +26,12 @@ MOST_REMEMBERED = 10_000
 
 
 class Loaded(NamedTuple):
-    """A version that is loaded, and not in service yet."""
+    """A servable with what it was loaded from: not in service yet, in service, or retired and not closed yet."""
 
     servable: Servable
     listing: Listing
     lease: DirectoryLease
     load_ns: int
-
-
-class Retired(NamedTuple):
-    """A servable that takes nothing new, and has to be drained and closed."""
-
-    id: ModelId
-    servable: Servable
-    lease: DirectoryLease
 
 
 @dataclass
@@ -94,6 +86,8 @@ class ModelTable:
     def __init__(self) -> None:
         self.models: dict[str, Model] = {}
         self.loans = Loans()
+        self.locks = NameLocks()
+        """Of the models that are being changed."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after everything that may change which versions are READY."""
         self._coming: Counter[str] = Counter()
@@ -253,7 +247,7 @@ class ModelTable:
         if name in self.models:
             self.models[name].problem = ""
             self.drop_failures(name, ())
-            self.tidy((name,), ())
+            self.tidy((name,))
             self.on_change()
 
     # Changes by the manager: a version goes from one state to the next
@@ -281,8 +275,11 @@ class ModelTable:
         else:
             model.problem = f"version {version} is served as it was, for it failed to load: {reason}"
 
-    def take(self, name: str, version: int, loaded: Loaded, made_of: Needs) -> list[Retired]:
-        """Put a loaded version in service; what it replaces is returned."""
+    # The servables that these return take nothing new, and have to be drained and closed.
+
+    def take(self, loaded: Loaded, made_of: Needs) -> list[Loaded]:
+        """Put a loaded version in service; returns what it replaces."""
+        name, version = loaded.servable.id
         model = self.models[name]
         row = model.versions[version]
         replaced = row.loaded
@@ -291,39 +288,34 @@ class ModelTable:
         self._step(row, State.READY, load_ns=loaded.load_ns)
         model.made_of = made_of
         _rank(model)
-        return self._retired(name, version, replaced)
+        return _finish(model, replaced)
 
-    def abandon(self, name: str, version: int, reason: str, loaded: Loaded | None) -> list[Retired]:
+    def abandon(self, name: str, version: int, reason: str, loaded: Loaded | None) -> list[Loaded]:
         """End a load that is not taken, since another version failed or the load was cancelled."""
-        row = self.models[name].versions[version]
-        if row.state.state is State.LOADING:
-            self._step(row, State.UNAVAILABLE, reason)
-        return self._retired(name, version, loaded)
+        model = self.models[name]
+        if model.versions[version].state.state is State.LOADING:
+            self._step(model.versions[version], State.UNAVAILABLE, reason)
+        return _finish(model, loaded)
 
-    def retire(self, name: str, versions: Iterable[int], reason: str) -> list[Retired]:
+    def retire(self, name: str, versions: Iterable[int], reason: str) -> list[Loaded]:
         """Take READY versions out of service; `reason` is that of their state once they are unloaded."""
         model = self.models[name]
         retired = []
         for version in versions:
             row = model.versions[version]
-            loaded, row.loaded, row.servable, row.reason = row.loaded, None, None, reason
+            retired += _finish(model, row.loaded)
+            row.loaded, row.servable, row.reason = None, None, reason
             self._step(row, State.UNLOADING)
-            retired += self._retired(name, version, loaded)
         _rank(model)
         return retired
 
-    def _retired(self, name: str, version: int, loaded: Loaded | None) -> list[Retired]:
-        if loaded is None:
-            return []
-        self.models[name].finishing.insert(0, loaded.servable)
-        return [Retired(ModelId(name, version), loaded.servable, loaded.lease)]
-
-    def closed(self, retired: Retired) -> bool:
+    def closed(self, servable: Servable) -> bool:
         """A retired servable is closed. Returns whether its version is now unloaded."""
-        model = self.models[retired.id.name]
-        model.finishing.remove(retired.servable)
-        row = model.versions.get(retired.id.version)
-        if row is None or row.state.state is not State.UNLOADING or any(e.id == retired.id for e in model.finishing):
+        model = self.models[servable.id.name]
+        model.finishing.remove(servable)
+        row = model.versions.get(servable.id.version)
+        over = all(each.id != servable.id for each in model.finishing)
+        if row is None or row.state.state is not State.UNLOADING or not over:
             return False
         self._step(row, State.UNAVAILABLE, row.reason)
         return True
@@ -334,20 +326,31 @@ class ModelTable:
         for version in [version for version, row in rows.items() if row.state.failed and version not in versions]:
             del rows[version]
 
-    def tidy(self, names: Iterable[str], busy: Container[str]) -> None:
+    def tidy(self, names: Iterable[str]) -> None:
         """Drop those of some models that have nothing to list, and the oldest ones if too many are idle."""
         for name in names:
             model = self.models.get(name)
-            if name not in busy and model is not None and not (model.versions or model.problem or model.finishing):
+            if (
+                name not in self.locks.busy
+                and model is not None
+                and not (model.versions or model.problem or model.finishing)
+            ):
                 del self.models[name]
         if len(self.models) > MOST_REMEMBERED:
-            idle = [name for name, model in self.models.items() if name not in busy and _is_idle(model)]
+            idle = [name for name, model in self.models.items() if name not in self.locks.busy and _is_idle(model)]
             for name in idle[: len(self.models) - MOST_REMEMBERED]:
                 del self.models[name]
 
 
 def _is_idle(model: Model) -> bool:
     return model.blueprint is None and model.latest is None and not model.finishing
+
+
+def _finish(model: Model, loaded: Loaded | None) -> list[Loaded]:
+    if loaded is None:
+        return []
+    model.finishing.insert(0, loaded.servable)
+    return [loaded]
 
 
 def _rank(model: Model) -> None:

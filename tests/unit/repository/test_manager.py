@@ -757,7 +757,7 @@ async def test_nothing_is_kept_of_names_that_were_only_tried(bench: Bench) -> No
     for number in range(3):
         bench.loader.failures[ModelId(f"m{number}", 1)] = invalid("bad file")
         assert await bench.update(f"m{number}", 1)
-    assert bench.manager.busy == []
+    assert bench.table.locks.busy == set()
 
 
 async def test_the_oldest_models_that_are_unloaded_are_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -790,4 +790,4 @@ async def test_updates_of_the_same_models_run_in_the_order_of_the_calls(bench: B
     bench.loader.finish("e", 1)
     assert [await call for call in calls] == ["", "", ""]
     assert bench.loader.order[3:] == [("a", 1), ("e", 1)]
-    assert bench.manager.busy == []
+    assert bench.table.locks.busy == set()

@@ -127,8 +127,8 @@ def test_dependents_have_their_turn_after_what_they_need() -> None:
     models = {name: model(name, 1, needs=needs) for name, needs in {"a": "", "e": "a", "f": "e"}.items()}
     update = plan.begin(models, {"a": blueprint("a", 1, mark="new")}, False)
     assert update.turns == {"a": set(), "e": {"a"}, "f": {"e"}}
-    assert plan.reach(models, {"a": None}) == {"a", "e", "f"}
-    assert plan.reach(models, {"f": None}) == {"a", "e", "f"}, "what it needs is read"
+    assert plan.begin(models, {"a": None}, False).names == {"a", "e", "f"}
+    assert plan.begin(models, {"f": None}, False).names == {"a", "e", "f"}, "what it needs is read"
 
 
 class Below:
