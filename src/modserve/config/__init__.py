@@ -4,17 +4,21 @@
 it. All three raise INVALID_ARG with a report for people.
 """
 
+import json
 from dataclasses import dataclass
+
+from google.protobuf.message import Message
 
 from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
+from modserve.pb.json_message import to_json
 
 from . import complete, convert, defaults, tensors, unsupported, validate
 from .override import read_override
 from .pbtxt import Draft, parse, read
 from .problems import Problems
 
-__all__ = ["Complete", "Draft", "check", "finish", "parse", "read", "read_override"]
+__all__ = ["Complete", "Draft", "check", "finish", "parse", "read", "read_override", "to_text"]
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,12 @@ def finish(
     message = pb.ModelConfig()
     message.CopyFrom(draft.identified)
     fits = True
-    if description is not None and auto_complete:
-        fits = complete.complete(message, description, problems)
+    if description is not None:
+        if auto_complete:
+            complete.apply_traits(message, description, problems)
+        description = complete.with_batch_dimension(message, description)
+        if auto_complete:
+            fits = complete.complete(message, description, problems)
     defaults.normalise(
         message,
         problems,
@@ -70,6 +78,11 @@ def finish(
         problems.add((), f"must specify 'input' and 'output' for '{message.name}': its backend can not tell them")
     problems.raise_if_any()
     return Complete(convert.to_model_config(message, _scalars(message, description)), message, problems.warnings)
+
+
+def to_text(message: Message) -> str:
+    """A configuration as JSON, as Triton hands it to models: ``args["model_config"]`` of its Python backend."""
+    return json.dumps(to_json(message))
 
 
 def _problems(draft: Draft, auto_complete: bool) -> Problems:

@@ -1,11 +1,14 @@
 """Flow control between an engine that responds many times and a client that takes its time to read."""
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
 from .memory import MemoryBudget
+
+_log = logging.getLogger(__name__)
 
 MOST_HELD = 64 * 1024 * 1024
 """Bytes of one request's responses that may have been given and not sent yet."""
@@ -30,6 +33,9 @@ class Flow:
     for `longest_s` seconds in all, with the number of responses that are not sent. `slow` tells which it was.
 
     While the server's `memory` is used up, only one response may wait to be sent; otherwise `most`, if that is not 0.
+
+    An engine that must not block asks for `room` and leaves a callback with `on_room`; `later`, which calls a function
+    after so many seconds, keeps the same limits of time for it.
     """
 
     def __init__(
@@ -39,9 +45,14 @@ class Flow:
         longest_s: float = LONGEST_S,
         memory: MemoryBudget = _UNLIMITED,
         most: int = 0,
+        later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
         self._memory = memory
         self._most = most
+        self._later = later
+        self._callbacks: list[Callable[[], None]] = []
+        self._watch = (0, 0, 0.0)
+        """What the callbacks wait for: the number of this wait, the steps when it began, and when that was."""
         self.slow = False
         self._stalled = stalled
         self._stalled_s = stalled_s
@@ -75,6 +86,56 @@ class Flow:
                 return
         stalled(waiting)
 
+    @property
+    def room(self) -> bool:
+        """Whether `wait` would return at once."""
+        with self._changed:
+            return self._open or not self._too_much()
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
+        with self._changed:
+            full = not self._open and self._too_much()
+            if full:
+                self._callbacks.append(callback)
+                if len(self._callbacks) == 1:
+                    self._watch_on()
+        if not full:
+            callback()
+
+    def _watch_on(self) -> None:
+        """Look later whether anything has been sent. The lock is held."""
+        number = self._watch[0] + 1
+        self._watch = number, self._steps, time.monotonic()
+        if self._later is not None:
+            self._later(min(self._stalled_s, self._left_s), lambda: self._look(number))
+
+    def _look(self, number: int) -> None:
+        with self._changed:
+            current, steps, begin_s = self._watch
+            if number != current or not self._callbacks:
+                return
+            self._left_s -= time.monotonic() - begin_s
+            self.slow = self._left_s <= 0
+            if steps != self._steps and not self.slow:
+                self._watch_on()
+                return
+            self._open = True
+            waiting, stalled = len(self._unsent), self._stalled
+            callbacks = self._callbacks_with_room()
+        stalled(waiting)
+        _call_all(callbacks)
+
+    def _callbacks_with_room(self) -> list[Callable[[], None]]:
+        """The callbacks whose turn it is. The lock is held; they are called without it."""
+        if not self._callbacks or not (self._open or not self._too_much()):
+            return []
+        callbacks, self._callbacks = self._callbacks, []
+        number, _, begin_s = self._watch
+        self._left_s -= time.monotonic() - begin_s
+        self._watch = number + 1, 0, 0.0
+        return callbacks
+
     def _too_much(self) -> bool:
         waiting = len(self._unsent)
         return self._held >= MOST_HELD or 0 < self._most < waiting or (waiting > 1 and self._memory.full)
@@ -84,12 +145,14 @@ class Flow:
         with self._changed:
             if self._unsent:  # those that end a request were not counted
                 self._held -= self._unsent.popleft()
-            self._progressed()
+            callbacks = self._progressed()
+        _call_all(callbacks)
 
     def progressed(self) -> None:
         """A part of a response has been sent."""
         with self._changed:
-            self._progressed()
+            callbacks = self._progressed()
+        _call_all(callbacks)
 
     def release(self) -> None:
         """Nobody sends any more: nobody need wait, now and later. Lets go of `stalled`."""
@@ -97,10 +160,21 @@ class Flow:
             self._open = True
             self._stalled = _nothing
             self._changed.notify_all()
+            callbacks = self._callbacks_with_room()
+        _call_all(callbacks)
 
-    def _progressed(self) -> None:
+    def _progressed(self) -> list[Callable[[], None]]:
         self._steps += 1
         self._changed.notify()
+        return self._callbacks_with_room()
+
+
+def _call_all(callbacks: list[Callable[[], None]]) -> None:
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception:
+            _log.exception("an engine failed when it heard that there is room for responses")
 
 
 def _nothing(waiting: int) -> None:

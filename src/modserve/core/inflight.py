@@ -12,6 +12,7 @@ from .response import NOBODY, InferenceResponse, ResponseSink
 from .sequence import SequenceStates
 from .tensor import Tensor
 from .timing import ExecutionTiming
+from .version import ModelId
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +29,14 @@ class Inflight:
     waited too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
     its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
     server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
-    those of its sequence, if the model has any, which its execution changes.
+    those of its sequence, if the model has any, which its execution changes. `callers` are the models that wait for its
+    response, the first one at the beginning: none for a client's request.
     """
 
     __slots__ = (
         "arrival",
         "batch_size",
+        "callers",
         "cancelled",
         "deadline_ns",
         "flow",
@@ -90,6 +93,7 @@ class Inflight:
         self.cancelled = False
         self.settled = False
         self.on_cancel: Callable[[Inflight], None] | None = None
+        self.callers: tuple[ModelId, ...] = ()
 
     @property
     def begin_by_ns(self) -> int:
@@ -105,7 +109,11 @@ class Inflight:
         """
         if not self.ordered:
             loop = asyncio.get_running_loop()
-            self.flow = Flow(lambda waiting: loop.call_soon_threadsafe(self._give_up, waiting), memory=memory)
+            self.flow = Flow(
+                lambda waiting: loop.call_soon_threadsafe(self._give_up, waiting),
+                memory=memory,
+                later=lambda seconds, callback: loop.call_soon_threadsafe(loop.call_later, seconds, callback),
+            )
 
     def sent(self) -> None:
         """Of the answers given to the sink, one has left."""

@@ -22,6 +22,9 @@ class ParentTrace:
 
     __slots__ = ()
 
+    def stamp(self, activity: str, ns: int = 0) -> None:
+        """An activity of the model, as `RequestTrace` has those of the front end."""
+
     def child(self, servable: Servable) -> Submitter:
         """What to submit such a request through, once."""
         raise NotImplementedError

@@ -26,8 +26,8 @@ class LoadedEnsemble:
 
 
 def nothing_to_borrow(name: str, version: int | None) -> Handle:
-    """A `Borrow` for loaders that are asked for no ensembles."""
-    raise not_found(f"model '{name}' can not be asked by other models here")
+    """A `Borrow` for loaders whose models call no others."""
+    raise not_found(f"model '{name}' cannot be called by other models here")
 
 
 def read_ensemble(draft: Draft, *, auto_complete: bool) -> model_config.Complete:

@@ -1,6 +1,7 @@
 """From a model directory to a model that takes requests."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from modserve import config as model_config
-from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement, RequestInstance
+from modserve.backends.api import Backend, BackendModel, Executor, InstanceSpec, ModelSource, Placement
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
 from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
@@ -23,7 +24,9 @@ from modserve.resources.response_cache import ResponseCache
 
 from . import advice
 from .cached import CachedModel
+from .calls import ModelCalls, ModelControl
 from .ensemble_loader import LoadedEnsemble, assemble, nothing_to_borrow, read_ensemble
+from .instances import make_anew, make_instance, specs_of
 from .model import Model
 
 CONFIG_FILE = "config.pbtxt"
@@ -51,6 +54,7 @@ class _Loaded:
     config: ModelConfig
     message: bytes
     engine: BackendModel
+    specs: Sequence[InstanceSpec]
     instances: Sequence[tuple[str, Executor]]
     any_thread: bool
     labels: Mapping[str, tuple[str, ...]]
@@ -58,7 +62,11 @@ class _Loaded:
 
 
 class Loader:
-    """Implements `core.servable.ModelLoader`. Blocking work runs on `executor`. Ensembles `borrow` their models."""
+    """Implements `core.servable.ModelLoader`. Blocking work runs on `executor`.
+
+    Ensembles, and engines that call other models, `borrow` these; `control` is what such engines may do to them.
+    `on_health` is called when a model may have become ready, or not ready, by itself.
+    """
 
     def __init__(
         self,
@@ -66,8 +74,12 @@ class Loader:
         options: LoaderOptions,
         executor: futures.Executor,
         borrow: Borrow = nothing_to_borrow,
+        control: ModelControl | None = None,
+        on_health: Callable[[], None] = lambda: None,
     ) -> None:
         self._borrow = borrow
+        self._control = control
+        self._on_health = on_health
         self._registry = registry
         self._options = options
         self._executor = executor
@@ -91,7 +103,8 @@ class Loader:
     async def load(self, model: ModelDirectory, version: int) -> Servable:
         loop = asyncio.get_running_loop()
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        loading = self._executor.submit(_mapped, _doing(model, version), self._load, model, version, share)
+        calls = ModelCalls(ModelId(model.name, version), self._borrow, self._control, loop)
+        loading = self._executor.submit(_mapped, _doing(model, version), self._load, model, version, share, calls)
         try:
             loaded = await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
@@ -110,6 +123,8 @@ class Loader:
                 any_thread=loaded.any_thread,
                 labels=loaded.labels,
                 initial_states=loaded.initial_states,
+                make=lambda number, close: self._executor.submit(make_anew, loaded.engine, loaded.specs[number], close),
+                on_health=self._on_health,
             )
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
@@ -155,7 +170,7 @@ class Loader:
             return {}
         return {} if ensembling is None else ensembling.needs
 
-    def _load(self, model: ModelDirectory, version: int, share: int) -> _Loaded | LoadedEnsemble:
+    def _load(self, model: ModelDirectory, version: int, share: int, calls: ModelCalls) -> _Loaded | LoadedEnsemble:
         draft = self._draft(model)
         if draft.is_ensemble:
             ensemble = read_ensemble(draft, auto_complete=self._options.auto_complete)
@@ -176,6 +191,8 @@ class Loader:
             cpu_instances=max(1, _count_cpu(places)),
             placements=tuple(placement for _, placement in places),
             options=options,
+            models=calls,
+            write_config=functools.cache(lambda: model_config.to_text(draft.identified)),
         )
         labels = _read_labels(model.path, provisional)
         initial_states = _read_initial_states(model.path, provisional)
@@ -197,14 +214,14 @@ class Loader:
             )
             for warning in complete.warnings:
                 _log.warning("%s", warning)
-            for name, placement in _place(complete.config, backend):
-                instances.append((name, engine.instance(complete.config, placement)))
-                _check_instance(complete.config, instances[-1][1])
+            specs = specs_of(complete, _place(complete.config, backend))
+            for spec in specs:
+                instances.append((spec.name, make_instance(engine, spec)))
         except BaseException:
             _close_all(engine, instances)
             raise
         message = complete.message.SerializeToString(deterministic=True)
-        return _Loaded(complete.config, message, engine, instances, backend.any_thread, labels, initial_states)
+        return _Loaded(complete.config, message, engine, specs, instances, backend.any_thread, labels, initial_states)
 
     def _draft(self, model: ModelDirectory) -> model_config.Draft:
         """The configuration as far as it is known without the engine's help; read once for all versions of a load."""
@@ -305,25 +322,6 @@ def _close_all(engine: BackendModel, instances: Sequence[tuple[str, Executor]]) 
         stack.callback(engine.close)
         for _, instance in instances:
             stack.callback(instance.close)
-
-
-def _check_instance(config: ModelConfig, instance: Executor) -> None:
-    """Whether the server can use an instance.
-
-    Raises INTERNAL for an object that is none, INVALID_ARG for what the server does to whole batches, where the engine
-    wants the single requests.
-    """
-    by_request = isinstance(instance, RequestInstance)
-    if not by_request and not callable(getattr(instance, "execute", None)):
-        raise internal(
-            f"backend '{config.backend}' made a {type(instance).__name__} for an instance, which has neither 'execute' "
-            "nor 'execute_requests'"
-        )
-    if config.fills_up and by_request:
-        raise invalid(
-            f"model '{config.name}': its parameters ask for padding ('padding.…' or 'scheduling.batch_sizes'), but "
-            f"backend '{config.backend}' gets requests one by one and merges them itself, if at all"
-        )
 
 
 def _advised(error: ModserveError, advice: str) -> ModserveError:

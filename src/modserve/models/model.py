@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -22,6 +22,7 @@ from modserve.core.version import ModelId
 from modserve.execution.instance import Instance
 from modserve.execution.pool import InstancePool
 from modserve.execution.quick import could_be_quick
+from modserve.execution.revival import Make
 from modserve.scheduling import batching
 from modserve.scheduling.admission import Gate
 from modserve.scheduling.batching import Rule
@@ -58,6 +59,8 @@ class Model:
         any_thread: bool,
         labels: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
         initial_states: Mapping[str, Tensor] = MappingProxyType({}),
+        make: Make | None = None,
+        on_health: Callable[[], None] = lambda: None,
     ) -> None:
         self.id = model_id
         self.config = config
@@ -79,16 +82,30 @@ class Model:
         self._run_times = RunTimes()
         self._tuner = self._make_tuner()
         quick = any_thread and could_be_quick(config)
+        clock = LoopClock(loop)
+        self._on_health = on_health
         self._pool = InstancePool(
-            model_id, config, list(instances), self.statistics, self._on_settled, loop, quick, self._observe
+            model_id,
+            config,
+            list(instances),
+            self.statistics,
+            self._on_settled,
+            loop,
+            quick,
+            self._observe,
+            make=make,
+            clock=clock,
+            on_health=self._health_changed,
         )
         self._initial_states = initial_states
         self._sequences: SequenceScheduler[Instance] | None = None
         try:
-            self._scheduler = self._make_scheduler(LoopClock(loop))
+            self._working = self._make_scheduler(clock)
         except BaseException:
             self._pool.end()
             raise
+        self._scheduler: Scheduler = self._working
+        self._pool.on_stuck = self._working.fail_waiting
 
     def __repr__(self) -> str:
         return f"Model({self.id.name}, version {self.id.version}, {self._outstanding} outstanding, {self._pool!r})"
@@ -118,6 +135,20 @@ class Model:
         return inflight
 
     @property
+    def trouble(self) -> str:
+        """Why it takes no requests at the moment, although it is loaded; empty if it does."""
+        return "" if self._pool.trouble is None else self._pool.trouble.reason
+
+    def _health_changed(self) -> None:
+        """While no instance is left, new requests are refused at once.
+
+        Those that wait already go on waiting until the first attempt to make another instance, and fail with that.
+        """
+        trouble = self._pool.trouble
+        self._scheduler = self._working if trouble is None else _Down(self._working, trouble)
+        self._on_health()
+
+    @property
     def outstanding(self) -> int:
         return self._outstanding
 
@@ -135,7 +166,7 @@ class Model:
         return tuple(values)
 
     async def drain(self) -> None:
-        self._scheduler.stop()
+        self._working.stop()
         while self._outstanding or self.open_sequences:
             self._settled.clear()
             await self._settled.wait()
@@ -153,7 +184,8 @@ class Model:
             self._sequences.abandon(id)
 
     async def close(self) -> None:
-        self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
+        self._pool.stop_reviving()
+        self._working.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
         await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
 
     def _close_engine(self) -> None:
@@ -162,7 +194,7 @@ class Model:
         finally:
             self._engine.close()
 
-    def _make_scheduler(self, clock: LoopClock) -> Scheduler:
+    def _make_scheduler(self, clock: LoopClock) -> QueuedScheduler[Instance] | SequenceScheduler[Instance]:
         config = self.config
         policy = config.dynamic_batching
         if config.sequence_batching is not None:
@@ -221,3 +253,15 @@ class Model:
         self._outstanding -= count
         if not self._outstanding:
             self._settled.set()
+
+
+class _Down:
+    """Implements `scheduling.Scheduler` in place of one whose model has no instance left."""
+
+    def __init__(self, scheduler: Scheduler, trouble: ModserveError) -> None:
+        self.stop = scheduler.stop
+        self.close = scheduler.close
+        self._trouble = trouble
+
+    def enqueue(self, inflight: Inflight) -> None:
+        raise unavailable(f"{inflight.request.label}{self._trouble.message}")

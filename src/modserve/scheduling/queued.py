@@ -101,9 +101,13 @@ class QueuedScheduler(Generic[SlotT]):
 
     def close(self, error: ModserveError) -> None:
         self._stopped = True
+        self.fail_waiting(error)
+        self._alarm.cancel()
+
+    def fail_waiting(self, error: ModserveError) -> None:
+        """Fail what waits; what comes later is taken."""
         for inflight in list(self._queue):
             self._leave(inflight, error)
-        self._alarm.cancel()
 
     def _priority(self, inflight: Inflight) -> int:
         """Triton takes the default for what is no level."""

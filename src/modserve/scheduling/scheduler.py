@@ -54,11 +54,14 @@ class PinnedRunner(BatchRunner[SlotT], Protocol):
     """A runner whose slots are told apart, for schedulers that keep requests in their places.
 
     `on_done` is called with requests whose execution is over in every respect, before their slot is free: what they
-    leave behind for their sequence is there. In its place `on_again` is called with one that is to run again.
+    leave behind for their sequence is there. In its place `on_again` is called with one that is to run again. `on_lost`
+    is called with the number of a slot that can run nothing until it is free again, why, and whether that was said
+    before.
     """
 
     on_done: Callable[[list[Inflight]], None] | None
     on_again: Callable[[Inflight], None]
+    on_lost: Callable[[int, ModserveError, bool], None]
 
     @property
     def count(self) -> int:

@@ -5,20 +5,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from modserve.backends.api import ModelSource, Placement
+from modserve.backends.api import ModelSource
 from modserve.core import dtypes
 from modserve.core.errors import Code
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import InstanceKind, ModelConfig
+from modserve.core.model_config import ModelConfig
 from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
-from modserve.testing import Execution, PuppetBackend, RecordingSink, config, request, tensor
+from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 from modserve.testing.builders import RecordedInflight
 
 CONFIG = config()
-PLACE = Placement(InstanceKind.CPU)
 SOURCE = ModelSource(CONFIG, 1, Path(), Path())
 
 
@@ -58,7 +57,7 @@ class Bench:
     def __init__(self, instances: int, model: ModelConfig = CONFIG, *, by_request: bool = False) -> None:
         self.backend = PuppetBackend(by_request=by_request)
         opened = self.backend.open(SOURCE)
-        engines = [(f"model_{index}", opened.instance(model, PLACE)) for index in range(instances)]
+        engines = [(f"model_{index}", opened.instance(instance_spec(model))) for index in range(instances)]
         self.statistics = ModelStatistics()
         self.settled: list[int] = []
         self._changed = asyncio.Event()

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.backends.api import BackendInstance, ModelSource, Placement
+from modserve.backends.api import BackendInstance, ModelSource
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import Admission, DynamicBatching, InstanceKind, ModelConfig, QueuePolicy
+from modserve.core.model_config import Admission, DynamicBatching, ModelConfig, QueuePolicy
 from modserve.core.response import InferenceResponse
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.statistics import FailureReason
@@ -22,7 +22,7 @@ from modserve.core.version import ModelId
 from modserve.models.model import Model
 from modserve.scheduling.ordering import _Held
 from modserve.scheduling.queued import QueuedScheduler
-from modserve.testing import Execution, PuppetBackend, RecordingSink, config, request, tensor
+from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 BATCHING = DynamicBatching(preferred_batch_sizes=(8,))
 
@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, given: ModelConfig, instances: int = 1) -> None:
         self.backend = PuppetBackend()
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
-        made = [(f"model_{index}", engine.instance(given, Placement(InstanceKind.CPU))) for index in range(instances)]
+        made = [(f"model_{index}", engine.instance(instance_spec(given))) for index in range(instances)]
         self.model = Model(ModelId("model", 1), given, b"", engine, made, asyncio.get_running_loop(), any_thread=False)
 
     def submit(self, *values: int, **more: Any) -> list[Inflight]:
