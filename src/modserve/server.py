@@ -16,9 +16,10 @@ from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
 from .core.memory import MemoryBudget, UnsentResponses
 from .core.request import InferenceRequest, ParameterValue, label, timeout_ns
-from .core.response import InferenceResponse, OneAnswer
-from .core.servable import Handle, RequestHolder, Servable, Submitter
+from .core.response import InferenceResponse, Outcome, SingleResponseSink
+from .core.servable import Handle, RequestHolder, Servable, Submitter, submit_traced
 from .core.tensor import Array, Tensor
+from .core.tracing import RequestTrace
 from .observability.failure_log import FailureLog
 from .observability.logging import Logs
 from .observability.trace import Tracer
@@ -168,13 +169,17 @@ class Server:
         request: InferenceRequest,
         now_ns: int,
         accepted: Callable[[Inflight], None] = lambda inflight: None,
+        trace: RequestTrace | None = None,
     ) -> InferenceResponse:
         """Submit a request that arrived at `now_ns` and await its one answer. Cancelling the caller cancels it.
 
         `accepted` is told of the request in flight, for those who want to look at it afterwards.
         """
         sink = FutureSink(asyncio.get_running_loop())
-        inflight = servable.submit(request, sink, now_ns)
+        if trace is None:
+            inflight = servable.submit(request, sink, now_ns)
+        else:
+            inflight = submit_traced(trace, servable, request, sink, now_ns)
         accepted(inflight)
         try:
             outcome = await sink.future
@@ -391,7 +396,7 @@ def _not_ready() -> ModserveError:
     return unavailable("Server not ready")
 
 
-class FutureSink(OneAnswer):
+class FutureSink(SingleResponseSink):
     """Hands the one answer of a request to whoever awaits it."""
 
     __slots__ = ("future",)
@@ -400,7 +405,7 @@ class FutureSink(OneAnswer):
         super().__init__()
         self.future: asyncio.Future[InferenceResponse | ModserveError] = loop.create_future()
 
-    def settle(self, outcome: InferenceResponse | ModserveError) -> None:
+    def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
         if not self.future.done():
             self.future.set_result(outcome)
 
@@ -418,21 +423,11 @@ class _QueueSink:
         self._closed = True
         self.unsent.release()
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
+    def settle(self, outcome: Outcome, final: bool) -> None:
         if self._closed:
             return
-        self.unsent.add(response.size)
-        self.answers.put_nowait(response)
+        if outcome is not None:
+            self.unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
+            self.answers.put_nowait(outcome)
         if final:
-            self.complete()
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        if self._closed:
-            return
-        self.unsent.add(0)
-        self.answers.put_nowait(error)
-        if final:
-            self.complete()
-
-    def complete(self) -> None:
-        self.answers.put_nowait(None)
+            self.answers.put_nowait(None)

@@ -425,7 +425,7 @@ class Failing:
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         found = Inflight(request, sink, {}, ("OUT",), 1, None, now_ns)
-        asyncio.get_running_loop().call_soon(found.fail, internal("oops"))
+        asyncio.get_running_loop().call_soon(found.settle, internal("oops"))
         return found
 
 

@@ -8,16 +8,16 @@ from .errors import ModserveError, cancelled, unavailable
 from .flow import LONGEST_S, STALLED_S, Flow
 from .memory import MemoryBudget
 from .request import InferenceRequest
-from .response import NOBODY, InferenceResponse, ResponseSink
+from .response import NOBODY, Outcome, ResponseSink
 from .sequence import SequenceStates
 from .tensor import Tensor
 from .timing import ExecutionTiming
+from .tracing import RequestTrace
 from .version import ModelId
 
 _log = logging.getLogger(__name__)
 
-_MISBEHAVED = "whoever waits for a response failed to take it"
-"""What a sink raises must not reach the engine's other requests."""
+SINK_FAILED = "the receiver of a response failed"
 
 
 class Inflight:
@@ -57,6 +57,7 @@ class Inflight:
         "sink",
         "states",
         "timing",
+        "trace",
     )
 
     def __init__(
@@ -85,6 +86,8 @@ class Inflight:
         self.level_ns = 0
         self.arrival = 0
         self.timing: ExecutionTiming | None = None
+        self.trace: RequestTrace | None = None
+        """Set by `servable.submit_traced`, None once the request is settled."""
         self.states: SequenceStates | None = None
         self.ordered = False
         """Its answers wait for those of the requests before it."""
@@ -125,51 +128,34 @@ class Inflight:
         if self.flow is not None:
             self.flow.progressed()
 
-    def respond(self, response: InferenceResponse, final: bool = True) -> None:
-        """Hand an answer to the client; after the final one, and after a failure, later ones are dropped."""
-        if not self.settled:
-            sink = self._last_sink() if final else self.sink
-            try:
-                sink.respond(response, final)
-            except Exception:
-                _log.exception(_MISBEHAVED)
+    def settle(self, outcome: Outcome, final: bool = True) -> None:
+        """Hand an outcome to the sink. Outcomes after the final one are ignored. Never raises.
 
-    def fail(self, error: ModserveError, final: bool = True) -> None:
-        """Hand a failure to the client; the request may go on if it is not final."""
-        if not self.settled:
-            sink = self._last_sink() if final else self.sink
-            try:
-                sink.fail(error, final)
-            except Exception:
-                _log.exception(_MISBEHAVED)
-
-    def complete(self) -> None:
-        """No answer comes after those that were given."""
-        if not self.settled:
-            sink = self._last_sink()
-            try:
-                sink.complete()
-            except Exception:
-                _log.exception(_MISBEHAVED)
+        With the final outcome the request and its sink let go of each other: most sinks hold the request, and as a
+        cycle both would keep their tensors until the garbage collector runs, which counts objects and not bytes.
+        """
+        if self.settled:
+            return
+        sink, trace = self.sink, self.trace
+        if final:
+            self.settled = True
+            self.sink = NOBODY
+            self.trace = None
+            if self.flow is not None:
+                self.flow.release()
+        try:
+            if trace is not None:
+                trace.settled(outcome, final, self.timing)
+            sink.settle(outcome, final)
+        except Exception:  # must not reach the engine's other requests
+            _log.exception(SINK_FAILED)
 
     def cancel(self) -> None:
-        """The client no longer wants an answer. Safe to call at any time, on the event loop's thread."""
+        """The client no longer wants a response. Safe to call at any time, on the event loop's thread."""
         if self.flow is not None:
             self.flow.release()
         if not self.settled and not self.cancelled:
             self._end(cancelled())
-
-    def _last_sink(self) -> ResponseSink:
-        """The request is settled by what its sink is told now. The two let go of each other.
-
-        Most sinks hold the request in flight. As a cycle, both would stay in memory, with all their tensors, until the
-        garbage collector runs, which counts objects and not bytes.
-        """
-        self.settled = True
-        sink, self.sink = self.sink, NOBODY
-        if self.flow is not None:
-            self.flow.release()
-        return sink
 
     def _give_up(self, waiting: int) -> None:
         why = f"did not read its responses for {STALLED_S:g} s"
@@ -183,4 +169,4 @@ class Inflight:
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel(self)
-        self.fail(error)
+        self.settle(error)

@@ -51,6 +51,8 @@ class Signature:
             for spec in config.inputs
             if (spec.optional or (-1 in spec.dims and not spec.ragged)) and not self._is_mask(spec.name)
         )
+        self.alike = self._padding is None and not self._ragged and not self._keyed
+        """Whether all requests may share a batch: `accept` gives all of them the same `shape_key`."""
 
     def accept(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         """`request`, in the model's own shapes and ready to be queued. Raises INVALID_ARG."""

@@ -26,7 +26,7 @@ from modserve.core.version import ModelId
 from .instance import Done, Instance
 from .job import Job, Work
 from .quick import QuickRule
-from .running import Deliver, Outcome, Running, Stamp
+from .running import Deliver, Report, Running, Stamp
 
 _log = logging.getLogger(__name__)
 
@@ -238,8 +238,8 @@ class LoopInstance:
 
     # Order
 
-    def _deliver(self, running: Running, outcome: Outcome | Stamp) -> None:
-        self._post(partial(self._deliver_on_loop, running, outcome))
+    def _deliver(self, running: Running, report: Report | Stamp) -> None:
+        self._post(partial(self._deliver_on_loop, running, report))
 
     def _post(self, callback: Callable[[], None]) -> None:
         """Call back on the event loop's thread: at once where that keeps the order."""

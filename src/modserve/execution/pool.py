@@ -29,7 +29,7 @@ from .job import Job
 from .loop_instance import LoopInstance
 from .quick import LONG_NS, LoopThread
 from .revival import Clock, Make, Revival
-from .running import Outcome, Running, Stamp
+from .running import Report, Running, Stamp
 from .settlement import Observe, Settlement
 
 _log = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ _REFUSED = "refused"
 class InstancePool:
     """Implements `scheduling.PinnedRunner`. Lives on the event loop's thread; some instances have threads of their own.
 
-    `on_settled` is told how many requests have just been settled. If it `may_be_quick`, batches run on the event loop's
-    own thread on those instances whose rule says that they are too short to be worth a hop. `observe` is told of each
+    `on_settled` hears how many requests have just been settled. If it `may_be_quick`, batches run on the event loop's
+    own thread on those instances whose rule says that they are too short to be worth a hop. `observe` hears of each
     execution that succeeded. `on_health` is called when `trouble` may have changed.
 
     A merged batch that the engine refuses runs once more, each request by itself, on the same instance, so that only
@@ -60,7 +60,7 @@ class InstancePool:
         on_settled: Callable[[int], None],
         loop: asyncio.AbstractEventLoop,
         may_be_quick: bool = False,
-        observe: Observe = lambda timing, members: None,
+        observe: Observe | None = None,
         *,
         make: Make | None = None,
         clock: Clock | None = None,
@@ -183,10 +183,10 @@ class InstancePool:
 
     # Executions
 
-    def _deliver(self, running: Running, outcome: Outcome | Stamp) -> None:
+    def _deliver(self, running: Running, report: Report | Stamp) -> None:
         """On any thread: one hop to the event loop for each response of an engine that responds request by request."""
         try:
-            self._loop.call_soon_threadsafe(self._settlement.deliver, running, outcome)
+            self._loop.call_soon_threadsafe(self._settlement.deliver, running, report)
         except RuntimeError:
             _log.debug("model '%s': an engine responded after the server's end", self._model.name)
 

@@ -35,8 +35,8 @@ class Stamp(NamedTuple):
     ns: int
 
 
-class Outcome(NamedTuple):
-    """What an engine said of a request. Stamps as for statistics.
+class Report(NamedTuple):
+    """What an engine says of a request. Stamps as for statistics.
 
     A response, a failure, None for the end alone, or AGAIN for the end of this execution only.
     """
@@ -70,7 +70,7 @@ class Running:
         """Nobody's request: nobody hears of it, and it counts nowhere."""
 
 
-Deliver: TypeAlias = Callable[[Running, Outcome | Stamp], None]
+Deliver: TypeAlias = Callable[[Running, Report | Stamp], None]
 """Brings what an engine says to the event loop's thread, from any thread and in order."""
 
 
@@ -257,7 +257,7 @@ class RunningRequest:
         if flow is not None:
             flow.given(what.size if isinstance(what, InferenceResponse) else 0)
         start_ns, self._last_ns = self._last_ns, time.monotonic_ns()
-        self._deliver(self._running, Outcome(what, final, start_ns, output_start_ns, self._last_ns))
+        self._deliver(self._running, Report(what, final, start_ns, output_start_ns, self._last_ns))
         if flow is None:
             return not final
         if wait:

@@ -16,11 +16,10 @@ from modserve.core.model_config import ModelConfig
 from modserve.core.response import InferenceResponse
 from modserve.core.statistics import FailureReason, ModelStatistics
 from modserve.core.timing import ExecutionTiming
-from modserve.core.tracing import ParentTrace
 from modserve.core.version import ModelId
 
 from .job import Job
-from .running import Again, Outcome, Running, Stamp
+from .running import Again, Report, Running, Stamp
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ Observe: TypeAlias = Callable[[ExecutionTiming, Sequence[Inflight]], None]
 class Settlement:
     """Settles the requests of one pool, on the event loop's thread.
 
-    `on_settled` is told how many requests have just been settled, `observe` of each execution that succeeded. The
+    `on_settled` hears how many requests have just been settled, `observe` of each execution that succeeded. The
     scheduler sets `on_done` and `on_again`, see `scheduling.PinnedRunner`.
     """
 
@@ -46,7 +45,7 @@ class Settlement:
         statistics: ModelStatistics,
         on_settled: Callable[[int], None],
         loop: asyncio.AbstractEventLoop,
-        observe: Observe,
+        observe: Observe | None,
     ) -> None:
         self.on_done: Callable[[list[Inflight]], None] | None = None
         self.on_again: Callable[[Inflight], None] = _never_again
@@ -68,7 +67,7 @@ class Settlement:
         if job.again and not job.responses and job.error is None:
             self.count_cancelled(job.members)  # it was settled before its turn came, and did not run
             return
-        if job.error is None:
+        if job.error is None and self._observe is not None:
             try:
                 self._observe(timing, job.members)
             except Exception:
@@ -104,17 +103,17 @@ class Settlement:
     def fail_open(self, running: Running, error: ModserveError, start_ns: int = 0) -> None:
         """The engine will not respond to a request any more."""
         now_ns = time.monotonic_ns()
-        self.deliver(running, Outcome(error, True, start_ns or now_ns, now_ns, now_ns))
+        self.deliver(running, Report(error, True, start_ns or now_ns, now_ns, now_ns))
 
-    def deliver(self, running: Running, outcome: Outcome | Stamp) -> None:
-        if isinstance(outcome, Stamp):
-            sink = running.inflight.sink
-            if isinstance(sink, ParentTrace):
-                sink.stamp(outcome.activity, outcome.ns)
+    def deliver(self, running: Running, report: Report | Stamp) -> None:
+        if isinstance(report, Stamp):
+            trace = running.inflight.trace
+            if trace is not None:
+                trace.stamp(report.activity, report.ns)
             return
         if running.ended:
             return  # what an engine says after its execution has failed
-        inflight, what = running.inflight, outcome.what
+        inflight, what = running.inflight, report.what
         kind = "success"
         if isinstance(what, Again):
             running.again = running.ended = True
@@ -126,23 +125,20 @@ class Settlement:
             kind = "cancel"
         elif isinstance(what, ModserveError):
             kind = "fail"
-            if outcome.final:
+            if report.final:
                 running.error = what
-            inflight.fail(what, outcome.final)
         elif what is None:
             kind = "empty_response"
-            inflight.complete()
-        else:
-            inflight.respond(what, outcome.final)
+        inflight.settle(what, report.final)
         if self._decoupled:
             try:
                 self._statistics.record_response(
-                    running.responses, kind, outcome.start_ns, outcome.output_start_ns, outcome.end_ns
+                    running.responses, kind, report.start_ns, report.output_start_ns, report.end_ns
                 )
             except Exception:
                 self.misbehaved("counting a response")
         running.responses += 1
-        if outcome.final:
+        if report.final:
             running.ended = True
             running.home.discard(running)
             if running.executed:
@@ -187,7 +183,7 @@ class Settlement:
             self._to_tell.extend(zip(members, job.responses, strict=True))
             return
         for inflight, response in zip(members, job.responses, strict=True):
-            inflight.respond(response)
+            inflight.settle(response)
         self._on_settled(len(members))
 
     def _tell_some(self) -> None:
@@ -195,7 +191,7 @@ class Settlement:
         waiting, end_ns, told = self._to_tell, time.monotonic_ns() + _TELL_NS, 0
         while waiting and time.monotonic_ns() < end_ns:
             inflight, response = waiting.popleft()
-            inflight.respond(response)
+            inflight.settle(response)
             told += 1
         if waiting:
             self._loop.call_soon(self._tell_some)
@@ -233,7 +229,7 @@ class Settlement:
                 )
             except Exception:
                 self.misbehaved("counting a failure")
-            inflight.fail(error)
+            inflight.settle(error)
         self._on_settled(len(members))
 
     def misbehaved(self, doing: str) -> None:

@@ -21,9 +21,8 @@ from modserve.core.errors import Code, ModserveError, cancelled, from_exception,
 from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
-from modserve.core.servable import Borrow, Handle, Servable, Submitter
-from modserve.core.tracing import ParentTrace
+from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.servable import Borrow, Handle, Servable, submit_traced
 from modserve.core.version import ModelId
 from modserve.execution.instance import InstanceThread
 from modserve.execution.running import RunningRequest
@@ -85,7 +84,7 @@ class ModelCalls:
         future: _CallFuture[InferenceResponse] = _CallFuture(self._thread)
         held: list[InferenceResponse] = []
 
-        def take(outcome: InferenceResponse | ModserveError | None, final: bool) -> None:
+        def take(outcome: Outcome, final: bool) -> None:
             if isinstance(outcome, InferenceResponse):
                 held.append(outcome)
             if isinstance(outcome, ModserveError):
@@ -104,7 +103,7 @@ class ModelCalls:
 
     def stream(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> Iterator[InferenceResponse]:
         self._check_thread()
-        outcomes: queue.SimpleQueue[tuple[InferenceResponse | ModserveError | None, bool]] = queue.SimpleQueue()
+        outcomes: queue.SimpleQueue[tuple[Outcome, bool]] = queue.SimpleQueue()
         call = self.submit(request, lambda *outcome: outcomes.put(outcome), parent=parent, paced=True)
         try:
             final = False
@@ -208,8 +207,12 @@ class RunningCall:
             callers = tuple(dict.fromkeys([*(each for one in parents for each in one.callers), self._calls.model]))
             if servable.id in callers:
                 raise _ring((*callers, servable.id))
-            submitter = _submitter(servable, parents)
-            inflight = submitter.submit(_inherited(request, parents, servable), self, time.monotonic_ns())
+            request, now_ns = _inherited(request, parents, servable), time.monotonic_ns()
+            trace = parents[0].trace if len(parents) == 1 else None
+            if trace is None:
+                inflight = servable.submit(request, self, now_ns)
+            else:
+                inflight = submit_traced(trace.child(servable.id), servable, request, self, now_ns)
         except Exception as error:
             failure = from_exception(error, f"failed to call model '{request.model_name}'")
             self._calls.soon(partial(self.settle, failure, True))
@@ -221,7 +224,7 @@ class RunningCall:
         if self._paced:
             inflight.pace(self._calls.memory)
 
-    def settle(self, outcome: InferenceResponse | ModserveError | None, final: bool) -> None:
+    def settle(self, outcome: Outcome, final: bool) -> None:
         if self._over:
             return
         on_response = self._on_response
@@ -231,15 +234,6 @@ class RunningCall:
             on_response(outcome, final)
         except Exception:
             _log.exception("model '%s' failed to take a response of model '%s'", *self._names)
-
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        self.settle(response, final)
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self.settle(error, final)
-
-    def complete(self) -> None:
-        self.settle(None, True)
 
     @property
     def _names(self) -> tuple[str, str]:
@@ -296,12 +290,6 @@ def _parents(parent: EngineRequest | None) -> list[Inflight]:
     return [] if job is None else job.members
 
 
-def _submitter(servable: Servable, parents: list[Inflight]) -> Submitter:
-    """The servable, or what records the call in the trace of the one parent."""
-    sink = parents[0].sink if len(parents) == 1 else None
-    return sink.child(servable) if isinstance(sink, ParentTrace) else servable
-
-
 def _inherited(request: InferenceRequest, parents: list[Inflight], servable: Servable) -> InferenceRequest:
     """The request with what it has from its parents: their time, and the sequence of the only one."""
     deadlines = [parent.deadline_ns for parent in parents]
@@ -326,4 +314,4 @@ def _ring(models: tuple[ModelId, ...]) -> ModserveError:
 def _nothing() -> None: ...
 
 
-def _ignore(outcome: InferenceResponse | ModserveError | None, final: bool) -> None: ...
+def _ignore(outcome: Outcome, final: bool) -> None: ...

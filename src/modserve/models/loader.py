@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from modserve import config as model_config
-from modserve.backends.api import Backend, BackendModel, Executor, InstanceSpec, ModelSource, Placement
+from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
 from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
@@ -23,11 +23,11 @@ from modserve.execution.placement import placements, thread_share
 from modserve.resources.response_cache import ResponseCache
 
 from . import advice
-from .cached import CachedModel
+from .assembly import assemble_model, wrapped
 from .calls import ModelCalls, ModelControl
 from .ensemble_loader import LoadedEnsemble, assemble, nothing_to_borrow, read_ensemble
 from .instances import make_anew, make_instance, specs_of
-from .model import Model
+from .model import Opened
 
 CONFIG_FILE = "config.pbtxt"
 INITIAL_STATE_FOLDER = "initial_state"
@@ -45,20 +45,6 @@ class LoaderOptions:
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     response_cache: ResponseCache | None = None
     """For the models that ask for it."""
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """What a loading thread hands to the event loop."""
-
-    config: ModelConfig
-    message: bytes
-    engine: BackendModel
-    specs: Sequence[InstanceSpec]
-    instances: Sequence[tuple[str, Executor]]
-    any_thread: bool
-    labels: Mapping[str, tuple[str, ...]]
-    initial_states: Mapping[str, Tensor]
 
 
 class Loader:
@@ -110,38 +96,14 @@ class Loader:
         except asyncio.CancelledError:
             loading.add_done_callback(_discard)  # a load that has begun ends, and nobody takes what comes of it
             raise
+        cache = self._options.response_cache
         if isinstance(loaded, LoadedEnsemble):
-            return self._cached(assemble(ModelId(model.name, version), loaded, self._borrow, loop), loop)
+            return wrapped(assemble(ModelId(model.name, version), loaded, self._borrow, loop), loop, cache)
         try:
-            made = Model(
-                ModelId(model.name, version),
-                loaded.config,
-                loaded.message,
-                loaded.engine,
-                loaded.instances,
-                loop,
-                any_thread=loaded.any_thread,
-                labels=loaded.labels,
-                initial_states=loaded.initial_states,
-                make=lambda number, close: self._executor.submit(make_anew, loaded.engine, loaded.specs[number], close),
-                on_health=self._on_health,
-            )
+            return assemble_model(ModelId(model.name, version), loaded, loop, cache)
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
             raise from_exception(error, _doing(model, version)) from error
-        return self._cached(made, loop)
-
-    def _cached(self, servable: Servable, loop: asyncio.AbstractEventLoop) -> Servable:
-        if not servable.config.cached:
-            return servable
-        if self._options.response_cache is None:
-            _log.warning(
-                "model '%s' has response_cache enabled, but the server has no cache: every request is run. Start the "
-                "server with --cache-config=local,size=<bytes>",
-                servable.id.name,
-            )
-            return servable
-        return CachedModel(servable, self._options.response_cache, loop)
 
     def forget(self, name: str) -> None:
         self._cpu_instances.pop(name, None)
@@ -170,7 +132,7 @@ class Loader:
             return {}
         return {} if ensembling is None else ensembling.needs
 
-    def _load(self, model: ModelDirectory, version: int, share: int, calls: ModelCalls) -> _Loaded | LoadedEnsemble:
+    def _load(self, model: ModelDirectory, version: int, share: int, calls: ModelCalls) -> Opened | LoadedEnsemble:
         draft = self._draft(model)
         if draft.is_ensemble:
             ensemble = read_ensemble(draft, auto_complete=self._options.auto_complete)
@@ -221,7 +183,17 @@ class Loader:
             _close_all(engine, instances)
             raise
         message = complete.message.SerializeToString(deterministic=True)
-        return _Loaded(complete.config, message, engine, specs, instances, backend.any_thread, labels, initial_states)
+        return Opened(
+            complete.config,
+            message,
+            engine,
+            instances,
+            backend.any_thread,
+            labels,
+            initial_states,
+            lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),
+            self._on_health,
+        )
 
     def _draft(self, model: ModelDirectory) -> model_config.Draft:
         """The configuration as far as it is known without the engine's help; read once for all versions of a load."""
@@ -333,7 +305,7 @@ def _doing(model: ModelDirectory, version: int) -> str:
     return f"failed to load model '{model.name}' version {version}"
 
 
-def _discard(loading: "futures.Future[_Loaded | LoadedEnsemble]") -> None:
+def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
     if loading.cancelled() or loading.exception() is not None:
         return

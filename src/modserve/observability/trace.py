@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from modserve.core.errors import ModserveError, invalid
-from modserve.core.inflight import Inflight
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.errors import invalid
+from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
+from modserve.core.timing import ExecutionTiming
 from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
-from modserve.core.tracing import ParentTrace
+from modserve.core.version import ModelId
 
 from .trace_file import Output, TraceFiles, Writer
 from .trace_records import Record, Stamp, TensorStamp, render
@@ -99,7 +98,7 @@ class Tracer:
             return None
         if not setting.remaining:
             self._look()
-        return Trace(self, setting, servable, self.next_id())
+        return Trace(self, setting, servable.id, self.next_id())
 
     def next_id(self) -> int:
         return next(self._ids)
@@ -223,104 +222,85 @@ def _changed(
     return replace(behind, **own), own
 
 
-class Trace(ParentTrace):
-    """What is recorded of one request. Submit the request through it, and it sees the answers before `sink` does.
+class Trace:
+    """Implements `core.tracing.RequestTrace`: the records of one request, and those of its children.
 
-    The front end adds its own stamps, and calls `end` when the answer is sent or nobody waits for it any more. What is
-    recorded of the requests that a model made for it, its children, is written with it.
+    The front end adds its own stamps, and calls `end` when the response is sent or nobody waits for it any more. The
+    children, requests that a model made for this one, are written with it.
     """
 
     __slots__ = (
         "_children",
         "_ended",
-        "_inflight",
         "_model",
         "_parent",
         "_records",
-        "_request_id",
         "_setting",
-        "_sink",
-        "_submit",
+        "_timing",
         "_tracer",
         "id",
+        "request_id",
         "size",
     )
 
     def __init__(
-        self, tracer: Tracer, setting: _Setting, servable: Servable, trace_id: int, parent: "Trace | None" = None
+        self, tracer: Tracer, setting: _Setting, model: ModelId, trace_id: int, parent: "Trace | None" = None
     ) -> None:
         self._tracer = tracer
         self._setting = setting
         self._parent = parent
         self._children: list[Trace] = []
-        self._model = servable.id
-        self._submit = servable.submit
+        self._model = model
         self._records: list[Record] = []
-        self._inflight: Inflight | None = None
-        self._sink: ResponseSink | None = None
-        self._request_id = ""
+        self._timing: ExecutionTiming | None = None
+        self.request_id = ""
         self._ended = False
         self.id = trace_id
         self.size = 0
 
     def stamp(self, activity: str, ns: int = 0) -> None:
-        """Something happens now, or happened at `ns`."""
         if TraceLevel.TIMESTAMPS not in self._setting.level or self._ended:
             return
         if self.size <= 2 * MOST_OF_ONE:
             self.size += _STAMP_SIZE
             self._records.append(Stamp(ns or time.monotonic_ns(), activity))
 
-    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """As the servable's."""
-        self._request_id = request.id
-        self._sink = sink
-        inflight = self._inflight = self._submit(request, self, now_ns)
-        queued_ns = inflight.queue_start_ns or now_ns
-        self.stamp("REQUEST_START", inflight.request_start_ns)
-        self.stamp("QUEUE_START", queued_ns)
-        self._tensors("TENSOR_QUEUE_INPUT", inflight.inputs, queued_ns)
-        return inflight
+    def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
+        self.stamp("REQUEST_START", start_ns)
+        self.stamp("QUEUE_START", queue_start_ns)
+        self._tensors("TENSOR_QUEUE_INPUT", inputs, queue_start_ns)
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        sink = self._answered(final, response.outputs)
-        if sink is not None:
-            sink.respond(response, final)
+    def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
+        now_ns = time.monotonic_ns()
+        if isinstance(outcome, InferenceResponse):
+            self._tensors("TENSOR_BACKEND_OUTPUT", outcome.outputs, now_ns)
+        if outcome is not None:
+            self.stamp("INFER_RESPONSE_COMPLETE", now_ns)
+        if final:
+            self.stamp("REQUEST_END", now_ns)
+            self._timing = timing
+            if self._parent is not None:  # nobody else ends the trace of a request that a model made
+                self.end()
 
-    def fail(self, error: ModserveError, final: bool) -> None:
-        sink = self._answered(final, {})
-        if sink is not None:
-            sink.fail(error, final)
-
-    def complete(self) -> None:
-        self.stamp("REQUEST_END")
-        sink = self._sink
-        self._child_ended()
-        if sink is not None:
-            sink.complete()
-
-    def child(self, servable: Servable) -> "Trace":
-        """The trace of a request that a model makes to answer this one; it ends with its last answer."""
-        child = Trace(self._tracer, self._setting, servable, self._tracer.next_id(), self)
+    def child(self, model: ModelId) -> "Trace":
+        child = Trace(self._tracer, self._setting, model, self._tracer.next_id(), self)
         if not self._ended:
             self._children.append(child)
         return child
 
     def end(self) -> None:
-        """Nothing more will happen. May be called again."""
         if not self._ended:
             for child in self._children:
                 child.end()
             self._execution()
             self._ended = True
-            self._sink = self._inflight = None  # it may wait to be written, and the request need not
             if self._parent is None:
                 self._tracer.ended(self._setting, self)
 
     def render(self) -> bytes:
         """Its records and those of its children. For any thread, once it has ended."""
         own = render(
-            self.id, self._model, self._request_id, self._records, 0 if self._parent is None else self._parent.id
+            self.id, self._model, self.request_id, self._records, 0 if self._parent is None else self._parent.id
         )
         return b",".join([own, *(child.render() for child in self._children)])
 
@@ -328,21 +308,6 @@ class Trace(ParentTrace):
     def whole_size(self) -> int:
         """About what it keeps of memory, with its children."""
         return self.size + sum(child.whole_size for child in self._children)
-
-    def _answered(self, final: bool, outputs: Mapping[str, Tensor]) -> ResponseSink | None:
-        """Record an answer; who is to be told of it."""
-        now_ns, sink = time.monotonic_ns(), self._sink
-        self._tensors("TENSOR_BACKEND_OUTPUT", outputs, now_ns)
-        self.stamp("INFER_RESPONSE_COMPLETE", now_ns)
-        if final:
-            self.stamp("REQUEST_END", now_ns)
-            self._child_ended()
-        return sink
-
-    def _child_ended(self) -> None:
-        """Nobody else ends the trace of a request that a model made."""
-        if self._parent is not None:
-            self.end()
 
     def _tensors(self, activity: str, tensors: Mapping[str, Tensor], ns: int) -> None:
         if TraceLevel.TENSORS not in self._setting.level or self._ended:
@@ -360,7 +325,7 @@ class Trace(ParentTrace):
 
     def _execution(self) -> None:
         """The stamps of the execution: those that there are, for it may still be under way."""
-        timing = None if self._inflight is None else self._inflight.timing
+        timing = self._timing
         if timing is None or self._children:  # the executions are the children's
             return
         for activity, ns in (

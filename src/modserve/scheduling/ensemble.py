@@ -13,11 +13,11 @@ from modserve.core.flow import Flow
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
 from modserve.core.request import InferenceRequest, ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.servable import Borrow, Handle, Submitter
+from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.servable import Borrow, Handle, submit_traced
 from modserve.core.tensor import Tensor
 from modserve.core.timing import ExecutionTiming
-from modserve.core.tracing import ParentTrace
+from modserve.core.version import ModelId
 
 from . import dataflow
 from .batching import Reason
@@ -75,6 +75,9 @@ class EnsembleScheduler:
 
     def close(self, error: ModserveError) -> None:
         self._stopped = True
+        self.fail_waiting(error)
+
+    def fail_waiting(self, error: ModserveError) -> None:
         for limit in self.limits:
             limit.clear()
         for run in list(self.runs):
@@ -187,7 +190,7 @@ class _Run:
     def end(self, error: ModserveError) -> None:
         if not self.over:
             self._finish(error)
-            self.inflight.fail(error)
+            self.inflight.settle(error)
 
     def answer(self, execution: "_Execution", response: InferenceResponse, final: bool) -> None:
         """A step has given a response, maybe not the only one."""
@@ -309,7 +312,7 @@ class _Run:
         if not self.scheduler.config.decoupled:
             if complete:
                 self._finish(None)
-                self.inflight.respond(complete[0][1])
+                self.inflight.settle(complete[0][1])
             elif not self.executions:
                 self.fail(_deadlock(self.inflight.request))
             return
@@ -318,12 +321,12 @@ class _Run:
             _, response = heapq.heappop(complete)
             if not complete and not self.executions:
                 self._finish(None)
-                self.inflight.respond(response)
+                self.inflight.settle(response)
             else:
-                self.inflight.respond(response, final=False)
+                self.inflight.settle(response, final=False)
         if not self._is_over() and not self.executions:
             self._finish(None)
-            self.inflight.complete()
+            self.inflight.settle(None)
 
     def _first(self) -> tuple[int, ...] | None:
         """The place of the first response that may still come."""
@@ -449,7 +452,16 @@ class _Execution:
             self.run.begun(self._wave)
         try:
             request = self._request(now_ns)
-            self._inflight = self._submitter().submit(request, self, now_ns)
+            servable, trace = self._handle.servable, self.run.inflight.trace
+            if trace is None:
+                self._inflight = servable.submit(request, self, now_ns)
+            else:
+                self._inflight = submit_traced(trace.child(servable.id), servable, request, self, now_ns)
+            ensemble = self.run.scheduler
+            self._inflight.callers = (
+                *self.run.inflight.callers,
+                ModelId(ensemble.config.name, ensemble.version),
+            )
             self.batch_size = self._inflight.batch_size
             if self.decoupled:
                 self._pace(self._inflight)
@@ -486,29 +498,20 @@ class _Execution:
         if self._inflight is not None:
             self._inflight.cancel()
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
+    def settle(self, outcome: Outcome, final: bool) -> None:
         if final:
             self._ended()
-        self.run.answer(self, response, final)
+        if isinstance(outcome, InferenceResponse):
+            self.run.answer(self, outcome, final)
+        elif outcome is None:
+            self.run.complete(self)
+        else:
+            if final:
+                self.run.executions.discard(self)
+            if not self.run.over:
+                self.run.fail(outcome)
         if final:
             self._inflight = None  # which points back to here
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        if final:
-            self._ended()
-            self.run.executions.discard(self)
-            self._inflight = None
-        if not self.run.over:
-            self.run.fail(error)
-
-    def complete(self) -> None:
-        self._ended()
-        self._inflight = None
-        self.run.complete(self)
-
-    def _submitter(self) -> Submitter:
-        servable, sink = self._handle.servable, self.run.inflight.sink
-        return sink.child(servable) if isinstance(sink, ParentTrace) else servable
 
     def _request(self, now_ns: int) -> InferenceRequest:
         """The ensemble's request, made into that of the step: with what is left of its time."""

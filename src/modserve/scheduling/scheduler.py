@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
@@ -24,6 +24,10 @@ class Scheduler(Protocol):
 
     def close(self, error: ModserveError) -> None:
         """Take nothing new and fail what waits."""
+        ...
+
+    def fail_waiting(self, error: ModserveError) -> None:
+        """Fail what waits; what comes later is taken."""
         ...
 
 
@@ -77,7 +81,7 @@ class PinnedRunner(BatchRunner[SlotT], Protocol):
         ...
 
 
-Drop = Callable[[Inflight, ModserveError], None]
+OnDrop: TypeAlias = Callable[[Inflight, ModserveError], None]
 """Settles a request that leaves the queue without having run, and counts it."""
 
 
@@ -90,7 +94,7 @@ class Clock(Protocol):
 
     def now_ns(self) -> int: ...
 
-    def call_soon(self, callback: Callable[[], None]) -> None: ...
+    def call_soon(self, callback: Callable[[], None]) -> object: ...
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         """Call back at `when_ns` or some milliseconds earlier; who cares looks at the clock and asks again."""
@@ -98,34 +102,35 @@ class Clock(Protocol):
 
 
 class Alarm:
-    """One moment at which to be called, which can be moved."""
+    """One moment at which to be called, which can be moved. `when_ns` is that moment, 0 for none."""
 
-    __slots__ = ("_clock", "_ring", "_timer", "_when_ns")
+    __slots__ = ("_clock", "_ring", "_timer", "when_ns")
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self.when_ns = 0
         self._clock = clock
         self._ring = ring
         self._timer: TimerHandle | None = None
-        self._when_ns = 0
 
     def at(self, when_ns: int) -> None:
         """Ring then, and at no other time; never if that is 0."""
-        if self._timer is not None and self._when_ns == when_ns:
+        if when_ns == self.when_ns:
             return
         self.cancel()
         if when_ns:
-            self._when_ns = when_ns
+            self.when_ns = when_ns
             self._timer = self._clock.call_at(when_ns, self._rings)
 
     def by(self, when_ns: int) -> None:
         """Ring then, unless that is done earlier anyway."""
-        if self._timer is None or when_ns < self._when_ns:
+        if not self.when_ns or when_ns < self.when_ns:
             self.at(when_ns)
 
     def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.when_ns = 0
 
     def end(self) -> None:
         """It never rings again, and forgets whom it would call."""
@@ -134,6 +139,7 @@ class Alarm:
 
     def _rings(self) -> None:
         self._timer = None
+        self.when_ns = 0
         self._ring()
 
 
@@ -153,9 +159,7 @@ class LoopClock:
         self._loop = loop
         self._exact: ExactTimers | None = None
         self.now_ns = time.monotonic_ns
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self._loop.call_soon(callback)
+        self.call_soon = loop.call_soon
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         left_ns = when_ns - time.monotonic_ns()

@@ -17,7 +17,7 @@ from modserve.core.errors import Code, ModserveError, cancelled, invalid, unavai
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching, ModelConfig
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
+from modserve.core.response import NOBODY
 from modserve.core.sequence import (
     ControlTensors,
     Membership,
@@ -33,7 +33,7 @@ from modserve.core.tensor import Tensor
 
 from . import batching
 from .queued import QueuedScheduler
-from .scheduler import Alarm, Clock, Drop, PinnedRunner, SlotT
+from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
 from .sequence_lane import Lane, OldestLane, OneSlot
 from .sequence_rows import DirectLane
 
@@ -121,14 +121,14 @@ class SequenceScheduler(Generic[SlotT]):
         config: ModelConfig,
         runner: PinnedRunner[SlotT],
         clock: Clock,
-        drop: Drop,
+        on_drop: OnDrop,
         state_files: Mapping[str, Tensor],
     ) -> None:
         assert config.sequence_batching is not None, "made for models that have it: this is a bug"
         self._batching: SequenceBatching = config.sequence_batching
         self._model = config.name
         self._clock = clock
-        self._drop = drop
+        self._on_drop = on_drop
         self._controls = ControlTensors(self._batching.controls, config.batching)
         self._states = StateTable(self._batching.states, config.batching, state_files)
         self._open: dict[SequenceId, _Sequence] = {}
@@ -206,6 +206,8 @@ class SequenceScheduler(Generic[SlotT]):
             )
         if says.end:
             del self._open[says.id]
+        if request.timeout_ns:  # no queue policy says what it means
+            inflight.queue_limit_ns = inflight.request_start_ns + request.timeout_ns
         inflight.queue_start_ns = now_ns
         inflight.on_cancel = self._cancelled
         self._members[inflight] = _Member(sequence, says, now_ns, inflight.shape_key)
@@ -360,7 +362,7 @@ class SequenceScheduler(Generic[SlotT]):
     def _leave(self, inflight: Inflight, error: ModserveError) -> None:
         if self._members.pop(inflight, None) is not None:
             inflight.on_cancel = None
-            self._drop(inflight, error)
+            self._on_drop(inflight, error)
 
     def _dropped(self, inflight: Inflight, error: ModserveError) -> None:
         """A lane has let go of a request: its sequence can not go on without it."""
@@ -410,23 +412,10 @@ class SequenceScheduler(Generic[SlotT]):
     def _filler(self, like: Inflight) -> Inflight:
         inputs = {**zeros_like(like.inputs), **self._controls.absent()}
         request = InferenceRequest(self._model, {})
-        filler = Inflight(request, _NOBODY, inputs, like.output_names, like.batch_size, like.shape_key, 0)
+        filler = Inflight(request, NOBODY, inputs, like.output_names, like.batch_size, like.shape_key, 0)
         filler.length = like.length
         filler.settled = True
         return filler
-
-
-class _Nobody:
-    """Implements `core.response.ResponseSink` for requests that nobody waits for."""
-
-    def respond(self, response: InferenceResponse, final: bool) -> None: ...
-
-    def fail(self, error: ModserveError, final: bool) -> None: ...
-
-    def complete(self) -> None: ...
-
-
-_NOBODY = _Nobody()
 
 
 def _places(config: ModelConfig) -> int:

@@ -13,7 +13,7 @@ from .scheduler import PinnedRunner, SlotT
 class Lane(Protocol):
     """Takes the next request of each sequence that the instance has, one a sequence at a time.
 
-    A request that leaves without having run is given to the `Drop` that the lane was made with. Until it runs, calling
+    A request that leaves without having run goes to the `OnDrop` that the lane was made with. Until it runs, calling
     its `on_cancel` makes it leave.
     """
 

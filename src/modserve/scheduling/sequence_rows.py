@@ -10,7 +10,7 @@ from modserve.core.sequence_config import DirectStrategy
 
 from .batching import MARGIN_NS, Reason, WaitUntil
 from .queued import TURN_NS
-from .scheduler import Alarm, Clock, Drop, SlotT
+from .scheduler import Alarm, Clock, OnDrop, SlotT
 from .sequence_lane import OneSlot
 
 
@@ -63,7 +63,7 @@ class DirectLane(Generic[SlotT]):
         rows: int,
         runner: OneSlot[SlotT],
         clock: Clock,
-        drop: Drop,
+        on_drop: OnDrop,
         fill: Fill,
     ) -> None:
         self._strategy = strategy
@@ -71,7 +71,7 @@ class DirectLane(Generic[SlotT]):
         self._rows: dict[Inflight, int] = {}
         self._runner = runner
         self._clock = clock
-        self._drop = drop
+        self._on_drop = on_drop
         self._fill = fill
         self._pump_due = False
         self._alarm = Alarm(clock, self._pump)
@@ -100,7 +100,7 @@ class DirectLane(Generic[SlotT]):
             return  # telling one client of its failure made it cancel the others
         inflight.on_cancel = None
         self._heads[row] = None
-        self._drop(inflight, error)
+        self._on_drop(inflight, error)
 
     def _pump(self) -> None:
         """Start the next batch if it can start now: an instance has one slot."""

@@ -297,7 +297,7 @@ async def test_bytes_that_are_no_message(call: Stub, name: str) -> None:
 
 @pytest.mark.parametrize("code", STATUS, ids=lambda code: code.name)
 async def test_every_code_of_a_failed_request(call: Stub, simple: PuppetServable, code: Any) -> None:
-    simple.answer = lambda inflight: inflight.fail(ModserveError(code, "oops"))  # type: ignore[method-assign]
+    simple.answer = lambda inflight: inflight.settle(ModserveError(code, "oops"))  # type: ignore[method-assign]
     assert await call.failure("ModelInfer", asked()) == (grpc_status(ModserveError(code, "")), "oops")
 
 

@@ -15,11 +15,12 @@ from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.request import timeout_ns
+from modserve.core.response import Outcome
 from modserve.core.sequence_config import Control, ControlKind, OldestStrategy, SequenceBatching, State
 from modserve.core.servable import SequenceKeeper
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.models.model import Model
+from modserve.models.model import Opened, SequenceModel
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 CONTROLS = (Control("READY", ControlKind.READY, dtypes.INT32), Control("START", ControlKind.START, dtypes.INT32))
@@ -39,16 +40,8 @@ class Bench:
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
         made = [("model_0", engine.instance(instance_spec(given)))]
         first = {"SUM": Tensor.from_array(np.full(4, 100, np.int32))}
-        self.model = Model(
-            ModelId("model", 1),
-            given,
-            b"",
-            engine,
-            made,
-            asyncio.get_running_loop(),
-            any_thread=False,
-            initial_states=first,
-        )
+        opened = Opened(given, b"", engine, made, False, initial_states=first)
+        self.model = SequenceModel(ModelId("model", 1), opened, asyncio.get_running_loop())
 
     def submit(self, id: int, value: int, *, sink: RecordingSink | None = None, **parameters: Any) -> Inflight:
         parameters["sequence_id"] = id
@@ -72,9 +65,10 @@ class Told(RecordingSink):
         super().__init__()
         self.failed = asyncio.Event()
 
-    def fail(self, error: ModserveError, final: bool) -> None:
-        super().fail(error, final)
-        self.failed.set()
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        super().settle(outcome, final)
+        if isinstance(outcome, ModserveError):
+            self.failed.set()
 
 
 @pytest.fixture

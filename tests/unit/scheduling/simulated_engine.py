@@ -7,9 +7,9 @@ from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
 from modserve.core.timing import ExecutionTiming
 from modserve.scheduling import batching
-from modserve.scheduling.prediction import RunTimes
+from modserve.scheduling.adaptive.prediction import RunTimes
+from modserve.scheduling.adaptive.tuner import Tuner
 from modserve.scheduling.queued import QueuedScheduler
-from modserve.scheduling.tuner import Tuner
 from modserve.testing import FakeClock, RecordingSink, request
 from modserve.testing.builders import RecordedInflight
 

@@ -6,7 +6,7 @@ from modserve.core.errors import OverloadedError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import Admission, DynamicBatching, QueuePolicy
 from modserve.scheduling import batching
-from modserve.scheduling.admission import Gate
+from modserve.scheduling.adaptive.admission import Gate
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, PuppetRunner, inflight, request
 

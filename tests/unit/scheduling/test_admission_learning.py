@@ -11,8 +11,8 @@ from modserve.core.inflight import Inflight
 from modserve.core.model_config import Admission, DynamicBatching
 from modserve.core.timing import ExecutionTiming
 from modserve.scheduling import batching
-from modserve.scheduling.admission import Gate
-from modserve.scheduling.prediction import RunTimes
+from modserve.scheduling.adaptive.admission import Gate
+from modserve.scheduling.adaptive.prediction import RunTimes
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock
 

@@ -3,7 +3,7 @@
 import pytest
 from simulated_engine import MS, Simulation
 
-from modserve.scheduling.tuner import Controller, Window
+from modserve.scheduling.adaptive.tuner import Controller, Window
 
 GOAL = 10 * MS
 

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from modserve.core.errors import Code, ModserveError, unsupported
 from modserve.core.response import InferenceResponse
-from modserve.core.servable import Servable
+from modserve.core.servable import Servable, submit_traced
 from modserve.core.shared_memory import CudaRegion, Lease, Place, SystemRegion
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import has_many_elements, on_thread
@@ -161,7 +161,10 @@ class InferenceService:
                 places = grpc_messages.output_places(message, lease)
                 counts = grpc_messages.class_counts(message)
             sink = FutureSink(asyncio.get_running_loop())
-            inflight = (trace or servable).submit(request, sink, now_ns)
+            if trace is None:
+                inflight = servable.submit(request, sink, now_ns)
+            else:
+                inflight = submit_traced(trace, servable, request, sink, now_ns)
             try:
                 response = await sink.future
             finally:

@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
+from modserve.core.response import InferenceResponse, Outcome
 from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.protocol import header_forwarding, limits
 from modserve.protocol.http import generate as codec
@@ -22,7 +22,7 @@ from .answers import ERRORS, Described, answers, deadline_ns, forwarded_headers,
 from .gone import unless_gone
 from .infer import LARGE_JSON
 from .options import HttpOptions
-from .streams import Outcome, StreamCall, StreamedAnswer, Streams, borrowed, next_message
+from .streams import StreamCall, StreamedAnswer, Streams, borrowed, next_message
 
 
 class GenerateRequestBody(Described):

@@ -11,8 +11,8 @@ from modserve.core import dtypes
 from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, OneAnswer
-from modserve.core.servable import Handle, Servable
+from modserve.core.response import InferenceResponse, SingleResponseSink
+from modserve.core.servable import Handle, Servable, submit_traced
 from modserve.core.shared_memory import Lease, Lend
 from modserve.core.tensor import LONG_BYTES, Buffer, count_ahead, digest_ahead, long_texts
 from modserve.core.tracing import RequestTrace
@@ -57,7 +57,7 @@ class InferHead:
     """Headers that tell how long the client waits."""
 
 
-class InferCall(OneAnswer):
+class InferCall(SingleResponseSink):
     """One request, and the sink of its answer: `done` is called once with its body, or the error.
 
     It is never called before `start` returns, unless `start` itself fails the request.
@@ -132,7 +132,10 @@ class InferCall(OneAnswer):
                 reading.add_done_callback(lambda future: self._submit(borrowed, future, now_ns))
                 return
             request, self._reply = read_request(servable, version, head, opened, options, now_ns, self._lend)
-            self._inflight = (self._trace or servable).submit(request, self, now_ns)
+            if self._trace is None:
+                self._inflight = servable.submit(request, self, now_ns)
+            else:
+                self._inflight = submit_traced(self._trace, servable, request, self, now_ns)
         except Exception as error:
             self._fail(border(error), model, version, "" if request is None else request.id)
 
@@ -146,7 +149,7 @@ class InferCall(OneAnswer):
         if self._trace is not None:
             self._trace.end()
 
-    def settle(self, outcome: InferenceResponse | ModserveError) -> None:
+    def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
         if isinstance(outcome, ModserveError):
             self._fail_later(outcome)
         else:
@@ -211,7 +214,10 @@ class InferCall(OneAnswer):
                 self._fail_later(border(failure))
                 return
             request, self._reply = reading.result()
-            self._inflight = (self._trace or borrowed.servable).submit(request, self, now_ns)
+            if self._trace is None:
+                self._inflight = borrowed.servable.submit(request, self, now_ns)
+            else:
+                self._inflight = submit_traced(self._trace, borrowed.servable, request, self, now_ns)
         except Exception as error:
             self._fail_later(border(error), "" if request is None else request.id)
         finally:

@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError
 from modserve.core.request import InferenceRequest
-from modserve.core.response import bare_end
+from modserve.core.response import Outcome, bare_end
 from modserve.frontends.threads import on_thread
 from modserve.protocol import classification, shared_memory
 from modserve.protocol.compression import Inflater
@@ -22,7 +22,7 @@ from .answers import ERRORS, forwarded_headers, raw_header
 from .gone import unless_gone
 from .infer import InferHead, inflated, is_long, read_request
 from .options import HttpOptions
-from .streams import Encode, Outcome, StreamCall, StreamedAnswer, Streams, borrowed, next_message
+from .streams import Encode, StreamCall, StreamedAnswer, Streams, borrowed, next_message
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {

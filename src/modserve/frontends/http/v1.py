@@ -327,9 +327,10 @@ async def _run_all(
 
     async def run(inputs: Mapping[str, Tensor]) -> InferenceResponse:
         part: list[Inflight] = []
-        with traced(server, servable, now_ns) as taker:
+        with traced(server, servable, now_ns) as trace:
             asked = InferenceRequest(servable.config.name, inputs, (), version, deadline_ns=limit_ns)
-            found = await server.run(taker, header_forwarding.with_headers(asked, forwarded), now_ns, part.append)
+            asked = header_forwarding.with_headers(asked, forwarded)
+            found = await server.run(servable, asked, now_ns, part.append, trace)
             last[:] = part
             return found
 

@@ -6,7 +6,7 @@ one: where executions get in each other's way, waiting for fewer and larger ones
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from modserve.core.model_config import DynamicBatching
 from modserve.core.statistics import TunerDecision, TunerStatistics
 from modserve.core.timing import ExecutionTiming
 
-from .batching import NOTHING_SEEN, Decision, Rule, Seen
+from ..batching import Decision, Rule, Together
 
 _AIM = 0.96
 """Of the goal: where a change is meant to lead."""
@@ -241,9 +241,9 @@ class Tuner:
         self._pauses: int = 0
         self._paused_ns: int = 0
 
-    def rule(self, together: Iterable[Inflight], now_ns: int, seen: Seen = NOTHING_SEEN) -> Decision:
+    def rule(self, together: Together, now_ns: int) -> Decision:
         """The dynamic batcher's rule with the targets of the moment."""
-        return self._rule(together, now_ns, seen)
+        return self._rule(together, now_ns)
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
         """A batch has been executed."""
