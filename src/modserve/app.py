@@ -88,6 +88,8 @@ class InferenceServer(Server):
                 options,
                 self._executor,
                 lambda name, version: manager.borrow(name, version),
+                self,
+                lambda: self.changes.notify(),
             ),
             threads,
             settings.model_load_retry_count,

@@ -70,6 +70,8 @@ class Model:
         observe: Observe | None = None,
     ) -> None:
         self.id = model_id
+        self.unready_reason: str | None = None
+        """Why it takes no requests at the moment, although it is loaded: it has no instance left."""
         self.config = config = opened.config
         self.config_message = opened.message
         self.statistics = ModelStatistics()
@@ -118,17 +120,13 @@ class Model:
         self._outstanding += 1
         return inflight
 
-    @property
-    def trouble(self) -> str:
-        """Why it takes no requests at the moment, although it is loaded; empty if it does."""
-        return "" if self._pool.trouble is None else self._pool.trouble.reason
-
     def _health_changed(self) -> None:
         """While no instance is left, new requests are refused at once.
 
         Those that wait already go on waiting until the first attempt to make another instance, and fail with that.
         """
         trouble = self._pool.trouble
+        self.unready_reason = None if trouble is None else trouble.reason
         self._scheduler = self._working if trouble is None else _Down(self._working, trouble)
         self._on_health()
 
