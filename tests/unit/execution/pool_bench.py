@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def refused(entry: Inflight) -> tuple[Code, str]:
 
 def copied(execution: Execution) -> dict[str, Array]:
     return {"OUTPUT0": execution.inputs["INPUT0"]}
+
+
+async def until(what: Callable[[], object]) -> None:
+    """Let the event loop turn until something is true."""
+    async with asyncio.timeout(30):
+        while not what():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)
 
 
 class Bench:
