@@ -9,10 +9,14 @@ model; `finish` it with the engine's description of the model. All of them raise
   comparison with the model, and the values that the rest of the server reads. `FEATURES` there lists them all.
 """
 
+import json
 from dataclasses import dataclass
+
+from google.protobuf.message import Message
 
 from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
+from modserve.pb.json_message import to_json
 
 from . import complete, features
 from .draft import Draft, decode, parse, read, read_override
@@ -31,6 +35,7 @@ __all__ = [
     "parse",
     "read",
     "read_override",
+    "to_text",
     "validate_composition",
 ]
 
@@ -77,8 +82,12 @@ def finish(
     message = pb.ModelConfig()
     message.CopyFrom(draft.identified)
     fits = True
-    if description is not None and auto_complete:
-        fits = complete.complete(message, description, problems)
+    if description is not None:
+        if auto_complete:
+            complete.apply_traits(message, description, problems)
+        description = complete.with_batch_dimension(message, description)
+        if auto_complete:
+            fits = complete.complete(message, description, problems)
     features.normalise(message, context, problems)
     features.validate(message, context, problems)
     if description is not None:
@@ -87,6 +96,11 @@ def finish(
         problems.add((), f"must specify 'input' and 'output' for '{message.name}': its backend can not tell them")
     problems.raise_if_any()
     return Complete(features.to_model_config(message, context), message, problems.warnings)
+
+
+def to_text(message: Message) -> str:
+    """A configuration as JSON, as Triton hands it to models: ``args["model_config"]`` of its Python backend."""
+    return json.dumps(to_json(message))
 
 
 def _problems(draft: Draft, auto_complete: bool) -> Problems:

@@ -5,7 +5,9 @@ type or without dims is completed too.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from google.protobuf import json_format
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from modserve.core.model_config import DescribedTensor, ModelDescription
@@ -36,6 +38,52 @@ def complete(message: pb.ModelConfig, description: ModelDescription, problems: P
     return fits
 
 
+def apply_traits(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> None:
+    """Fills in what the engine says of the model as a whole. What the configuration says itself stays.
+
+    Adds a problem where the two contradict each other, as ``ModelConfig`` of Triton's Python backend raises ValueError.
+    """
+    most = description.max_batch_size
+    if most is not None:
+        if message.max_batch_size > most:
+            problems.add(
+                ("max_batch_size",),
+                f"max_batch_size of model '{message.name}' is {message.max_batch_size}, but the model takes {most}",
+            )
+        else:
+            message.max_batch_size = message.max_batch_size or most
+    decoupled = description.decoupled
+    if decoupled is not None:
+        if not message.HasField("model_transaction_policy"):
+            message.model_transaction_policy.decoupled = decoupled
+        elif message.model_transaction_policy.decoupled != decoupled:
+            problems.add(
+                ("model_transaction_policy",),
+                f"the model is {'' if decoupled else 'not '}decoupled, but the configuration of model '{message.name}' "
+                "says the opposite",
+            )
+    if message.WhichOneof("scheduling_choice") is None:
+        if description.sequence_batching is not None:
+            try:
+                json_format.ParseDict(dict(description.sequence_batching), message.sequence_batching)
+            except json_format.ParseError as error:
+                problems.add((), f"the engine of model '{message.name}' describes no sequence_batching: {error}")
+            message.sequence_batching.SetInParent()
+        elif description.dynamic_batching:
+            message.dynamic_batching.SetInParent()
+
+
+def with_batch_dimension(message: pb.ModelConfig, description: ModelDescription) -> ModelDescription:
+    """The description with complete shapes, also if the engine leaves out the batch dimension."""
+    if description.batch_dimension or not message.max_batch_size:
+        return description
+
+    def full(tensors: Sequence[DescribedTensor]) -> tuple[DescribedTensor, ...]:
+        return tuple(replace(tensor, shape=(-1, *tensor.shape)) for tensor in tensors)
+
+    return replace(description, inputs=full(description.inputs), outputs=full(description.outputs))
+
+
 def _batching(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> bool:
     """Sets max_batch_size and the dynamic batcher for a model that can batch. False as for `complete`.
 
@@ -58,7 +106,8 @@ def _batching(message: pb.ModelConfig, description: ModelDescription, problems: 
             f"max_batch_size of model '{message.name}' becomes {message.max_batch_size}: the model can batch, and its "
             "configuration does not say how much",
         )
-    if message.max_batch_size > 1 and message.WhichOneof("scheduling_choice") is None:
+    may_merge = description.dynamic_batching is not False
+    if message.max_batch_size > 1 and may_merge and message.WhichOneof("scheduling_choice") is None:
         message.dynamic_batching.SetInParent()
     return True
 

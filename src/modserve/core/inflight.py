@@ -11,6 +11,7 @@ from .sequence import SequenceStates
 from .tensor import Tensor
 from .timing import ExecutionTiming
 from .tracing import RequestTrace
+from .version import ModelId
 
 _log = logging.getLogger(__name__)
 
@@ -26,6 +27,15 @@ class FlowControl(Protocol):
 
     def wait(self) -> None:
         """Return when there is room for another response. Blocks."""
+        ...
+
+    @property
+    def room(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
         ...
 
     def sent(self) -> None:
@@ -50,12 +60,14 @@ class Inflight:
     waited too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
     its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
     server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
-    those of its sequence, if the model has any, which its execution changes.
+    those of its sequence, if the model has any, which its execution changes. `callers` are the models that wait for its
+    response, the first one at the beginning: none for a client's request.
     """
 
     __slots__ = (
         "arrival",
         "batch_size",
+        "callers",
         "cancelled",
         "deadline_ns",
         "flow",
@@ -115,6 +127,7 @@ class Inflight:
         self.cancelled = False
         self.settled = False
         self.on_cancel: Callable[[Inflight], None] | None = None
+        self.callers: tuple[ModelId, ...] = ()
 
     @property
     def begin_by_ns(self) -> int:

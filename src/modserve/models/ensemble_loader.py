@@ -25,8 +25,8 @@ class LoadedEnsemble:
 
 
 def nothing_to_borrow(name: str, version: int | None) -> Handle:
-    """A `Borrow` for loaders that load no ensembles."""
-    raise not_found(f"model '{name}' cannot be used by other models here")
+    """A `Borrow` for loaders whose models call no others."""
+    raise not_found(f"model '{name}' cannot be called by other models here")
 
 
 def read_ensemble(draft: Draft, *, auto_complete: bool) -> model_config.Complete:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from modserve import config as model_config
-from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement, RequestInstance
+from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
 from modserve.core.loading import CONFIG_FILE, Blueprint, Listing, Needs, UnreadableModelError
@@ -25,7 +25,9 @@ from modserve.resources.response_cache import ResponseCache
 
 from . import advice
 from .assembly import assemble_model, wrapped
+from .calls import ModelCalls, ModelControl
 from .ensemble_loader import LoadedEnsemble, assemble, nothing_to_borrow, read_ensemble
+from .instances import make_anew, make_instance, specs_of
 from .model import Opened
 
 INITIAL_STATE_FOLDER = "initial_state"
@@ -57,7 +59,11 @@ class _Design:
 
 
 class Loader:
-    """Implements `core.loading.ModelLoader`. Blocking work runs on `executor`. Ensembles `borrow` their models."""
+    """Implements `core.loading.ModelLoader`. Blocking work runs on `executor`.
+
+    Ensembles, and engines that call other models, `borrow` these; `control` is what such engines may do to them.
+    `on_health` is called when a model may have become ready, or not ready, by itself.
+    """
 
     def __init__(
         self,
@@ -65,8 +71,12 @@ class Loader:
         options: LoaderOptions,
         executor: futures.Executor,
         borrow: Borrow = nothing_to_borrow,
+        control: ModelControl | None = None,
+        on_health: Callable[[], None] = lambda: None,
     ) -> None:
         self._borrow = borrow
+        self._control = control
+        self._on_health = on_health
         self._registry = registry
         self._options = options
         self._executor = executor
@@ -88,7 +98,10 @@ class Loader:
         name = design.draft.name
         self._cpu_instances.setdefault(name, design.cpu_instances)
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        loading = self._executor.submit(_mapped, _doing(name, version), self._load, design.draft, path, version, share)
+        calls = ModelCalls(ModelId(name, version), self._borrow, self._control, loop)
+        loading = self._executor.submit(
+            _mapped, _doing(name, version), self._load, design.draft, path, version, share, calls
+        )
         try:
             loaded = await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
@@ -122,7 +135,9 @@ class Loader:
         needs = config.ensemble.needs if config.ensemble is not None else {}
         return _Design(draft, versions, needs, cpu_instances * len(versions))
 
-    def _load(self, draft: model_config.Draft, path: Path, version: int, share: int) -> Opened | LoadedEnsemble:
+    def _load(
+        self, draft: model_config.Draft, path: Path, version: int, share: int, calls: ModelCalls
+    ) -> Opened | LoadedEnsemble:
         if draft.is_ensemble:
             ensemble = read_ensemble(draft, auto_complete=self._options.auto_complete)
             for warning in ensemble.warnings:
@@ -142,6 +157,8 @@ class Loader:
             cpu_instances=max(1, _count_cpu(places)),
             placements=tuple(placement for _, placement in places),
             options=options,
+            models=calls,
+            write_config=functools.cache(lambda: model_config.to_text(draft.identified)),
         )
         labels = _read_labels(path, provisional)
         initial_states = _read_initial_states(path, provisional)
@@ -163,14 +180,24 @@ class Loader:
             )
             for warning in complete.warnings:
                 _log.warning("%s", warning)
-            for name, placement in _place(complete.config, backend):
-                instances.append((name, engine.instance(complete.config, placement)))
-                _check_instance(complete.config, instances[-1][1])
+            specs = specs_of(complete, _place(complete.config, backend))
+            for spec in specs:
+                instances.append((spec.name, make_instance(engine, spec)))
         except BaseException:
             _close_all(engine, instances)
             raise
         message = complete.message.SerializeToString(deterministic=True)
-        return Opened(complete.config, message, engine, instances, backend.any_thread, labels, initial_states)
+        return Opened(
+            complete.config,
+            message,
+            engine,
+            instances,
+            backend.any_thread,
+            labels,
+            initial_states,
+            lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),
+            self._on_health,
+        )
 
     def _draft(self, listing: Listing) -> model_config.Draft:
         """The configuration as far as it is known without the engine's help."""
@@ -270,25 +297,6 @@ def _close_all(engine: BackendModel, instances: Sequence[tuple[str, Executor]]) 
         stack.callback(engine.close)
         for _, instance in instances:
             stack.callback(instance.close)
-
-
-def _check_instance(config: ModelConfig, instance: Executor) -> None:
-    """Whether the server can use an instance.
-
-    Raises INTERNAL for an object that is none, INVALID_ARG for what the server does to whole batches, where the engine
-    wants the single requests.
-    """
-    by_request = isinstance(instance, RequestInstance)
-    if not by_request and not callable(getattr(instance, "execute", None)):
-        raise internal(
-            f"backend '{config.backend}' made a {type(instance).__name__} for an instance, which has neither 'execute' "
-            "nor 'execute_requests'"
-        )
-    if config.fills_up and by_request:
-        raise invalid(
-            f"model '{config.name}': its parameters ask for padding ('padding.…' or 'scheduling.batch_sizes'), but "
-            f"backend '{config.backend}' gets requests one by one and merges them itself, if at all"
-        )
 
 
 def _advised(error: ModserveError, advice: str) -> ModserveError:

@@ -48,6 +48,12 @@ _GAUGES: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_model_load_duration_secs", "Seconds that loading the version took", lambda s: s.load_ns / _NS),
 )
 
+_INSTANCES: tuple[tuple[str, Callable[[ModelStatistics], int]], ...] = (
+    ("running", lambda s: s.instances - s.instances_lost),
+    ("lost", lambda s: s.instances_lost),
+)
+"""The states of instances, as `modserve_instances` counts them."""
+
 _CACHE_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_cache_num_hits_per_model", "Requests answered from the cache", lambda s: s.cache_hit.count),
     ("nv_cache_num_misses_per_model", "Requests run since the cache had no answer", lambda s: s.cache_miss.count),
@@ -102,6 +108,16 @@ class StatisticsCollector(Collector):
                 if servable.config.cached:
                     family.add_sample(name, labels, read(servable.statistics))
             yield family
+        instances = Metric("modserve_instances", "Instances by state; lost ones are about to be made anew", "gauge")
+        restarts = Metric("modserve_instance_restarts", "Instances made anew after they were lost", "counter")
+        for labels, servable in models:
+            statistics = servable.statistics
+            if statistics.instances:  # ensembles have none
+                for state, counted in _INSTANCES:
+                    instances.add_sample(instances.name, {**labels, "state": state}, counted(statistics))
+                restarts.add_sample("modserve_instance_restarts_total", labels, statistics.instance_restarts)
+        yield instances
+        yield restarts
         failures = Metric("nv_inference_request_failure", "Requests that failed, by reason", "counter")
         for labels, servable in models:
             for reason, count in servable.statistics.failures.items():

@@ -19,6 +19,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.servable import Borrow, Handle
 from modserve.core.tensor import Tensor
 from modserve.core.timing import ExecutionTiming
+from modserve.core.version import ModelId
 
 from . import dataflow
 from .batching import Reason
@@ -75,6 +76,10 @@ class EnsembleRun:
         self._count = itertools.count()
         self._start_ns = 0
         self._alarm = Alarm(self.clock, self._look)
+
+    @property
+    def callers(self) -> tuple[ModelId, ...]:
+        return (*self.inflight.callers, ModelId(self._config.name, self._surroundings.version))
 
     def start(self) -> None:
         if self.over:

@@ -14,6 +14,7 @@ from modserve.core.request import InferenceRequest, ParameterValue
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.servable import Handle, submit_traced
 from modserve.core.tensor import Tensor
+from modserve.core.version import ModelId
 from modserve.resources.flow import Flow
 
 from . import dataflow
@@ -30,6 +31,11 @@ class StepOwner(Protocol):
     inflight: Inflight
     plan: Plan
     clock: Clock
+
+    @property
+    def callers(self) -> tuple[ModelId, ...]:
+        """The ensemble, behind the models that wait for its response."""
+        ...
 
     def begun(self, step: "StepExecution") -> None:
         """The step had to wait for the limit, and begins now."""
@@ -133,6 +139,7 @@ class StepExecution:
             self._owner.begun(self)
         try:
             self._inflight = inflight = self._submitted(self._request(now_ns), now_ns)
+            inflight.callers = self._owner.callers
             self.batch_size = inflight.batch_size
             if self.decoupled:
                 self._pace(inflight)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from modserve.backends.api import BackendModel, Executor, ModelSource, Placement
+from modserve.backends.api import BackendModel, Executor, InstanceSpec, ModelSource
 from modserve.backends.registry import BackendRegistry
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, invalid, unavailable
 from modserve.core.loading import Blueprint, Listing, UnreadableModelError
-from modserve.core.model_config import DescribedTensor, InstanceKind, ModelConfig, ModelDescription
+from modserve.core.model_config import DescribedTensor, InstanceKind, ModelDescription
 from modserve.core.version import ModelId
 from modserve.models.loader import Loader, LoaderOptions
 from modserve.models.model import Model
@@ -349,10 +349,10 @@ class _ScarceModel:
         self.describe = model.describe
         self.close = model.close
 
-    def instance(self, config: ModelConfig, placement: Placement) -> Executor:
+    def instance(self, spec: InstanceSpec) -> Executor:
         if self._backend.open_instances:
             raise MemoryError("out of memory")
-        return self._model.instance(config, placement)
+        return self._model.instance(spec)
 
 
 async def test_an_instance_can_not_be_made(bench: Bench) -> None:

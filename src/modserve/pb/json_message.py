@@ -1,10 +1,10 @@
 """Protobuf messages as JSON the way Triton writes them, which is not the way protobuf does."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
-from modserve.protocol.json.json_text import JsonObject
+JsonObject: TypeAlias = dict[str, object]
 
 
 def to_json(message: Message) -> JsonObject:
