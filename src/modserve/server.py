@@ -16,14 +16,16 @@ from .core.lifecycle import IndexEntry, State
 from .core.loading import Repository
 from .core.memory import MemoryBudget, UnsentResponses
 from .core.request import InferenceRequest, ParameterValue, label, timeout_ns
-from .core.response import InferenceResponse, OneAnswer
-from .core.servable import Handle, RequestHolder, Servable, Submitter
+from .core.response import InferenceResponse, Outcome, SingleResponseSink
+from .core.servable import Handle, RequestHolder, Servable, Submitter, submit_traced
 from .core.tensor import Array, Tensor
+from .core.tracing import RequestTrace
 from .observability.failure_log import FailureLog
 from .observability.logging import Logs
 from .observability.trace import Tracer
 from .repository.control import ControlOptions, ModelControl
 from .repository.manager import ModelManager
+from .resources import flow
 from .resources.shared_memory import SharedMemory
 
 _log = logging.getLogger(__name__)
@@ -168,13 +170,17 @@ class Server:
         request: InferenceRequest,
         now_ns: int,
         accepted: Callable[[Inflight], None] = lambda inflight: None,
+        trace: RequestTrace | None = None,
     ) -> InferenceResponse:
         """Submit a request that arrived at `now_ns` and await its one answer. Cancelling the caller cancels it.
 
         `accepted` is told of the request in flight, for those who want to look at it afterwards.
         """
         sink = FutureSink(asyncio.get_running_loop())
-        inflight = servable.submit(request, sink, now_ns)
+        if trace is None:
+            inflight = servable.submit(request, sink, now_ns)
+        else:
+            inflight = submit_traced(trace, servable, request, sink, now_ns)
         accepted(inflight)
         try:
             outcome = await sink.future
@@ -196,7 +202,7 @@ class Server:
         """
         sink = _QueueSink(self.memory)
         inflight = servable.submit(request, sink, now_ns)
-        inflight.pace(self.memory)
+        self.pace(inflight)
         try:
             while (answer := await sink.answers.get()) is not None:
                 yield answer
@@ -205,6 +211,10 @@ class Server:
         finally:
             inflight.cancel()
             sink.close()
+
+    def pace(self, inflight: Inflight) -> None:
+        """Keep the engine of a request with many responses from running ahead of its client: see `resources.flow`."""
+        flow.pace(inflight, self.memory, asyncio.get_running_loop())
 
     # Health
 
@@ -391,7 +401,7 @@ def _not_ready() -> ModserveError:
     return unavailable("Server not ready")
 
 
-class FutureSink(OneAnswer):
+class FutureSink(SingleResponseSink):
     """Hands the one answer of a request to whoever awaits it."""
 
     __slots__ = ("future",)
@@ -400,7 +410,7 @@ class FutureSink(OneAnswer):
         super().__init__()
         self.future: asyncio.Future[InferenceResponse | ModserveError] = loop.create_future()
 
-    def settle(self, outcome: InferenceResponse | ModserveError) -> None:
+    def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
         if not self.future.done():
             self.future.set_result(outcome)
 
@@ -418,21 +428,11 @@ class _QueueSink:
         self._closed = True
         self.unsent.release()
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
+    def settle(self, outcome: Outcome, final: bool) -> None:
         if self._closed:
             return
-        self.unsent.add(response.size)
-        self.answers.put_nowait(response)
+        if outcome is not None:
+            self.unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
+            self.answers.put_nowait(outcome)
         if final:
-            self.complete()
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        if self._closed:
-            return
-        self.unsent.add(0)
-        self.answers.put_nowait(error)
-        if final:
-            self.complete()
-
-    def complete(self) -> None:
-        self.answers.put_nowait(None)
+            self.answers.put_nowait(None)

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import option_tables
 
 from modserve import InferenceServer, Settings
+from modserve.settings import from_command_line
 from modserve.testing import write_model
 
 ROOT = Path(__file__).parents[2]
@@ -55,3 +57,20 @@ async def test_the_engine_that_answers_by_request_of_the_page_on_backends(tmp_pa
         responses = [each async for each in server.infer_stream("counting", asked, parameters={"count": 2})]
     assert [each.outputs["OUTPUT"].array.tolist() for each in responses] == [[0], [1]]
     assert [each.parameters for each in responses] == [{"of": "three"}] * 2
+
+
+def test_the_tables_of_options_say_what_the_settings_say() -> None:
+    page = option_tables.PAGE.read_text("utf-8")
+    assert option_tables.renewed(page) == page, "python scripts/option_tables.py writes the tables anew"
+
+
+def test_the_option_file_of_the_page_on_operations(tmp_path: Path) -> None:
+    (shown,) = re.findall(
+        r"^```yaml\n(model-repository.*?)^```", option_tables.PAGE.read_text("utf-8"), re.M | re.DOTALL
+    )
+    file = tmp_path / "modserve.yaml"
+    file.write_text(shown, "utf-8")
+    settings = from_command_line(["--config", str(file)], {}).settings
+    assert settings.repositories == (Path("/models"), Path("/more-models"))
+    assert settings.backend_config == {"onnxruntime": {"default-max-batch-size": "4"}}
+    assert (settings.http.port, *settings.trace_level, settings.trace_file) == (8000, "TIMESTAMPS", "trace.json")

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from modserve import Code, InferenceServer, ModserveError, Settings, Tensor
-from modserve.core import dtypes, flow
+from modserve.core import dtypes
 from modserve.core.errors import internal
 from modserve.core.inflight import Inflight
 from modserve.core.lifecycle import State
@@ -21,6 +21,7 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Array
+from modserve.resources import flow
 from modserve.server import Phase
 from modserve.testing import PuppetBackend, write_model
 
@@ -425,7 +426,7 @@ class Failing:
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         found = Inflight(request, sink, {}, ("OUT",), 1, None, now_ns)
-        asyncio.get_running_loop().call_soon(found.fail, internal("oops"))
+        asyncio.get_running_loop().call_soon(found.settle, internal("oops"))
         return found
 
 

@@ -1,22 +1,44 @@
 """Our bookkeeping for one accepted request."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from .errors import ModserveError, cancelled, unavailable
-from .flow import LONGEST_S, STALLED_S, Flow
-from .memory import MemoryBudget
+from .errors import ModserveError, cancelled
 from .request import InferenceRequest
-from .response import NOBODY, InferenceResponse, ResponseSink
+from .response import NOBODY, Outcome, ResponseSink
 from .sequence import SequenceStates
 from .tensor import Tensor
 from .timing import ExecutionTiming
+from .tracing import RequestTrace
 
 _log = logging.getLogger(__name__)
 
-_MISBEHAVED = "whoever waits for a response failed to take it"
-"""What a sink raises must not reach the engine's other requests."""
+SINK_FAILED = "the receiver of a response failed"
+
+
+class FlowControl(Protocol):
+    """Keeps an engine that responds many times from running ahead of its client: `resources.flow.Flow`."""
+
+    def given(self, size: int) -> None:
+        """The engine is about to give a response with tensors of `size` bytes. On any thread, as all methods."""
+        ...
+
+    def wait(self) -> None:
+        """Return when there is room for another response. Blocks."""
+        ...
+
+    def sent(self) -> None:
+        """The first unsent response has been sent, or dropped."""
+        ...
+
+    def progressed(self) -> None:
+        """A part of a response has been sent."""
+        ...
+
+    def release(self) -> None:
+        """Nobody sends any more: let the engine go on, now and later."""
+        ...
 
 
 class Inflight:
@@ -54,6 +76,7 @@ class Inflight:
         "sink",
         "states",
         "timing",
+        "trace",
     )
 
     def __init__(
@@ -82,11 +105,13 @@ class Inflight:
         self.level_ns = 0
         self.arrival = 0
         self.timing: ExecutionTiming | None = None
+        self.trace: RequestTrace | None = None
+        """Set by `servable.submit_traced`, None once the request is settled."""
         self.states: SequenceStates | None = None
         self.ordered = False
         """Its answers wait for those of the requests before it."""
-        self.flow: Flow | None = None
-        """Of those who send many responses on, see `pace`."""
+        self.flow: FlowControl | None = None
+        """For requests with many responses; None for all others."""
         self.cancelled = False
         self.settled = False
         self.on_cancel: Callable[[Inflight], None] | None = None
@@ -96,83 +121,50 @@ class Inflight:
         """When it is too late to begin its execution, for its client or its queue; 0 for never."""
         return min(self.deadline_ns, self.queue_limit_ns) or self.deadline_ns or self.queue_limit_ns
 
-    def pace(self, memory: MemoryBudget) -> None:
-        """Keep the engine from running ahead of a slow client: call `sent` for each response that the sink has sent on.
-
-        It runs ahead by less while the server's `memory` is used up. A client that takes nothing for long is given up:
-        its request fails. Nothing is kept back of a model that preserves the order of its responses, since those of
-        this request may wait for another's. On the event loop's thread.
-        """
-        if not self.ordered:
-            loop = asyncio.get_running_loop()
-            self.flow = Flow(lambda waiting: loop.call_soon_threadsafe(self._give_up, waiting), memory=memory)
-
     def sent(self) -> None:
-        """Of the answers given to the sink, one has left."""
+        """One of the responses that the sink got has been sent."""
         if self.flow is not None:
             self.flow.sent()
 
     def sent_some(self) -> None:
-        """Of an answer given to the sink, a part has left."""
+        """A part of a response that the sink got has been sent."""
         if self.flow is not None:
             self.flow.progressed()
 
-    def respond(self, response: InferenceResponse, final: bool = True) -> None:
-        """Hand an answer to the client; after the final one, and after a failure, later ones are dropped."""
-        if not self.settled:
-            sink = self._last_sink() if final else self.sink
-            try:
-                sink.respond(response, final)
-            except Exception:
-                _log.exception(_MISBEHAVED)
+    def settle(self, outcome: Outcome, final: bool = True) -> None:
+        """Hand an outcome to the sink. Outcomes after the final one are ignored. Never raises.
 
-    def fail(self, error: ModserveError, final: bool = True) -> None:
-        """Hand a failure to the client; the request may go on if it is not final."""
-        if not self.settled:
-            sink = self._last_sink() if final else self.sink
-            try:
-                sink.fail(error, final)
-            except Exception:
-                _log.exception(_MISBEHAVED)
-
-    def complete(self) -> None:
-        """No answer comes after those that were given."""
-        if not self.settled:
-            sink = self._last_sink()
-            try:
-                sink.complete()
-            except Exception:
-                _log.exception(_MISBEHAVED)
+        With the final outcome the request and its sink let go of each other: most sinks hold the request, and as a
+        cycle both would keep their tensors until the garbage collector runs, which counts objects and not bytes.
+        """
+        if self.settled:
+            return
+        sink, trace = self.sink, self.trace
+        if final:
+            self.settled = True
+            self.sink = NOBODY
+            self.trace = None
+            if self.flow is not None:
+                self.flow.release()
+        try:
+            if trace is not None:
+                trace.settled(outcome, final, self.timing)
+            sink.settle(outcome, final)
+        except Exception:  # must not reach the engine's other requests
+            _log.exception(SINK_FAILED)
 
     def cancel(self) -> None:
-        """The client no longer wants an answer. Safe to call at any time, on the event loop's thread."""
+        """The client no longer wants a response. Safe to call at any time, on the event loop's thread."""
         if self.flow is not None:
             self.flow.release()
         if not self.settled and not self.cancelled:
-            self._end(cancelled())
+            self.end(cancelled())
 
-    def _last_sink(self) -> ResponseSink:
-        """The request is settled by what its sink is told now. The two let go of each other.
-
-        Most sinks hold the request in flight. As a cycle, both would stay in memory, with all their tensors, until the
-        garbage collector runs, which counts objects and not bytes.
-        """
-        self.settled = True
-        sink, self.sink = self.sink, NOBODY
-        if self.flow is not None:
-            self.flow.release()
-        return sink
-
-    def _give_up(self, waiting: int) -> None:
-        why = f"did not read its responses for {STALLED_S:g} s"
-        if self.flow is not None and self.flow.slow:
-            why = f"read its responses so slowly that the model waited {LONGEST_S:g} s for it"
-        self._end(unavailable(f"the client {why}; {waiting} responses waited for it"))
-
-    def _end(self, error: ModserveError) -> None:
+    def end(self, error: ModserveError) -> None:
+        """Fail it before its execution is over, and let that stop."""
         if self.settled or self.cancelled:
             return
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel(self)
-        self.fail(error)
+        self.settle(error)

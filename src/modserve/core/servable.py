@@ -9,6 +9,7 @@ from .request import InferenceRequest
 from .response import ResponseSink
 from .sequence import SequenceId
 from .statistics import ModelStatistics
+from .tracing import RequestTrace
 from .version import ModelId
 
 
@@ -18,6 +19,18 @@ class Submitter(Protocol):
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         """Like `Servable.submit`."""
         ...
+
+
+def submit_traced(
+    trace: RequestTrace, servable: Submitter, request: InferenceRequest, sink: ResponseSink, now_ns: int
+) -> Inflight:
+    """Like `servable.submit`, and `trace` records the request."""
+    trace.request_id = request.id
+    inflight = servable.submit(request, sink, now_ns)
+    inflight.trace = trace  # in time, since no response comes before `submit` returns
+    start_ns = inflight.request_start_ns
+    trace.submitted(inflight.inputs, start_ns, inflight.queue_start_ns or start_ns)
+    return inflight
 
 
 class Servable(Protocol):

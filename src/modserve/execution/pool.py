@@ -53,7 +53,7 @@ class InstancePool:
         on_settled: Callable[[int], None],
         loop: asyncio.AbstractEventLoop,
         may_be_quick: bool = False,
-        observe: Observe = lambda timing, members: None,
+        observe: Observe | None = None,
     ) -> None:
         self.on_free: Callable[[], None] = lambda: None
         self.on_done: Callable[[list[Inflight]], None] | None = None
@@ -224,7 +224,7 @@ class InstancePool:
         if job.again and not job.responses and job.error is None:
             self._count_cancelled(job.members)  # it was settled before its turn came, and did not run
             return
-        if job.error is None:
+        if job.error is None and self._observe is not None:
             try:
                 self._observe(timing, job.members)
             except Exception:
@@ -274,12 +274,9 @@ class InstancePool:
             kind = "fail"
             if answer.final:
                 running.error = what
-            inflight.fail(what, answer.final)
         elif what is None:
             kind = "empty_response"
-            inflight.complete()
-        else:
-            inflight.respond(what, answer.final)
+        inflight.settle(what, answer.final)
         if self._decoupled:
             try:
                 self._statistics.record_response(
@@ -332,7 +329,7 @@ class InstancePool:
             self._to_tell.extend(zip(members, job.responses, strict=True))
             return
         for inflight, response in zip(members, job.responses, strict=True):
-            inflight.respond(response)
+            inflight.settle(response)
         self._on_settled(len(members))
 
     def _tell_some(self) -> None:
@@ -340,7 +337,7 @@ class InstancePool:
         waiting, end_ns, told = self._to_tell, time.monotonic_ns() + _TELL_NS, 0
         while waiting and time.monotonic_ns() < end_ns:
             inflight, response = waiting.popleft()
-            inflight.respond(response)
+            inflight.settle(response)
             told += 1
         if waiting:
             self._loop.call_soon(self._tell_some)
@@ -378,7 +375,7 @@ class InstancePool:
                 )
             except Exception:
                 self._misbehaved("counting a failure")
-            inflight.fail(error)
+            inflight.settle(error)
         self._on_settled(len(members))
 
     def _misbehaved(self, doing: str) -> None:

@@ -24,9 +24,9 @@ from modserve.execution.placement import placements, thread_share
 from modserve.resources.response_cache import ResponseCache
 
 from . import advice
-from .cached import CachedModel
+from .assembly import assemble_model, wrapped
 from .ensemble_loader import LoadedEnsemble, assemble, nothing_to_borrow, read_ensemble
-from .model import Model
+from .model import Opened
 
 INITIAL_STATE_FOLDER = "initial_state"
 
@@ -43,19 +43,6 @@ class LoaderOptions:
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     response_cache: ResponseCache | None = None
     """For the models that ask for it."""
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """What a loading thread hands to the event loop."""
-
-    config: ModelConfig
-    message: bytes
-    engine: BackendModel
-    instances: Sequence[tuple[str, Executor]]
-    any_thread: bool
-    labels: Mapping[str, tuple[str, ...]]
-    initial_states: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -107,36 +94,14 @@ class Loader:
         except asyncio.CancelledError:
             loading.add_done_callback(_discard)  # a load that has begun ends, and nobody takes what comes of it
             raise
+        cache = self._options.response_cache
         if isinstance(loaded, LoadedEnsemble):
-            return self._cached(assemble(ModelId(name, version), loaded, self._borrow, loop), loop)
+            return wrapped(assemble(ModelId(name, version), loaded, self._borrow, loop), loop, cache)
         try:
-            made = Model(
-                ModelId(name, version),
-                loaded.config,
-                loaded.message,
-                loaded.engine,
-                loaded.instances,
-                loop,
-                any_thread=loaded.any_thread,
-                labels=loaded.labels,
-                initial_states=loaded.initial_states,
-            )
+            return assemble_model(ModelId(name, version), loaded, loop, cache)
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
             raise from_exception(error, _doing(name, version)) from error
-        return self._cached(made, loop)
-
-    def _cached(self, servable: Servable, loop: asyncio.AbstractEventLoop) -> Servable:
-        if not servable.config.cached:
-            return servable
-        if self._options.response_cache is None:
-            _log.warning(
-                "model '%s' has response_cache enabled, but the server has no cache: every request is run. Start the "
-                "server with --cache-config=local,size=<bytes>",
-                servable.id.name,
-            )
-            return servable
-        return CachedModel(servable, self._options.response_cache, loop)
 
     def forget(self, name: str) -> None:
         self._cpu_instances.pop(name, None)
@@ -157,7 +122,7 @@ class Loader:
         needs = config.ensemble.needs if config.ensemble is not None else {}
         return _Design(draft, versions, needs, cpu_instances * len(versions))
 
-    def _load(self, draft: model_config.Draft, path: Path, version: int, share: int) -> _Loaded | LoadedEnsemble:
+    def _load(self, draft: model_config.Draft, path: Path, version: int, share: int) -> Opened | LoadedEnsemble:
         if draft.is_ensemble:
             ensemble = read_ensemble(draft, auto_complete=self._options.auto_complete)
             for warning in ensemble.warnings:
@@ -205,7 +170,7 @@ class Loader:
             _close_all(engine, instances)
             raise
         message = complete.message.SerializeToString(deterministic=True)
-        return _Loaded(complete.config, message, engine, instances, backend.any_thread, labels, initial_states)
+        return Opened(complete.config, message, engine, instances, backend.any_thread, labels, initial_states)
 
     def _draft(self, listing: Listing) -> model_config.Draft:
         """The configuration as far as it is known without the engine's help."""
@@ -335,7 +300,7 @@ def _doing(name: str, version: int) -> str:
     return f"failed to load model '{name}' version {version}"
 
 
-def _discard(loading: "futures.Future[_Loaded | LoadedEnsemble]") -> None:
+def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
     if loading.cancelled() or loading.exception() is not None:
         return

@@ -10,9 +10,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Place, RegionLease
 from modserve.core.tensor import Buffer, Shape, Tensor
 from modserve.pb import inference as pb
-
-from .json_data import JsonTypeError, unable
-from .json_message import JsonObject
+from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
 
 REGION = "shared_memory_region"
 OFFSET = "shared_memory_offset"

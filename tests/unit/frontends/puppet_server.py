@@ -98,7 +98,7 @@ class PuppetServable:
             name: Tensor.from_array(results[name], self.config.outputs_by_name[name].datatype)
             for name in inflight.output_names
         }
-        inflight.respond(InferenceResponse(self.id.name, self.id.version, outputs, inflight.request.id))
+        inflight.settle(InferenceResponse(self.id.name, self.id.version, outputs, inflight.request.id))
 
     def answer_all(self) -> None:
         """Answer everything that waits."""

@@ -350,10 +350,10 @@ async def test_several_answers(tmp_path: Path) -> None:
     await turns()
     (inflight,) = many.submitted
     for _ in range(2):
-        inflight.respond(InferenceResponse("many", 1, {}, "a"), final=False)
+        inflight.settle(InferenceResponse("many", 1, {}, "a"), final=False)
     await turns()
     assert traces.activities == []
-    inflight.complete()
+    inflight.settle(None)
     exchange.half_close()
     assert await exchange.end() == (grpc.StatusCode.OK, "")
     (activities,) = traces.activities

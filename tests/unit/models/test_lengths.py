@@ -17,10 +17,11 @@ from modserve.core.merging import Padding
 from modserve.core.model_config import DynamicBatching, InstanceKind, TensorSpec
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.models.model import Model
+from modserve.models.assembly import assemble_model
+from modserve.models.model import Opened
 from modserve.observability import prometheus
-from modserve.protocol.statistics import batches_json
-from modserve.scheduling.buckets import FIRST_LESSON
+from modserve.protocol.control.statistics import batches_json
+from modserve.scheduling.adaptive.buckets import FIRST_LESSON
 from modserve.testing import PuppetBackend, RecordingSink, config, request
 
 CONFIG = config(
@@ -37,7 +38,8 @@ class Bench:
         engine = self.backend.open(ModelSource(CONFIG, 1, Path(), Path()))
         instance = engine.instance(CONFIG, Placement(InstanceKind.CPU))
         loop = asyncio.get_running_loop()
-        self.model = Model(ModelId("model", 1), CONFIG, b"", engine, [("m_0", instance)], loop, any_thread=False)
+        opened = Opened(CONFIG, b"", engine, [("m_0", instance)], False)
+        self.model = assemble_model(ModelId("model", 1), opened, loop)
 
     def submit(self, *lengths: int) -> list[Inflight]:
         """One request a length, all in one turn of the event loop."""

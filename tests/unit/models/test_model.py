@@ -15,11 +15,13 @@ from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import Admission, DynamicBatching, InstanceKind, ModelConfig, QueuePolicy
-from modserve.core.response import InferenceResponse
+from modserve.core.response import Outcome
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.statistics import FailureReason
+from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
-from modserve.models.model import Model
+from modserve.models.assembly import assemble_model
+from modserve.models.model import Model, Opened
 from modserve.scheduling.ordering import _Held
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, request, tensor
@@ -32,7 +34,9 @@ class Bench:
         self.backend = PuppetBackend()
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
         made = [(f"model_{index}", engine.instance(given, Placement(InstanceKind.CPU))) for index in range(instances)]
-        self.model = Model(ModelId("model", 1), given, b"", engine, made, asyncio.get_running_loop(), any_thread=False)
+        self.model = assemble_model(
+            ModelId("model", 1), Opened(given, b"", engine, made, False), asyncio.get_running_loop()
+        )
 
     def submit(self, *values: int, **more: Any) -> list[Inflight]:
         """One request a value, all in one turn of the event loop."""
@@ -253,10 +257,7 @@ async def test_a_request_that_cannot_be_queued_holds_nobody_up(
 
 
 class RaisingSink(RecordingSink):
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        raise RuntimeError("the sink broke")
-
-    def fail(self, error: ModserveError, final: bool) -> None:
+    def settle(self, outcome: Outcome, final: bool) -> None:
         raise RuntimeError("the sink broke")
 
 
@@ -349,7 +350,8 @@ async def test_the_engine_is_closed_though_an_instance_can_not_be() -> None:
     given = config()
     engine = backend.open(ModelSource(given, 1, Path(), Path()))
     instances: list[tuple[str, BackendInstance]] = [("model_0", _StubbornInstance())]
-    model = Model(ModelId("model", 1), given, b"", engine, instances, asyncio.get_running_loop(), any_thread=False)
+    opened = Opened(given, b"", engine, instances, False)
+    model = assemble_model(ModelId("model", 1), opened, asyncio.get_running_loop())
     with pytest.raises(OSError, match="stuck"):
         await model.close()
     assert backend.open_models == 0
@@ -378,7 +380,12 @@ async def test_admission_learns_from_executions(bench: Bench) -> None:
     assert await bench.finish() == [1]
     bench.submit(2)
     execution = await bench.execution()
-    bench.model._run_times.observe(1, 3_600 * 10**9)
+    timing = ExecutionTiming(1, "single")
+    timing.compute_end_ns = 3_600 * 10**9
+    model = bench.model
+    assert isinstance(model, Model)
+    assert model._pool._observe is not None
+    model._pool._observe(timing, [])
     bench.submit(3)
     with pytest.raises(OverloadedError, match=r"predicted .* ms in the queue and .* ms of execution, allowed"):
         bench.submit(4, deadline_ns=time.monotonic_ns() + 60 * 10**9)
@@ -403,4 +410,3 @@ async def test_a_tuned_model_has_a_tuner(bench: Bench) -> None:
     await bench.model.drain()
     if tuner is not None:
         assert (tuner.goal_ns, tuner.delay_ns, tuner.batch_size) == (10**9, 0, 8)
-    assert bench.model._run_times(2) > 0

@@ -18,7 +18,7 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget
 from modserve.core.model_config import DynamicBatching, InstanceKind, ModelConfig, ModelDescription, QueuePolicy
-from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.response import Outcome, ResponseSink
 from modserve.core.sequence_config import (
     Control,
     ControlKind,
@@ -30,9 +30,11 @@ from modserve.core.sequence_config import (
 from modserve.core.servable import Servable
 from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
+from modserve.models.assembly import assemble_model
 from modserve.models.cached import CachedModel
 from modserve.models.ensemble import EnsembleModel
-from modserve.models.model import Model
+from modserve.models.model import Model, Opened
+from modserve.resources.flow import pace
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import config, request, tensor
@@ -45,17 +47,11 @@ class Sink:
         self.ended = asyncio.Event()
         self.kinds: list[str] = []
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        self._note("response", final)
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self._note(error.code.name, final)
-
-    def complete(self) -> None:
-        self._note("end", True)
-
-    def _note(self, kind: str, final: bool) -> None:
-        self.kinds.append(kind)
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if isinstance(outcome, ModserveError):
+            self.kinds.append(outcome.code.name)
+        else:
+            self.kinds.append("end" if outcome is None else "response")
         if final:
             self.ended.set()
 
@@ -121,13 +117,14 @@ class ByRequest(Engine):
                 each.respond(given)
 
 
-def model(given: ModelConfig, engine: Any = None) -> Model:
+def model(given: ModelConfig, engine: Any = None) -> Servable:
     made = engine or Engine()
     made_of = ModelSource(given, 1, Path(), Path())
     instances = [("model_0", made.instance(made_of.config, Placement(InstanceKind.CPU)))]
     loop = asyncio.get_running_loop()
     states = {"SUM": Tensor.from_array(np.zeros(4, np.int32))}
-    return Model(ModelId(given.name, 1), given, b"", made, instances, loop, any_thread=True, initial_states=states)
+    opened = Opened(given, b"", made, instances, True, initial_states=states)
+    return assemble_model(ModelId(given.name, 1), opened, loop)
 
 
 def submit(servable: Servable, value: int, sink: ResponseSink, **more: Any) -> Inflight:
@@ -288,7 +285,7 @@ async def test_a_paced_request_of_a_decoupled_model() -> None:
 
     async def drive() -> list[str]:
         sink = Sink()
-        submit(made, 1, sink).pace(MemoryBudget())
+        pace(submit(made, 1, sink), MemoryBudget(), asyncio.get_running_loop())
         return await outcomes(sink)
 
     await drive()
@@ -349,7 +346,8 @@ async def test_an_ensemble(drive: Drive, expected: list[str], most: int) -> None
     await inner.close()
 
 
-async def ensemble_is_idle(inner: Model) -> None:
+async def ensemble_is_idle(inner: Servable) -> None:
+    assert isinstance(inner, Model)
     async with asyncio.timeout(30):
         while inner._outstanding:
             inner._settled.clear()

@@ -16,11 +16,13 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import InstanceKind
 from modserve.core.request import timeout_ns
+from modserve.core.response import Outcome
 from modserve.core.sequence_config import Control, ControlKind, OldestStrategy, SequenceBatching, State
 from modserve.core.servable import SequenceKeeper
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.models.model import Model
+from modserve.models.assembly import assemble_model
+from modserve.models.model import Opened, SequenceModel
 from modserve.testing import PuppetBackend, RecordingSink, config, request, tensor
 
 CONTROLS = (Control("READY", ControlKind.READY, dtypes.INT32), Control("START", ControlKind.START, dtypes.INT32))
@@ -40,16 +42,10 @@ class Bench:
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
         made = [("model_0", engine.instance(given, Placement(InstanceKind.CPU)))]
         first = {"SUM": Tensor.from_array(np.full(4, 100, np.int32))}
-        self.model = Model(
-            ModelId("model", 1),
-            given,
-            b"",
-            engine,
-            made,
-            asyncio.get_running_loop(),
-            any_thread=False,
-            initial_states=first,
-        )
+        opened = Opened(given, b"", engine, made, False, initial_states=first)
+        made_model = assemble_model(ModelId("model", 1), opened, asyncio.get_running_loop())
+        assert isinstance(made_model, SequenceModel)
+        self.model = made_model
 
     def submit(self, id: int, value: int, *, sink: RecordingSink | None = None, **parameters: Any) -> Inflight:
         parameters["sequence_id"] = id
@@ -73,9 +69,10 @@ class Told(RecordingSink):
         super().__init__()
         self.failed = asyncio.Event()
 
-    def fail(self, error: ModserveError, final: bool) -> None:
-        super().fail(error, final)
-        self.failed.set()
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        super().settle(outcome, final)
+        if isinstance(outcome, ModserveError):
+            self.failed.set()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from modserve.pb import inference as pb
-from modserve.protocol.json_message import to_json
+from modserve.protocol.json.json_message import to_json
 
 SIMPLE = """
 name: "simple" backend: "python" max_batch_size: 8

@@ -13,9 +13,9 @@ from modserve.core.shared_memory import RegionLease
 from modserve.core.tensor import LONG_BYTES, Tensor, count_ahead, digest_ahead, long_texts
 from modserve.frontends.threads import RequestMemory, on_thread
 from modserve.pb import inference as pb
-from modserve.protocol import grpc_messages, long_messages
-from modserve.protocol.long_messages import LONG, ManyFieldsError, Tensors
-from modserve.protocol.typed_contents import ELEMENT_MEMORY
+from modserve.protocol.grpc import grpc_messages, long_messages
+from modserve.protocol.grpc.long_messages import LONG, ManyFieldsError, Tensors
+from modserve.protocol.grpc.typed_contents import ELEMENT_MEMORY
 from modserve.server import Server
 
 from .border import parsed, unreadable
