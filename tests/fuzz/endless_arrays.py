@@ -10,7 +10,8 @@ import sys
 import zlib
 
 from modserve.core.errors import ModserveError
-from modserve.protocol import compression, http_infer
+from modserve.protocol import compression
+from modserve.protocol.http import infer_request
 
 _MEMORY = 2 * 2**30
 _LIMIT = 256 * 1024 * 1024
@@ -45,7 +46,7 @@ def nested(element: str, count: int) -> str:
 def outcome(text: bytes) -> str:
     """What became of a request: its tensor, or the beginning of the message."""
     try:
-        request, _ = http_infer.decode_request("model", None, text, None, 0, None, _LIMIT)
+        request, _ = infer_request.decode_request("model", None, text, None, 0, None, _LIMIT)
     except ModserveError as error:
         return error.message[:50]
     tensor = request.inputs["IN"]

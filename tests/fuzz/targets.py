@@ -11,7 +11,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from modserve.config import override
+from modserve import config
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
 from modserve.core.log_settings import LogSettings
@@ -22,19 +22,11 @@ from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Place
 from modserve.core.tensor import Buffer, Tensor, TruncatedError, count_elements, decode_elements, encode_elements
 from modserve.pb import inference as pb
-from modserve.protocol import (
-    classification,
-    compression,
-    generate,
-    grpc_messages,
-    http_infer,
-    logging_settings,
-    long_messages,
-    predict_v1,
-    regions,
-    repository,
-    trace_settings,
-)
+from modserve.protocol import classification, compression
+from modserve.protocol.control import logging_settings, regions, repository, trace_settings
+from modserve.protocol.grpc import grpc_messages, long_messages
+from modserve.protocol.http import generate, infer_request, infer_response, v1_predict_request, v1_predict_response
+from modserve.protocol.json import json_text
 from modserve.testing import builders
 
 Target = Callable[[bytes], None]
@@ -106,28 +98,28 @@ def _ranked(response: InferenceResponse, counts: Mapping[str, int]) -> Inference
     return InferenceResponse(response.model_name, 1, outputs, response.id, response.parameters)
 
 
-def _answer(request: InferenceRequest, reply: http_infer.Reply) -> None:
+def _answer(request: InferenceRequest, reply: infer_request.Reply) -> None:
     response = _ranked(_echo(request), reply.classes)
-    for shape in (reply, http_infer.Reply(all_binary=True)):
-        body = http_infer.encode_response(response, shape)
+    for shape in (reply, infer_request.Reply(all_binary=True)):
+        body = infer_response.encode_response(response, shape)
         if body.header_length is None:
-            http_infer.parse(b"".join(body.parts))
+            json_text.parse_object(b"".join(body.parts))
 
 
 def http_json(data: bytes) -> None:
     """The JSON of an inference request."""
-    _answer(*http_infer.decode_request("model", None, data, None, _ONE_SECOND_NS, _Region, _MAX_JSON))
+    _answer(*infer_request.decode_request("model", None, data, None, _ONE_SECOND_NS, _Region, _MAX_JSON))
 
 
 def http_binary(data: bytes) -> None:
     """A line with the header's length, and a body with binary tensor data."""
     line, _, body = data.partition(b"\n")
-    length = http_infer.header_length(line, len(body))
+    length = infer_request.header_length(line, len(body))
     if length == 0:
-        request, reply = http_infer.decode_raw(RAW, None, body)
-        http_infer.encode_response(_echo(request, _RAW_SIGNATURE), reply)
+        request, reply = infer_request.decode_raw(RAW, None, body)
+        infer_response.encode_response(_echo(request, _RAW_SIGNATURE), reply)
         return
-    _answer(*http_infer.decode_request("model", None, body, length, _ONE_SECOND_NS, _Region, _MAX_JSON))
+    _answer(*infer_request.decode_request("model", None, body, length, _ONE_SECOND_NS, _Region, _MAX_JSON))
 
 
 def bytes_tensor(data: bytes) -> None:
@@ -141,7 +133,7 @@ def bytes_tensor(data: bytes) -> None:
         pass
     response = _echo(InferenceRequest("model", {"BYTES": Tensor.from_raw(dtypes.BYTES, (1, count), raw)}))
     assert bytes(response.outputs["BYTES"].raw) == raw
-    http_infer.encode_response(response, http_infer.Reply())
+    infer_response.encode_response(response, infer_request.Reply())
 
 
 def grpc_message(data: bytes) -> None:
@@ -182,11 +174,11 @@ def generate_body(data: bytes) -> None:
 
 def predict_body(data: bytes) -> None:
     """The body of a KServe v1 or TensorFlow Serving prediction."""
-    prediction = predict_v1.decode(MODEL, data)
-    parts = predict_v1.batches(MODEL, prediction.inputs)
+    prediction = v1_predict_request.decode(MODEL, data)
+    parts = v1_predict_request.batches(MODEL, prediction.inputs)
     answers = [_echo(InferenceRequest("model", part)).outputs for part in parts]
     if answers:
-        predict_v1.encode(answers, prediction.rows)
+        v1_predict_response.encode(answers, prediction.rows)
 
 
 _BODIES: tuple[Callable[[bytes], object], ...] = (
@@ -197,7 +189,7 @@ _BODIES: tuple[Callable[[bytes], object], ...] = (
     repository.unload_dependents_json,
     lambda body: regions.register_system_json("region", body),
     lambda body: regions.register_cuda_json("region", body),
-    lambda body: override.read_override(body.decode(errors="replace"), Path("/nosuch/config.pbtxt"), "model"),
+    lambda body: config.read_override(body.decode(errors="replace"), Path("/nosuch/config.pbtxt"), "model"),
     lambda body: compression.decode(body, "gzip", 100_000),
 )
 
@@ -231,7 +223,7 @@ def run(name: str, data: bytes) -> ModserveError | None:
     else:
         return None
     assert mistake.message, "a mistake that is not told"
-    http_infer.encode_error(mistake)
+    infer_response.encode_error(mistake)
     return mistake
 
 

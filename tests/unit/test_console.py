@@ -16,7 +16,7 @@ from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.normalize import Signature
 from modserve.core.sequence_config import Control, ControlKind, DirectStrategy, SequenceBatching
 from modserve.core.tensor import Shape
-from modserve.protocol import http_infer
+from modserve.protocol.http import infer_request
 from modserve.testing import RecordingSink, config
 
 # The table
@@ -75,7 +75,7 @@ def accepted(model: ModelConfig) -> Shape:
     host, path, body = pasted(example_call([model], LOCAL))
     assert host == "127.0.0.1:8000"
     assert unquote(path) == f"/v2/models/{model.name}/infer"
-    request, _ = http_infer.decode_request(model.name, None, body, None, 0)
+    request, _ = infer_request.decode_request(model.name, None, body, None, 0)
     inflight = Signature(model).accept(request, RecordingSink(), 0)
     return next(iter(inflight.inputs.values())).shape
 

@@ -426,7 +426,7 @@ class Failing:
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         found = Inflight(request, sink, {}, ("OUT",), 1, None, now_ns)
-        asyncio.get_running_loop().call_soon(found.fail, internal("oops"))
+        asyncio.get_running_loop().call_soon(found.settle, internal("oops"))
         return found
 
 
@@ -546,7 +546,7 @@ async def test_a_repository_that_is_none(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "repository"
     if kind == "a file":
         path.touch()
-    with pytest.raises(ModserveError, match="can not read model repository") as caught:
+    with pytest.raises(ModserveError, match="cannot read model repository") as caught:
         async with library(path):
             pytest.fail("it was entered")
     assert caught.value.code is Code.INVALID_ARG

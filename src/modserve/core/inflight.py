@@ -6,15 +6,16 @@ from typing import Protocol
 
 from .errors import ModserveError, cancelled
 from .request import InferenceRequest
-from .response import NOBODY, InferenceResponse, ResponseSink
+from .response import NOBODY, Outcome, ResponseSink
 from .sequence import SequenceStates
 from .tensor import Tensor
 from .timing import ExecutionTiming
+from .tracing import RequestTrace
+from .version import ModelId
 
 _log = logging.getLogger(__name__)
 
-_MISBEHAVED = "whoever waits for a response failed to take it"
-"""What a sink raises must not reach the engine's other requests."""
+SINK_FAILED = "the receiver of a response failed"
 
 
 class FlowControl(Protocol):
@@ -26,6 +27,15 @@ class FlowControl(Protocol):
 
     def wait(self) -> None:
         """Return when there is room for another response. Blocks."""
+        ...
+
+    @property
+    def room(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
         ...
 
     def sent(self) -> None:
@@ -50,12 +60,14 @@ class Inflight:
     waited too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
     its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
     server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
-    those of its sequence, if the model has any, which its execution changes.
+    those of its sequence, if the model has any, which its execution changes. `callers` are the models that wait for its
+    response, the first one at the beginning: none for a client's request.
     """
 
     __slots__ = (
         "arrival",
         "batch_size",
+        "callers",
         "cancelled",
         "deadline_ns",
         "flow",
@@ -76,6 +88,7 @@ class Inflight:
         "sink",
         "states",
         "timing",
+        "trace",
     )
 
     def __init__(
@@ -104,6 +117,8 @@ class Inflight:
         self.level_ns = 0
         self.arrival = 0
         self.timing: ExecutionTiming | None = None
+        self.trace: RequestTrace | None = None
+        """Set by `servable.submit_traced`, None once the request is settled."""
         self.states: SequenceStates | None = None
         self.ordered = False
         """Its answers wait for those of the requests before it."""
@@ -112,6 +127,7 @@ class Inflight:
         self.cancelled = False
         self.settled = False
         self.on_cancel: Callable[[Inflight], None] | None = None
+        self.callers: tuple[ModelId, ...] = ()
 
     @property
     def begin_by_ns(self) -> int:
@@ -128,51 +144,34 @@ class Inflight:
         if self.flow is not None:
             self.flow.progressed()
 
-    def respond(self, response: InferenceResponse, final: bool = True) -> None:
-        """Hand an answer to the client; after the final one, and after a failure, later ones are dropped."""
-        if not self.settled:
-            sink = self._last_sink() if final else self.sink
-            try:
-                sink.respond(response, final)
-            except Exception:
-                _log.exception(_MISBEHAVED)
+    def settle(self, outcome: Outcome, final: bool = True) -> None:
+        """Hand an outcome to the sink. Outcomes after the final one are ignored. Never raises.
 
-    def fail(self, error: ModserveError, final: bool = True) -> None:
-        """Hand a failure to the client; the request may go on if it is not final."""
-        if not self.settled:
-            sink = self._last_sink() if final else self.sink
-            try:
-                sink.fail(error, final)
-            except Exception:
-                _log.exception(_MISBEHAVED)
-
-    def complete(self) -> None:
-        """No answer comes after those that were given."""
-        if not self.settled:
-            sink = self._last_sink()
-            try:
-                sink.complete()
-            except Exception:
-                _log.exception(_MISBEHAVED)
+        With the final outcome the request and its sink let go of each other: most sinks hold the request, and as a
+        cycle both would keep their tensors until the garbage collector runs, which counts objects and not bytes.
+        """
+        if self.settled:
+            return
+        sink, trace = self.sink, self.trace
+        if final:
+            self.settled = True
+            self.sink = NOBODY
+            self.trace = None
+            if self.flow is not None:
+                self.flow.release()
+        try:
+            if trace is not None:
+                trace.settled(outcome, final, self.timing)
+            sink.settle(outcome, final)
+        except Exception:  # must not reach the engine's other requests
+            _log.exception(SINK_FAILED)
 
     def cancel(self) -> None:
-        """The client no longer wants an answer. Safe to call at any time, on the event loop's thread."""
+        """The client no longer wants a response. Safe to call at any time, on the event loop's thread."""
         if self.flow is not None:
             self.flow.release()
         if not self.settled and not self.cancelled:
             self.end(cancelled())
-
-    def _last_sink(self) -> ResponseSink:
-        """The request is settled by what its sink is told now. The two let go of each other.
-
-        Most sinks hold the request in flight. As a cycle, both would stay in memory, with all their tensors, until the
-        garbage collector runs, which counts objects and not bytes.
-        """
-        self.settled = True
-        sink, self.sink = self.sink, NOBODY
-        if self.flow is not None:
-            self.flow.release()
-        return sink
 
     def end(self, error: ModserveError) -> None:
         """Fail it before its execution is over, and let that stop."""
@@ -181,4 +180,4 @@ class Inflight:
         self.cancelled = True
         if self.on_cancel is not None:
             self.on_cancel(self)
-        self.fail(error)
+        self.settle(error)

@@ -1,10 +1,10 @@
-"""An answer, and who takes it."""
+"""A response, and the sinks that receive it."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from .errors import ModserveError, internal, unsupported
 from .request import ParameterValue
@@ -14,10 +14,10 @@ from .version import ModelId
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InferenceResponse:
-    """One answer. `outputs` are in the order in which the client asked, or that of the configuration.
+    """One response. `outputs` are in the order in which the client requested them, or that of the configuration.
 
-    Of ensembles, an ensemble around them is also told what was `skipped`, outputs that were asked for and that no step
-    gave because of conditions, and how long the steps behind this answer waited in queues, one after the other.
+    `skipped` and `waited_ns` are set by ensembles, for an ensemble around them: the requested outputs that no step
+    produced because of conditions, and how long the steps behind this response waited in queues, one after the other.
     """
 
     model_name: str
@@ -38,79 +38,68 @@ class InferenceResponse:
         return sum(tensor.size for tensor in self.outputs.values())
 
 
+Outcome: TypeAlias = InferenceResponse | ModserveError | None
+"""A response, a failure, or None for the end of a request's responses where that comes without one."""
+
+
 def bare_end(model: ModelId, request_id: str) -> InferenceResponse:
-    """What tells of the end of a request's responses where that comes without one: it has no outputs."""
+    """A response without outputs, which tells a client that no more responses come."""
     return InferenceResponse(model.name, model.version, {}, request_id)
 
 
 class ResponseSink(Protocol):
-    """Takes the answers of one request, always on the event loop's thread.
+    """Receives the outcomes of one request, always on the event loop's thread."""
 
-    `respond` and `fail` are called in the order of the answers, the last time with `final` set; or `complete` says that
-    no more will come. Nothing follows either. Models that are not decoupled give exactly one answer, the final one.
-    None of these may block or raise.
-    """
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        """Called with each outcome in order, the last time with `final` set; None is always final.
 
-    def respond(self, response: InferenceResponse, final: bool) -> None: ...
-
-    def fail(self, error: ModserveError, final: bool) -> None: ...
-
-    def complete(self) -> None: ...
+        Models that are not decoupled have exactly one outcome. Must neither block nor raise.
+        """
+        ...
 
 
 class _Nobody:
-    """The sink of a request that is settled: nothing more is said to it."""
+    """The sink of a request that is settled: it ignores everything."""
 
     __slots__ = ()
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        pass
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        pass
-
-    def complete(self) -> None:
-        pass
+    def settle(self, outcome: Outcome, final: bool) -> None: ...
 
 
 NOBODY: ResponseSink = _Nobody()
 
 
-class OneAnswer(ABC):
-    """A sink for calls that have one answer: takes exactly one from the model, whether it is decoupled or not.
+class SingleResponseSink(ABC):
+    """A sink for calls with one response: it expects exactly one from the model, whether that is decoupled or not.
 
-    Subclasses say what happens with it in `settle`, which is called once. A failure that is told after the answer has
-    come counts.
+    Subclasses say what happens with the response in `deliver`, which is called once. A failure that follows a response
+    which was not final replaces it.
     """
 
-    __slots__ = ("_held", "_settled")
+    __slots__ = ("_delivered", "_held")
 
     def __init__(self) -> None:
         self._held: InferenceResponse | None = None
-        self._settled = False
+        self._delivered = False
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        if final and self._held is None:
-            self._settle(response)
-        elif self._held is None:
-            self._held = response
-        else:
-            self._settle(_more_than_one(response.model_name))
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self._settle(error)
-
-    def complete(self) -> None:
-        self._settle(self._held or internal("the model gave no response"))
-
-    def _settle(self, outcome: InferenceResponse | ModserveError) -> None:
-        if not self._settled:
-            self._settled = True
-            self._held = None
-            self.settle(outcome)
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if self._delivered:
+            return
+        held = self._held
+        if outcome is None:
+            outcome = held or internal("the model gave no response")
+        elif isinstance(outcome, InferenceResponse):
+            if held is not None:
+                outcome = _more_than_one(outcome.model_name)
+            elif not final:
+                self._held = outcome
+                return
+        self._delivered = True
+        self._held = None
+        self.deliver(outcome)
 
     @abstractmethod
-    def settle(self, outcome: InferenceResponse | ModserveError) -> None: ...
+    def deliver(self, outcome: InferenceResponse | ModserveError) -> None: ...
 
 
 def _more_than_one(model_name: str) -> ModserveError:

@@ -138,6 +138,11 @@ class ModelStatistics:
         self.execution_count = 0
         self.pending = 0
         """Requests that wait in the scheduler."""
+        self.instances = 0
+        """How many it has, or should have; 0 for models without an engine of their own."""
+        self.instances_lost = 0
+        """How many of them are gone, and not made anew yet."""
+        self.instance_restarts = 0
         self.success = Duration()
         self.fail = Duration()
         self.queue = Duration()

@@ -1,27 +1,35 @@
-"""What front ends see of the trace of a request."""
+"""The trace of one request, as front ends and models see it."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from .servable import Servable, Submitter
+from .response import Outcome
+from .tensor import Tensor
+from .timing import ExecutionTiming
+from .version import ModelId
 
 
-class RequestTrace(Submitter, Protocol):
-    """Submit the request through it, and it sees the answers before the sink does."""
+class RequestTrace(Protocol):
+    """Implemented by `observability.trace.Trace`. `servable.submit_traced` connects it with a request in flight."""
+
+    request_id: str
 
     def stamp(self, activity: str, ns: int = 0) -> None:
         """An activity of the front end happens now, or happened at `ns` of the monotonic clock."""
         ...
 
-    def end(self) -> None:
-        """The answer has been sent, or nobody waits for it any more. May be called again."""
+    def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
+        """The model has accepted the request."""
         ...
 
+    def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
+        """An outcome is about to be handed to the request's sink; `timing` is that of its execution."""
+        ...
 
-class ParentTrace:
-    """A sink that belongs to a trace, for models that ask other models: their requests can be traced with it."""
+    def child(self, model: ModelId) -> "RequestTrace":
+        """The trace of a request that the model makes of another one; it ends with that request's final outcome."""
+        ...
 
-    __slots__ = ()
-
-    def child(self, servable: Servable) -> Submitter:
-        """What to submit such a request through, once."""
-        raise NotImplementedError
+    def end(self) -> None:
+        """The response has been sent, or nobody waits for it any more. May be called again."""
+        ...

@@ -13,7 +13,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Array, Shape, Tensor, format_shape
 from modserve.core.timing import ExecutionTiming
 
-from .batch import join, take_rows, wanted_outputs
+from .batch import join, requested_outputs, take_rows
 
 _NONE = Padding({})
 
@@ -61,7 +61,7 @@ class PaddedLayout:
         sizes = [inflight.batch_size for inflight in members]
         added = rows_of(sum(sizes), self._sizes) - sum(sizes)
         columns: dict[str, list[Tensor]] = {}
-        for name in wanted_outputs(members):
+        for name in requested_outputs(members):
             column = take_rows(name, outputs, [*sizes, added] if added else sizes, config)
             columns[name] = self._cut(name, column, members) if name in unpad else column
         return [

@@ -17,7 +17,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Array, Shape, Tensor, format_shape
 from modserve.core.timing import ExecutionTiming
 
-from .batch import check_output, join, take_rows, wanted_outputs
+from .batch import check_output, join, requested_outputs, take_rows
 
 Numbers = Sequence[int] | Sequence[Sequence[int]] | Array
 
@@ -74,7 +74,7 @@ class RaggedLayout:
 
     def split(self, outputs: Mapping[str, Array], members: Sequence[Inflight], version: int) -> list[InferenceResponse]:
         config = self._config
-        parts = {name: self._parts(name, outputs, members) for name in wanted_outputs(members)}
+        parts = {name: self._parts(name, outputs, members) for name in requested_outputs(members)}
         return [
             InferenceResponse(
                 config.name, version, {name: parts[name][index] for name in inflight.output_names}, inflight.request.id

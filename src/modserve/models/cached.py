@@ -3,14 +3,12 @@
 import time
 from dataclasses import replace
 
-from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, ResponseSink
-from modserve.core.servable import Servable, Submitter
+from modserve.core.response import InferenceResponse, Outcome, ResponseSink
+from modserve.core.servable import Servable
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
-from modserve.core.tracing import ParentTrace
 from modserve.resources.response_cache import ResponseCache, key
 from modserve.scheduling.scheduler import Clock
 
@@ -38,10 +36,7 @@ class CachedModel(ModelWrapper):
         looked_ns = time.monotonic_ns() - start_ns
         if kept is not None:
             return self._hit(request, kept, sink, now_ns, start_ns, looked_ns)
-        keeper = _Keeper(self, digest, looked_ns, sink)
-        if isinstance(sink, ParentTrace):
-            keeper = _TracedKeeper(self, digest, looked_ns, sink, sink)
-        return self._servable.submit(request, keeper, now_ns)
+        return self._servable.submit(request, _Keeper(self, digest, looked_ns, sink), now_ns)
 
     async def drain(self) -> None:
         self._stopped = True
@@ -78,7 +73,7 @@ class CachedModel(ModelWrapper):
             self.statistics.record_cache_hit(inflight, looked_ns, time.monotonic_ns())
             # New tensors: what is converted in them is kept no longer than the response.
             outputs = {name: Tensor.from_raw(one.datatype, one.shape, one.raw) for name, one in kept.outputs.items()}
-            inflight.respond(replace(kept, id=request.id, outputs=outputs))
+            inflight.settle(replace(kept, id=request.id, outputs=outputs))
 
         self._clock.call_soon(respond)
         return inflight
@@ -95,29 +90,9 @@ class _Keeper:
         self._looked_ns = looked_ns
         self._sink = sink
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
+    def settle(self, outcome: Outcome, final: bool) -> None:
         try:
-            self._model.keep(self._key, response, self._looked_ns)
+            if isinstance(outcome, InferenceResponse):
+                self._model.keep(self._key, outcome, self._looked_ns)
         finally:
-            self._sink.respond(response, final)
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self._sink.fail(error, final)
-
-    def complete(self) -> None:
-        self._sink.complete()
-
-
-class _TracedKeeper(_Keeper, ParentTrace):
-    """The same where the request is traced, and those it makes are as well."""
-
-    __slots__ = ("_trace",)
-
-    def __init__(
-        self, model: CachedModel, digest: bytes, looked_ns: int, sink: ResponseSink, trace: ParentTrace
-    ) -> None:
-        super().__init__(model, digest, looked_ns, sink)
-        self._trace = trace
-
-    def child(self, servable: Servable) -> Submitter:
-        return self._trace.child(servable)
+            self._sink.settle(outcome, final)

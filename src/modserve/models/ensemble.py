@@ -26,6 +26,8 @@ class EnsembleModel:
     models count their own.
     """
 
+    unready_reason: str | None = None
+
     def __init__(
         self,
         model_id: ModelId,

@@ -5,8 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from modserve import config as model_config
-from modserve.config import Draft
-from modserve.config.ensembles import validate_composition
+from modserve.config import Draft, validate_composition
 from modserve.core.errors import ModserveError, invalid, not_found
 from modserve.core.model_config import ModelConfig
 from modserve.core.servable import Borrow, Handle, Servable
@@ -25,8 +24,8 @@ class LoadedEnsemble:
 
 
 def nothing_to_borrow(name: str, version: int | None) -> Handle:
-    """A `Borrow` for loaders that load no ensembles."""
-    raise not_found(f"model '{name}' cannot be used by other models here")
+    """A `Borrow` for loaders whose models call no others."""
+    raise not_found(f"model '{name}' cannot be called by other models here")
 
 
 def read_ensemble(draft: Draft, *, auto_complete: bool) -> model_config.Complete:

@@ -18,8 +18,10 @@ from modserve.core.statistics import FailureReason, ModelStatistics, failure_rea
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.instance import Instance
-from modserve.execution.pool import InstancePool, Observe
+from modserve.execution.pool import InstancePool
 from modserve.execution.quick import could_be_quick
+from modserve.execution.revival import Make
+from modserve.execution.settlement import Observe
 from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
@@ -43,6 +45,10 @@ class Opened:
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     initial_states: Mapping[str, Tensor] = field(default_factory=dict)
     """The states of new sequences that come from files, by input."""
+    make: Make | None = None
+    """Makes an instance anew that was lost; None: it stays lost."""
+    on_health: Callable[[], None] = lambda: None
+    """Called when the model may have become ready, or not ready, by itself."""
 
 
 SchedulerFactory: TypeAlias = Callable[[InstancePool, Clock, OnDrop], Scheduler]
@@ -55,6 +61,8 @@ class Model:
     `observe` gets every execution that succeeded.
     """
 
+    unready_reason: str | None = None
+
     def __init__(
         self,
         model_id: ModelId,
@@ -65,6 +73,8 @@ class Model:
         observe: Observe | None = None,
     ) -> None:
         self.id = model_id
+        self.unready_reason: str | None = None
+        """Why it takes no requests at the moment, although it is loaded: it has no instance left."""
         self.config = config = opened.config
         self.config_message = opened.message
         self.statistics = ModelStatistics()
@@ -74,6 +84,7 @@ class Model:
         self._outstanding = 0
         self._settled = asyncio.Event()
         self._settled.set()
+        self._on_health = opened.on_health
         self._pool = InstancePool(
             model_id,
             config,
@@ -83,12 +94,17 @@ class Model:
             clock.loop,
             opened.any_thread and could_be_quick(config),
             observe,
+            make=opened.make,
+            clock=clock,
+            on_health=self._health_changed,
         )
         try:
-            self._scheduler = make_scheduler(self._pool, clock, self._on_drop)
+            self._working = make_scheduler(self._pool, clock, self._on_drop)
         except BaseException:
             self._pool.end()
             raise
+        self._scheduler = self._working
+        self._pool.on_stuck = self._working.fail_waiting
 
     def __repr__(self) -> str:
         return f"Model({self.id.name}, version {self.id.version}, {self._outstanding} outstanding, {self._pool!r})"
@@ -106,6 +122,16 @@ class Model:
         self._outstanding += 1
         return inflight
 
+    def _health_changed(self) -> None:
+        """While no instance is left, new requests are refused at once.
+
+        Those that wait already go on waiting until the first attempt to make another instance, and fail with that.
+        """
+        trouble = self._pool.trouble
+        self.unready_reason = None if trouble is None else trouble.reason
+        self._scheduler = self._working if trouble is None else _Down(self._working, trouble)
+        self._on_health()
+
     @property
     def outstanding(self) -> int:
         return self._outstanding
@@ -117,6 +143,7 @@ class Model:
             await self._settled.wait()
 
     async def close(self) -> None:
+        self._pool.stop_reviving()
         self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
         await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
 
@@ -136,7 +163,7 @@ class Model:
             self.statistics.record_failure(inflight, failure_reason(error, by_backend=False), time.monotonic_ns())
         except Exception:
             _log.exception("model '%s': counting a failure failed", self.id.name)
-        inflight.fail(error)
+        inflight.settle(error)
         self._on_settled(1)
 
     def _on_settled(self, count: int) -> None:
@@ -172,3 +199,16 @@ class SequenceModel(Model):
 
     def _busy(self) -> bool:
         return super()._busy() or self.open_sequences > 0
+
+
+class _Down:
+    """Implements `scheduling.Scheduler` in place of one whose model has no instance left."""
+
+    def __init__(self, scheduler: Scheduler, trouble: ModserveError) -> None:
+        self.stop = scheduler.stop
+        self.close = scheduler.close
+        self.fail_waiting = scheduler.fail_waiting
+        self._trouble = trouble
+
+    def enqueue(self, inflight: Inflight) -> None:
+        raise unavailable(f"{inflight.request.label}{self._trouble.message}")

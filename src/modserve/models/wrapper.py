@@ -24,6 +24,10 @@ class ModelWrapper:
         return self._servable.submit(request, sink, now_ns)
 
     @property
+    def unready_reason(self) -> str | None:
+        return self._servable.unready_reason
+
+    @property
     def outstanding(self) -> int:
         return self._servable.outstanding if isinstance(self._servable, RequestHolder) else 0
 

@@ -1,6 +1,6 @@
 """Traces of single requests: sampling by settings, and the activities of a sampled request.
 
-The settings, the sampling and the files are Triton's (its ``tracer.cc``); times are of the monotonic clock there, too.
+The settings, the sampling and the files are Triton's (``tracer.cc``), and so is the use of the monotonic clock.
 """
 
 import itertools
@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from modserve.core.errors import ModserveError, invalid
-from modserve.core.inflight import Inflight
-from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.errors import invalid
+from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
+from modserve.core.timing import ExecutionTiming
 from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
-from modserve.core.tracing import ParentTrace
+from modserve.core.version import ModelId
 
 from .trace_file import Output, TraceFiles, Writer
 from .trace_records import Record, Stamp, TensorStamp, render
@@ -25,17 +24,17 @@ from .trace_records import Record, Stamp, TensorStamp, render
 _log = logging.getLogger(__name__)
 
 MOST_OF_ONE = 32 * 1024 * 1024
-"""Bytes of tensors that are kept of one trace, and of stamps as many again; what is more of it is left out."""
+"""Bytes of tensors that one trace keeps, and as many again of stamps; the rest is left out."""
 
 _STAMP_SIZE = 256
-"""About what a stamp keeps of memory."""
+"""Roughly the bytes of memory that a stamp takes."""
 
 
 class Tracer:
-    """The trace settings of a server, global and by model, and what they sample. Lives on the event loop's thread.
+    """The trace settings of a server, global and by model, and their sampling. For the event loop's thread.
 
-    `on` tells whether any request may be sampled; while it is false, `sample` need not be called. Settings of a model
-    are kept by its name, whether it is loaded or not. Call `close` in the end.
+    `on` is true while a request may be sampled; otherwise `sample` need not be called. A model's settings are kept by
+    its name, whether it is loaded or not. Call `close` at the end.
     """
 
     def __init__(self, settings: TraceSettings | None = None, writer: Writer | None = None) -> None:
@@ -55,57 +54,56 @@ class Tracer:
         return f"Tracer({'on' if self.on else 'off'}, {self.settings()}, own settings of {list(self._models)})"
 
     def settings(self, model: str = "") -> TraceSettings:
-        """Those that hold for a model, or for all that have none of their own; `count` is what remains of it."""
+        """The settings of a model, or of all models without their own; `count` is what remains of it."""
         return self._models.get(model, self._global).current
 
     def change(self, change: TraceChange, model: str = "") -> None:
-        """Change a model's settings or, for an empty name, those of all models for what they do not say themselves.
+        """Changes a model's settings or, for an empty name, the global ones: a model's own settings override them.
 
-        Holds for every request from now on; those being traced go on as they began. Counting begins anew.
+        Applies to all later requests; traces under way keep their settings. Counting starts again.
 
-        Raises INVALID_ARG, changing nothing, for settings that would trace but can not.
+        Raises INVALID_ARG, and changes nothing, for settings that would trace but cannot.
         """
         if not change:
             return
         settings: dict[str, tuple[TraceSettings, Mapping[str, Any]]] = {}
         if model:
-            found = self._models.get(model)
-            settings[model] = _changed(self._global.current, found, change)
+            settings[model] = _changed(self._global.current, self._models.get(model), change)
         else:
             settings[""] = _changed(self._start, self._global, change)
             for name, setting in self._models.items():
                 settings[name] = _changed(settings[""][0], setting, {})
-        for name, (wanted, _) in settings.items():
-            reason = _problem(wanted)
-            if not reason and name == model and wanted.level and change.get("count") == 0:
+        for name, (values, _) in settings.items():
+            reason = _problem(values)
+            if not reason and name == model and values.level and change.get("count") == 0:
                 reason = "trace count must be non-zero, -1 does not limit it"
             if reason:
                 raise invalid(f"Attempting to set invalid trace setting :{reason}")
-        for name, (wanted, own) in settings.items():
+        for name, (values, own) in settings.items():
             if not name:
                 self._retire(self._global)
-                self._global = self._setting(wanted, own)
+                self._global = self._setting(values, own)
                 continue
             if name in self._models:
                 self._retire(self._models.pop(name))
             if own:
-                self._models[name] = self._setting(wanted, own)
+                self._models[name] = self._setting(values, own)
         self._look()
 
     def sample(self, servable: Servable) -> "Trace | None":
-        """A trace of the request at hand if it is the turn of one; whoever takes it ends it."""
+        """A trace of this request if it is sampled. The caller ends it."""
         setting = self._models.get(servable.id.name, self._global)
         if not setting.hit():
             return None
         if not setting.remaining:
             self._look()
-        return Trace(self, setting, servable, self.next_id())
+        return Trace(self, setting, servable.id, self.next_id())
 
     def next_id(self) -> int:
         return next(self._ids)
 
     def close(self) -> None:
-        """Write what there is and end. Blocks; call it once nothing is traced any more. May be called again."""
+        """Writes all traces and ends. Blocks. For when nothing is traced any more; may be called again."""
         if self._closed:
             return
         self._closed = True
@@ -148,10 +146,10 @@ class Tracer:
 
 
 class _Setting:
-    """Settings as they are applied: what is counted for them, and where their traces go.
+    """Settings in use: their counts, and the destination of their traces.
 
-    `own` has the fields that were set here, by name; the others are those of the settings behind. When they change,
-    another takes its place, so that traces under way keep theirs.
+    `own` has the fields that are set at this level, by name; the others come from the level behind. A change makes a
+    new object, so that traces under way keep theirs.
     """
 
     def __init__(self, settings: TraceSettings, own: Mapping[str, Any], output: Output) -> None:
@@ -177,7 +175,7 @@ class _Setting:
         return self._able and self.remaining != 0
 
     def hit(self) -> bool:
-        """Count a request; is it one to trace?"""
+        """Counts a request. Whether it is sampled."""
         if not self.live:
             return False
         self._samples += 1
@@ -189,7 +187,7 @@ class _Setting:
         return True
 
     def collect(self) -> bool:
-        """Count a trace that is complete; does it complete its file?"""
+        """Counts a complete trace. Whether it completes its file."""
         self.open -= 1
         self._collected += 1
         self._in_file += 1
@@ -202,7 +200,7 @@ class _Setting:
 
 
 def _problem(settings: TraceSettings) -> str:
-    """Why nothing can be traced although something should; empty if all is well."""
+    """Why these settings cannot trace although they should; empty if they can."""
     if not settings.level:
         return ""
     if not settings.rate:
@@ -213,7 +211,7 @@ def _problem(settings: TraceSettings) -> str:
 def _changed(
     behind: TraceSettings, setting: _Setting | None, change: TraceChange
 ) -> tuple[TraceSettings, Mapping[str, Any]]:
-    """The settings after a change, and the fields that are set in them; the others come from `behind`."""
+    """The settings after a change, and their own fields; the other fields come from `behind`."""
     own: dict[str, Any] = {} if setting is None else {name: getattr(setting.current, name) for name in setting.own}
     for name, value in change.items():
         if value is None:
@@ -223,104 +221,85 @@ def _changed(
     return replace(behind, **own), own
 
 
-class Trace(ParentTrace):
-    """What is recorded of one request. Submit the request through it, and it sees the answers before `sink` does.
+class Trace:
+    """Implements `core.tracing.RequestTrace`: the records of one request, and those of its children.
 
-    The front end adds its own stamps, and calls `end` when the answer is sent or nobody waits for it any more. What is
-    recorded of the requests that a model made for it, its children, is written with it.
+    The front end adds its own stamps, and calls `end` when the response is sent or nobody waits for it any more. The
+    children, requests that a model made for this one, are written with it.
     """
 
     __slots__ = (
         "_children",
         "_ended",
-        "_inflight",
         "_model",
         "_parent",
         "_records",
-        "_request_id",
         "_setting",
-        "_sink",
-        "_submit",
+        "_timing",
         "_tracer",
         "id",
+        "request_id",
         "size",
     )
 
     def __init__(
-        self, tracer: Tracer, setting: _Setting, servable: Servable, trace_id: int, parent: "Trace | None" = None
+        self, tracer: Tracer, setting: _Setting, model: ModelId, trace_id: int, parent: "Trace | None" = None
     ) -> None:
         self._tracer = tracer
         self._setting = setting
         self._parent = parent
         self._children: list[Trace] = []
-        self._model = servable.id
-        self._submit = servable.submit
+        self._model = model
         self._records: list[Record] = []
-        self._inflight: Inflight | None = None
-        self._sink: ResponseSink | None = None
-        self._request_id = ""
+        self._timing: ExecutionTiming | None = None
+        self.request_id = ""
         self._ended = False
         self.id = trace_id
         self.size = 0
 
     def stamp(self, activity: str, ns: int = 0) -> None:
-        """Something happens now, or happened at `ns`."""
         if TraceLevel.TIMESTAMPS not in self._setting.level or self._ended:
             return
         if self.size <= 2 * MOST_OF_ONE:
             self.size += _STAMP_SIZE
             self._records.append(Stamp(ns or time.monotonic_ns(), activity))
 
-    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """As the servable's."""
-        self._request_id = request.id
-        self._sink = sink
-        inflight = self._inflight = self._submit(request, self, now_ns)
-        queued_ns = inflight.queue_start_ns or now_ns
-        self.stamp("REQUEST_START", inflight.request_start_ns)
-        self.stamp("QUEUE_START", queued_ns)
-        self._tensors("TENSOR_QUEUE_INPUT", inflight.inputs, queued_ns)
-        return inflight
+    def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
+        self.stamp("REQUEST_START", start_ns)
+        self.stamp("QUEUE_START", queue_start_ns)
+        self._tensors("TENSOR_QUEUE_INPUT", inputs, queue_start_ns)
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        sink = self._answered(final, response.outputs)
-        if sink is not None:
-            sink.respond(response, final)
+    def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
+        now_ns = time.monotonic_ns()
+        if isinstance(outcome, InferenceResponse):
+            self._tensors("TENSOR_BACKEND_OUTPUT", outcome.outputs, now_ns)
+        if outcome is not None:
+            self.stamp("INFER_RESPONSE_COMPLETE", now_ns)
+        if final:
+            self.stamp("REQUEST_END", now_ns)
+            self._timing = timing
+            if self._parent is not None:  # nobody else ends the trace of a request that a model made
+                self.end()
 
-    def fail(self, error: ModserveError, final: bool) -> None:
-        sink = self._answered(final, {})
-        if sink is not None:
-            sink.fail(error, final)
-
-    def complete(self) -> None:
-        self.stamp("REQUEST_END")
-        sink = self._sink
-        self._child_ended()
-        if sink is not None:
-            sink.complete()
-
-    def child(self, servable: Servable) -> "Trace":
-        """The trace of a request that a model makes to answer this one; it ends with its last answer."""
-        child = Trace(self._tracer, self._setting, servable, self._tracer.next_id(), self)
+    def child(self, model: ModelId) -> "Trace":
+        child = Trace(self._tracer, self._setting, model, self._tracer.next_id(), self)
         if not self._ended:
             self._children.append(child)
         return child
 
     def end(self) -> None:
-        """Nothing more will happen. May be called again."""
         if not self._ended:
             for child in self._children:
                 child.end()
             self._execution()
             self._ended = True
-            self._sink = self._inflight = None  # it may wait to be written, and the request need not
             if self._parent is None:
                 self._tracer.ended(self._setting, self)
 
     def render(self) -> bytes:
         """Its records and those of its children. For any thread, once it has ended."""
         own = render(
-            self.id, self._model, self._request_id, self._records, 0 if self._parent is None else self._parent.id
+            self.id, self._model, self.request_id, self._records, 0 if self._parent is None else self._parent.id
         )
         return b",".join([own, *(child.render() for child in self._children)])
 
@@ -328,21 +307,6 @@ class Trace(ParentTrace):
     def whole_size(self) -> int:
         """About what it keeps of memory, with its children."""
         return self.size + sum(child.whole_size for child in self._children)
-
-    def _answered(self, final: bool, outputs: Mapping[str, Tensor]) -> ResponseSink | None:
-        """Record an answer; who is to be told of it."""
-        now_ns, sink = time.monotonic_ns(), self._sink
-        self._tensors("TENSOR_BACKEND_OUTPUT", outputs, now_ns)
-        self.stamp("INFER_RESPONSE_COMPLETE", now_ns)
-        if final:
-            self.stamp("REQUEST_END", now_ns)
-            self._child_ended()
-        return sink
-
-    def _child_ended(self) -> None:
-        """Nobody else ends the trace of a request that a model made."""
-        if self._parent is not None:
-            self.end()
 
     def _tensors(self, activity: str, tensors: Mapping[str, Tensor], ns: int) -> None:
         if TraceLevel.TENSORS not in self._setting.level or self._ended:
@@ -360,7 +324,7 @@ class Trace(ParentTrace):
 
     def _execution(self) -> None:
         """The stamps of the execution: those that there are, for it may still be under way."""
-        timing = None if self._inflight is None else self._inflight.timing
+        timing = self._timing
         if timing is None or self._children:  # the executions are the children's
             return
         for activity, ns in (

@@ -1,13 +1,32 @@
 """How a failure is told beside its message: statuses and headers over HTTP, codes and metadata over gRPC."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from modserve.core.errors import ModserveError, OverloadedError
+from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.memory import MemoryExhaustedError
+from modserve.protocol.compression import ACCEPTED, UnsupportedEncodingError
 
-from .compression import ACCEPTED, UnsupportedEncodingError
-from .status import STATUS, Spelling
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A code as an HTTP status, and as the number of a gRPC status."""
+
+    http: int
+    grpc: int
+
+
+STATUS = {
+    Code.UNKNOWN: Spelling(400, 2),
+    Code.INTERNAL: Spelling(500, 13),
+    Code.NOT_FOUND: Spelling(404, 5),
+    Code.INVALID_ARG: Spelling(400, 3),
+    Code.UNAVAILABLE: Spelling(503, 14),
+    Code.UNSUPPORTED: Spelling(501, 12),
+    Code.ALREADY_EXISTS: Spelling(400, 6),
+    Code.CANCELLED: Spelling(400, 1),
+}
 
 TOO_MANY = Spelling(429, 8)
 """Too Many Requests, RESOURCE_EXHAUSTED."""

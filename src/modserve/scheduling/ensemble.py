@@ -64,6 +64,9 @@ class EnsembleScheduler:
 
     def close(self, error: ModserveError) -> None:
         self._stopped = True
+        self.fail_waiting(error)
+
+    def fail_waiting(self, error: ModserveError) -> None:
         for limit in self._limits:
             limit.clear()
         for run in list(self.runs):

@@ -19,6 +19,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.servable import Borrow, Handle
 from modserve.core.tensor import Tensor
 from modserve.core.timing import ExecutionTiming
+from modserve.core.version import ModelId
 
 from . import dataflow
 from .batching import Reason
@@ -76,6 +77,10 @@ class EnsembleRun:
         self._start_ns = 0
         self._alarm = Alarm(self.clock, self._look)
 
+    @property
+    def callers(self) -> tuple[ModelId, ...]:
+        return (*self.inflight.callers, ModelId(self._config.name, self._surroundings.version))
+
     def start(self) -> None:
         if self.over:
             return
@@ -111,7 +116,7 @@ class EnsembleRun:
     def end(self, error: ModserveError) -> None:
         if not self.over:
             self._finish(error)
-            self.inflight.fail(error)
+            self.inflight.settle(error)
 
     # What steps tell
 
@@ -249,12 +254,12 @@ class EnsembleRun:
             last = not self._config.decoupled or not (self._complete or self._steps)
             if last:
                 self._finish(None)
-            self.inflight.respond(response, last)
+            self.inflight.settle(response, last)
         if self.over or self._steps:
             return
         if self._config.decoupled:
             self._finish(None)
-            self.inflight.complete()
+            self.inflight.settle(None)
         else:
             self.fail(
                 invalid(

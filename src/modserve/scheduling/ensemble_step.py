@@ -11,10 +11,10 @@ from typing import Protocol
 from modserve.core.errors import ModserveError, from_exception, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest, ParameterValue
-from modserve.core.response import InferenceResponse
-from modserve.core.servable import Handle, Submitter
+from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.servable import Handle, submit_traced
 from modserve.core.tensor import Tensor
-from modserve.core.tracing import ParentTrace
+from modserve.core.version import ModelId
 from modserve.resources.flow import Flow
 
 from . import dataflow
@@ -31,6 +31,11 @@ class StepOwner(Protocol):
     inflight: Inflight
     plan: Plan
     clock: Clock
+
+    @property
+    def callers(self) -> tuple[ModelId, ...]:
+        """The ensemble, behind the models that wait for its response."""
+        ...
 
     def begun(self, step: "StepExecution") -> None:
         """The step had to wait for the limit, and begins now."""
@@ -133,8 +138,8 @@ class StepExecution:
             self.waited_ns += now_ns - self._held_ns
             self._owner.begun(self)
         try:
-            request = self._request(now_ns)
-            self._inflight = inflight = self._submitter().submit(request, self, now_ns)
+            self._inflight = inflight = self._submitted(self._request(now_ns), now_ns)
+            inflight.callers = self._owner.callers
             self.batch_size = inflight.batch_size
             if self.decoupled:
                 self._pace(inflight)
@@ -164,23 +169,21 @@ class StepExecution:
         if self._inflight is not None:
             self._inflight.cancel()
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        self._owner.responded(self, response, final)
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if isinstance(outcome, InferenceResponse):
+            self._owner.responded(self, outcome, final)
+        elif outcome is None:
+            self._owner.completed(self)
+        else:
+            self._owner.failed(self, outcome, final)
         if final:
             self._inflight = None  # which points back to here
 
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self._owner.failed(self, error, final)
-        if final:
-            self._inflight = None
-
-    def complete(self) -> None:
-        self._owner.completed(self)
-        self._inflight = None
-
-    def _submitter(self) -> Submitter:
-        servable, sink = self._handle.servable, self._owner.inflight.sink
-        return sink.child(servable) if isinstance(sink, ParentTrace) else servable
+    def _submitted(self, request: InferenceRequest, now_ns: int) -> Inflight:
+        servable, trace = self._handle.servable, self._owner.inflight.trace
+        if trace is None:
+            return servable.submit(request, self, now_ns)
+        return submit_traced(trace.child(servable.id), servable, request, self, now_ns)
 
     def _request(self, now_ns: int) -> InferenceRequest:
         """The request to the step's model: the ensemble's, with what is left of its time."""

@@ -2,12 +2,9 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
 
-from modserve.core.errors import ModserveError
-from modserve.core.response import InferenceResponse, ResponseSink
-from modserve.core.servable import Servable, Submitter
-from modserve.core.tracing import ParentTrace
+from modserve.core.inflight import SINK_FAILED
+from modserve.core.response import Outcome, ResponseSink
 
 _log = logging.getLogger(__name__)
 
@@ -19,8 +16,8 @@ class ResponseOrder:
         self._open: deque[_Held] = deque()
 
     def behind(self, sink: ResponseSink) -> "_Held":
-        """A sink for the next request, in front of its own. Call `withdraw` if the request is refused."""
-        held = _TracedHeld(self, sink) if isinstance(sink, ParentTrace) else _Held(self, sink)
+        """A sink for the next request, in front of its own. Call `withdraw` if the request is not taken."""
+        held = _Held(self, sink)
         self._open.append(held)
         return held
 
@@ -28,7 +25,7 @@ class ResponseOrder:
         return self._open[0] is held
 
     def go_on(self) -> None:
-        """The first has heard everything; those behind it hear what was held back."""
+        """The first request is settled; those behind it get what was held back."""
         while self._open and self._open[0].ended:
             self._open.popleft()
             if self._open:
@@ -46,45 +43,27 @@ class _Held:
     def __init__(self, order: ResponseOrder, sink: ResponseSink) -> None:
         self._order = order
         self._sink = sink
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[tuple[Outcome, bool]] = deque()
         self._releasing = False
         self.ended = False
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        self._say(lambda: self._sink.respond(response, final), final)
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self._say(lambda: self._sink.fail(error, final), final)
-
-    def complete(self) -> None:
-        self._say(self._sink.complete, True)
-
-    def release(self) -> None:
-        self._releasing = True  # hearing something, a client may cancel the request: that comes last
-        while self._waiting:
-            try:
-                self._waiting.popleft()()
-            except Exception:  # of a sink, which costs the other requests nothing
-                _log.exception("whoever waits for a response failed to take it")
-        self._releasing = False
-
-    def _say(self, say: Callable[[], None], final: bool) -> None:
+    def settle(self, outcome: Outcome, final: bool) -> None:
         self.ended = self.ended or final
         if self._releasing or not self._order.is_next(self):
-            self._waiting.append(say)
+            self._waiting.append((outcome, final))
             return
         try:
-            say()
+            self._sink.settle(outcome, final)
         finally:
             if final:
                 self._order.go_on()
 
-
-class _TracedHeld(_Held, ParentTrace):
-    """The same for a traced request."""
-
-    __slots__ = ()
-
-    def child(self, servable: Servable) -> Submitter:
-        assert isinstance(self._sink, ParentTrace), "chosen for such sinks: this is a bug"
-        return self._sink.child(servable)
+    def release(self) -> None:
+        # Re-entrancy: a sink may cancel the request from inside `settle`; that outcome comes last.
+        self._releasing = True
+        while self._waiting:
+            try:
+                self._sink.settle(*self._waiting.popleft())
+            except Exception:  # must not reach the other requests
+                _log.exception(SINK_FAILED)
+        self._releasing = False

@@ -99,9 +99,13 @@ class QueuedScheduler(Generic[SlotT]):
 
     def close(self, error: ModserveError) -> None:
         self._stopped = True
+        self.fail_waiting(error)
+        self._alarm.cancel()
+
+    def fail_waiting(self, error: ModserveError) -> None:
+        """Fail what waits; what comes later is taken."""
         for inflight in list(self._queue):
             self._leave(inflight, error)
-        self._alarm.cancel()
 
     def _place(self, inflight: Inflight, now_ns: int) -> tuple[int, int]:
         """The level of a request, and when it has waited too long for its policy; 0 for never.

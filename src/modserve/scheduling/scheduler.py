@@ -26,6 +26,10 @@ class Scheduler(Protocol):
         """Take nothing new and fail what waits."""
         ...
 
+    def fail_waiting(self, error: ModserveError) -> None:
+        """Fail what waits; what comes later is taken."""
+        ...
+
 
 SlotT = TypeVar("SlotT")
 """A place to run one batch. Only the runner knows what it is."""
@@ -55,10 +59,13 @@ class PinnedRunner(BatchRunner[SlotT], Protocol):
 
     `on_done` is called with requests whose execution is over in every respect, before their slot is free: the states
     that they leave to their sequence are there. `on_again` is called instead with a request that has to run again.
+    `on_lost` is called with the number of a slot that can run nothing until it is free again, with the reason, and with
+    whether that was said before.
     """
 
     on_done: Callable[[list[Inflight]], None] | None
     on_again: Callable[[Inflight], None]
+    on_lost: Callable[[int, ModserveError, bool], None]
 
     @property
     def count(self) -> int:

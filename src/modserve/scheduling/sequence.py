@@ -86,6 +86,7 @@ class SequenceScheduler(Generic[SlotT]):
         runner.on_free = self._on_free
         runner.on_done = self._on_done
         runner.on_again = self._on_again
+        runner.on_lost = self._on_lost
 
     def __repr__(self) -> str:
         return f"SequenceScheduler({len(self._live)} sequences, {len(self._backlog)} of them in the backlog)"
@@ -242,10 +243,23 @@ class SequenceScheduler(Generic[SlotT]):
 
     def close(self, error: ModserveError) -> None:
         self._stopped = True
-        for sequence in list(self._live):
-            self._abort(sequence, error)
+        self.fail_waiting(error)
         for lane in self._lanes:
             lane.close(error)
+
+    def fail_waiting(self, error: ModserveError) -> None:
+        """End all sequences: what of them has not begun to run fails."""
+        for sequence in list(self._live):
+            self._abort(sequence, error)
+
+    def _on_lost(self, number: int, error: ModserveError, again: bool) -> None:
+        """End the sequences of a lost instance, which may have kept their states; states that we keep live on.
+
+        If no other instance could be made (`again`), they do not wait for the next attempt.
+        """
+        for sequence in list(self._live):
+            if sequence.place is not None and sequence.place[1] == number and (again or not self._batching.states):
+                self._abort(sequence, error)
 
     def _finish(self, sequence: Sequence) -> None:
         """The sequence is over: its place goes to the first of the backlog."""

@@ -6,40 +6,37 @@ from typing import Any
 
 import numpy as np
 
+from modserve.backends.api import InstanceSpec
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.tensor import Shape, Tensor
 
 
 class RecordingSink:
-    """Keeps what it is told."""
+    """Keeps what it receives."""
 
     def __init__(self) -> None:
         self.responses: list[InferenceResponse] = []
         self.errors: list[ModserveError] = []
         self.ended = 0
-        """How often it was told that nothing more comes."""
+        """How many final outcomes there were."""
 
     @property
     def settled(self) -> int:
-        """How often it was told something: 1 when all is well with a model that is not decoupled."""
+        """How many responses and failures there were: 1 when all is well with a model that is not decoupled."""
         return len(self.responses) + len(self.errors)
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        self.responses.append(response)
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if isinstance(outcome, ModserveError):
+            self.errors.append(outcome)
+        elif outcome is not None:
+            self.responses.append(outcome)
         self.ended += final
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self.errors.append(error)
-        self.ended += final
-
-    def complete(self) -> None:
-        self.ended += 1
 
 
 class RecordedInflight(Inflight):
@@ -47,12 +44,11 @@ class RecordedInflight(Inflight):
 
     __slots__ = ()
 
-    def _last_sink(self) -> ResponseSink:
-        sink = super()._last_sink()
-        recording = getattr(sink, "_sink", sink)
-        if isinstance(recording, RecordingSink):
+    def settle(self, outcome: Outcome, final: bool = True) -> None:
+        recording = getattr(self.sink, "_sink", self.sink)
+        super().settle(outcome, final)
+        if self.settled and isinstance(recording, RecordingSink):
             self.sink = recording
-        return sink
 
 
 def tensor(datatype: Datatype, shape: Shape, value: Any = 1) -> Tensor:
@@ -72,6 +68,13 @@ def config(
     groups = (InstanceGroup(name, InstanceKind.CPU, 1),)
     fields: dict[str, Any] = {"backend": "identity", "instance_groups": groups, **more}
     return ModelConfig(name, inputs=inputs, outputs=outputs, max_batch_size=max_batch_size, **fields)
+
+
+def instance_spec(
+    config: ModelConfig, kind: InstanceKind = InstanceKind.CPU, device: int = 0, index: int = 0
+) -> InstanceSpec:
+    """One of a model's instances."""
+    return InstanceSpec(f"{config.name}_{index}", kind, device, index, config)
 
 
 def request(

@@ -3,7 +3,7 @@
 import pytest
 from config_build import finish, problems
 
-from modserve.config.ensembles import validate_composition
+from modserve.config import validate_composition
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.ensemble_config import Condition, Ensembling, Step

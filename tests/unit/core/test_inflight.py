@@ -12,9 +12,9 @@ from modserve.testing import RecordingSink, inflight
 
 RESPONSE = InferenceResponse("model", 1, {})
 ACTS: dict[str, Callable[[Inflight], None]] = {
-    "respond": lambda entry: entry.respond(RESPONSE),
-    "fail": lambda entry: entry.fail(internal("broken")),
-    "complete": lambda entry: entry.complete(),
+    "respond": lambda entry: entry.settle(RESPONSE),
+    "fail": lambda entry: entry.settle(internal("broken")),
+    "complete": lambda entry: entry.settle(None),
     "cancel": lambda entry: entry.cancel(),
 }
 
@@ -44,8 +44,8 @@ def test_the_first_settles_and_the_others_are_dropped(first: str) -> None:
 def test_answers_before_the_final_one_do_not_settle(end: str) -> None:
     sink = RecordingSink()
     entry = inflight(sink=sink)
-    entry.respond(RESPONSE, final=False)
-    entry.respond(RESPONSE, final=False)
+    entry.settle(RESPONSE, final=False)
+    entry.settle(RESPONSE, final=False)
     assert not entry.settled
     ACTS[end](entry)
     assert entry.settled
@@ -56,8 +56,8 @@ def test_answers_before_the_final_one_do_not_settle(end: str) -> None:
 def test_a_failure_that_is_not_final_lets_the_request_go_on() -> None:
     sink = RecordingSink()
     entry = inflight(sink=sink)
-    entry.fail(internal("once"), final=False)
-    entry.respond(RESPONSE)
+    entry.settle(internal("once"), final=False)
+    entry.settle(RESPONSE)
     assert (len(sink.errors), len(sink.responses), sink.ended) == (1, 1, 1)
 
 
@@ -76,14 +76,14 @@ def test_cancelling_tells_the_queue_first_and_once() -> None:
 def test_what_the_queue_says_of_a_cancelled_request_wins() -> None:
     sink = RecordingSink()
     entry = inflight(sink=sink)
-    entry.on_cancel = lambda which: which.fail(invalid("from the queue"))
+    entry.on_cancel = lambda which: which.settle(invalid("from the queue"))
     entry.cancel()
     assert [error.message for error in sink.errors] == ["from the queue"]
 
 
 def test_cancelling_a_settled_request_changes_nothing() -> None:
     entry = inflight()
-    entry.respond(RESPONSE)
+    entry.settle(RESPONSE)
     entry.on_cancel = lambda which: pytest.fail("it is no longer in a queue")
     entry.cancel()
     assert not entry.cancelled

@@ -5,7 +5,7 @@ import pytest
 from modserve.core.errors import Code
 from modserve.core.memory import MemoryBudget, MemoryExhaustedError, UnsentResponses
 from modserve.protocol import failures
-from modserve.protocol.status import Spelling
+from modserve.protocol.failures import Spelling
 
 
 def test_what_fits_is_held_until_it_is_given_back() -> None:

@@ -12,23 +12,15 @@ from pool_bench import Bench, answer, copied, member, refused, sink
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
-from modserve.core.response import InferenceResponse
+from modserve.core.response import InferenceResponse, Outcome
 from modserve.testing import RecordingSink, config
 
 
 class Raising(RecordingSink):
     """Takes what it is told, and raises."""
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        super().respond(response, final)
-        raise RuntimeError("the sink broke")
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        super().fail(error, final)
-        raise RuntimeError("the sink broke")
-
-    def complete(self) -> None:
-        super().complete()
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        super().settle(outcome, final)
         raise RuntimeError("the sink broke")
 
 
@@ -88,7 +80,7 @@ async def test_what_learns_from_executions_may_raise(bench: Bench, caplog: pytes
     def broken(*arguments: Any) -> None:
         raise RuntimeError("can not learn")
 
-    bench.pool._observe = broken
+    bench.pool._settlement._observe = broken
     entry = member(1)
     execution = bench.run(entry)
     execution.finish(copied(execution))
@@ -128,9 +120,10 @@ async def test_the_answers_of_a_very_large_batch_come_in_turns_of_the_event_loop
     """In order, and before those of the batch after it."""
 
     class Slow(RecordingSink):
-        def respond(self, response: InferenceResponse, final: bool) -> None:
-            super().respond(response, final)
-            order.append(int(response.outputs["OUTPUT0"].array[0, 0]))
+        def settle(self, outcome: Outcome, final: bool) -> None:
+            super().settle(outcome, final)
+            assert isinstance(outcome, InferenceResponse)
+            order.append(int(outcome.outputs["OUTPUT0"].array[0, 0]))
             end_ns = asyncio.get_running_loop().time() + 20e-6
             while asyncio.get_running_loop().time() < end_ns:
                 pass
@@ -167,7 +160,7 @@ def test_sinks_are_told_once_even_if_they_raise(caplog: pytest.LogCaptureFixture
     caplog.set_level(logging.ERROR)
     entry = raising(member(1))
     entry.cancel()
-    entry.complete()
-    entry.fail(ModserveError(Code.INTERNAL, "later"))
+    entry.settle(None)
+    entry.settle(ModserveError(Code.INTERNAL, "later"))
     assert [error.code for error in sink(entry).errors] == [Code.CANCELLED]
     assert errors(caplog) == ["the sink broke"]

@@ -26,7 +26,7 @@ from modserve.frontends.grpc.service import call_table
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
 from modserve.pb import reflection
-from modserve.protocol import grpc_messages, long_messages
+from modserve.protocol.grpc import grpc_messages, long_messages
 from modserve.server import Server
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE

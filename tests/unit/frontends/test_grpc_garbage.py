@@ -92,7 +92,7 @@ def infer(model: str = "simple") -> bytes:
 
 async def fails(harness: Harness) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(harness.simple, "answer", lambda inflight: inflight.fail(internal("oops")))
+        patch.setattr(harness.simple, "answer", lambda inflight: inflight.settle(internal("oops")))
         await harness.unary("ModelInfer", infer())
 
 
@@ -149,10 +149,10 @@ async def stream_many(harness: Harness) -> None:
     exchange.half_close()
     await turns()
     a, b = harness.many.submitted
-    a.respond(response(a, 1), final=False)
-    b.fail(internal("oops"), final=False)
-    b.respond(response(b, 1))
-    a.complete()
+    a.settle(response(a, 1), final=False)
+    b.settle(internal("oops"), final=False)
+    b.settle(response(b, 1))
+    a.settle(None)
     await exchange.end()
     assert len(exchange.answers) == 4 - 1
 
@@ -163,7 +163,7 @@ async def stream_cancelled(harness: Harness) -> None:
     exchange.send(stream_asked("a"), asked_many("b"), asked_many("c"))
     await turns()
     b = harness.many.submitted[0]
-    b.respond(response(b, 1), final=False)
+    b.settle(response(b, 1), final=False)
     await turns()
     await left(exchange)
     harness.simple.automatic = True

@@ -207,7 +207,7 @@ async def test_the_client_s_own_deadline(
     """A request fails, by the server's limit or the client's."""
     await server.load()
     puppet = loader.loaded[ModelId("simple", 3)]
-    puppet.answer = lambda inflight: inflight.fail(unavailable("Request timeout expired"))  # type: ignore[method-assign]
+    puppet.answer = lambda inflight: inflight.settle(unavailable("Request timeout expired"))  # type: ignore[method-assign]
     message: Any = pb.ModelInferRequest(model_name="simple")
     for name in ("INPUT0", "INPUT1"):
         message.inputs.add(name=name, datatype="INT32", shape=[1, 2])

@@ -22,8 +22,8 @@ from modserve.frontends.grpc.border import grpc_status
 from modserve.frontends.grpc.service import call_table
 from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
-from modserve.protocol import grpc_messages
-from modserve.protocol.status import STATUS
+from modserve.protocol.failures import STATUS
+from modserve.protocol.grpc import grpc_messages
 from modserve.server import Server
 
 SERVED = {
@@ -297,7 +297,7 @@ async def test_bytes_that_are_no_message(call: Stub, name: str) -> None:
 
 @pytest.mark.parametrize("code", STATUS, ids=lambda code: code.name)
 async def test_every_code_of_a_failed_request(call: Stub, simple: PuppetServable, code: Any) -> None:
-    simple.answer = lambda inflight: inflight.fail(ModserveError(code, "oops"))  # type: ignore[method-assign]
+    simple.answer = lambda inflight: inflight.settle(ModserveError(code, "oops"))  # type: ignore[method-assign]
     assert await call.failure("ModelInfer", asked()) == (grpc_status(ModserveError(code, "")), "oops")
 
 

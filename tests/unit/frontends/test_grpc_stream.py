@@ -24,8 +24,11 @@ from modserve.frontends.grpc.border import CallTable
 from modserve.frontends.grpc.service import call_table
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
-from modserve.protocol import classification, grpc_messages
+from modserve.protocol import classification
+from modserve.protocol.grpc import grpc_messages
+from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
 from modserve.server import Server
 from modserve.testing import write_model
 
@@ -285,13 +288,13 @@ async def test_many_responses_leave_as_they_come(
     exchange.half_close()
     await turns()
     a, b = many.submitted
-    b.respond(response(b, 1), final=False)
-    a.respond(response(a, 2), final=False)
-    b.respond(response(b, 3))
-    a.fail(internal("one went wrong"), final=False)
+    b.settle(response(b, 1), final=False)
+    a.settle(response(a, 2), final=False)
+    b.settle(response(b, 3))
+    a.settle(internal("one went wrong"), final=False)
     await turns()
     simple.answer(simple.submitted[1])
-    a.respond(response(a, 4), final=False)
+    a.settle(response(a, 4), final=False)
     await turns()
     before = [("b", [1], False), ("a", [2], False), ("b", [3], True), ("a", "one went wrong", False), ("a", [4], False)]
     assert seen(exchange) == before
@@ -299,7 +302,7 @@ async def test_many_responses_leave_as_they_come(
     await turns()
     assert exchange.ids[5:] == ["first", "last"]
     assert not exchange.task.done()
-    a.complete()
+    a.settle(None)
     assert await exchange.end() == (grpc.StatusCode.OK, "")
     assert len(exchange.answers) == 7
 
@@ -318,8 +321,8 @@ async def test_the_empty_final_response(
     await turns()
     (entry,) = many.submitted
     assert entry.request.parameters == {}
-    entry.respond(response(entry, 1), final=False)
-    entry.complete()
+    entry.settle(response(entry, 1), final=False)
+    entry.settle(None)
     assert await exchange.end() == (grpc.StatusCode.OK, "")
     assert seen(exchange) == answers
     last = exchange.answers[-1].infer_response
@@ -334,8 +337,8 @@ async def test_responses_that_come_while_the_request_is_given(
 
     def answering(*given: Any) -> Inflight:
         entry = submit(*given)
-        entry.respond(response(entry, 1), final=False)
-        entry.respond(response(entry, 2))
+        entry.settle(response(entry, 1), final=False)
+        entry.settle(response(entry, 2))
         return entry
 
     monkeypatch.setattr(many, "submit", answering)
@@ -381,9 +384,9 @@ async def test_no_answer_is_lost_however_things_fall_together(
     def answering(*given: Any) -> Inflight:
         entry = submit(*given)
         for _ in range(chance.choice((0, 0, 1, 2))):
-            entry.respond(response(entry, 0), final=False)
+            entry.settle(response(entry, 0), final=False)
         if chance.random() < 0.2:
-            entry.complete()
+            entry.settle(None)
         return entry
 
     monkeypatch.setattr(many, "submit", answering)
@@ -406,9 +409,9 @@ async def test_no_answer_is_lost_however_things_fall_together(
                 if entry.request.model_name == "simple":
                     simple.answer(entry)
                 elif chance.random() < 0.5:
-                    entry.respond(response(entry, 1), final=False)
+                    entry.settle(response(entry, 1), final=False)
                 else:
-                    entry.complete()
+                    entry.settle(None)
             case 2:
                 (exchange.flowing.clear if chance.random() < 0.3 else exchange.flowing.set)()
             case _:
@@ -427,7 +430,7 @@ async def test_a_stream_that_ends_cancels_decoupled_requests(open_stream: Open, 
     exchange.send(asked_many("a"))
     await turns()
     (entry,) = many.submitted
-    entry.respond(response(entry, 1), final=False)
+    entry.settle(response(entry, 1), final=False)
     await turns()
     exchange.task.cancel()
     with suppress(asyncio.CancelledError):
@@ -446,7 +449,7 @@ async def test_responses_that_wait_for_a_slow_client_count_as_memory(
     before = server.memory.held
     (entry,) = many.submitted
     for value in range(5):
-        entry.respond(response(entry, value), final=value == 4)
+        entry.settle(response(entry, value), final=value == 4)
     await turns()
     assert server.memory.held >= before + 5 * 4
     if ending == "read":
@@ -591,7 +594,7 @@ async def test_a_request_that_fails_later_has_had_its_last_answer(
     exchange = open_stream()
     exchange.send(asked("x"), asked("good"))
     await turns()
-    simple.submitted[0].fail(error)
+    simple.submitted[0].settle(error)
     simple.answer(simple.submitted[1])
     await turns()
     final = {"triton_final_response": pb.InferParameter(bool_param=True)}
@@ -638,7 +641,7 @@ async def test_triton_grpc_error_of_a_request_that_fails_later(open_stream: Open
     exchange = open_stream(HARD)
     exchange.send(asked("a"))
     await turns()
-    simple.submitted[0].fail(internal("oops"))
+    simple.submitted[0].settle(internal("oops"))
     assert await exchange.end() == (grpc.StatusCode.INTERNAL, "oops")
 
 
@@ -798,8 +801,8 @@ async def test_shutdown_while_a_request_is_read(
 async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLoader, held: Held) -> None:
     """The model takes it all the same, and is given back then."""
     write_model(tmp_path, "simple")
-    manager = ModelManager(loader, 8)
-    server = Server(manager, [tmp_path], name="modserve")
+    manager = ModelManager(ModelTable(), loader, 8)
+    server = Server(manager, local_repositories([tmp_path]), name="modserve")
     await server.load()
     simple = loader.loaded[ModelId("simple", 1)]
     drained = asyncio.Event()

@@ -67,7 +67,7 @@ class Bench:
 
     def respond(self, value: int, final: bool = False) -> None:
         outputs = {"OUT": Tensor.from_array(numbers(value)[0])}
-        self.many.submitted[-1].respond(InferenceResponse("many", 1, outputs), final)
+        self.many.submitted[-1].settle(InferenceResponse("many", 1, outputs), final)
 
     def forget(self) -> None:
         """What only the test holds on to."""
@@ -119,9 +119,9 @@ def streaming(call: str, *values: int, fail: bool = False) -> Act:
             for value in values:
                 bench.respond(value)
             if fail:
-                bench.many.submitted[-1].fail(internal("the engine broke"))
+                bench.many.submitted[-1].settle(internal("the engine broke"))
             else:
-                bench.many.submitted[-1].complete()
+                bench.many.submitted[-1].settle(None)
             await client.receive()
 
     return act

@@ -31,8 +31,10 @@ from modserve.core.response import InferenceResponse
 from modserve.frontends.http import infer
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
-from modserve.protocol import compression, http_infer
-from modserve.protocol.http_infer import Body, Reply, encode_response
+from modserve.protocol import compression
+from modserve.protocol.http import infer_response
+from modserve.protocol.http.infer_request import Reply
+from modserve.protocol.http.infer_response import Body, encode_response
 
 PATH = "/v2/models/simple/infer"
 HEADER = "Inference-Header-Content-Length"
@@ -170,7 +172,7 @@ async def test_long_answers_are_written_on_a_thread(tmp_path: Path, monkeypatch:
     async with stage(tmp_path) as on:
         expected = await through_a_connection(on, [wire(*REQUESTS[name])])
         monkeypatch.setattr(infer, "MANY_ELEMENTS", 0)
-        monkeypatch.setattr(http_infer, "encode_response", encode)
+        monkeypatch.setattr(infer_response, "encode_response", encode)
         assert await through_a_connection(on, [wire(*REQUESTS[name])]) == expected
     assert threading.main_thread() not in writers
     assert len(writers) == 1

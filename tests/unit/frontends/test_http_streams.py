@@ -16,7 +16,7 @@ from puppet_server import ECHO, JSON_BODY, MANY, MAX_JSON, SIMPLE, Client, Puppe
 from puppet_server import server_over as build
 
 from modserve.core.errors import internal, invalid
-from modserve.core.response import InferenceResponse
+from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import threads
@@ -24,7 +24,7 @@ from modserve.frontends.http import streams
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
-from modserve.protocol import json_data
+from modserve.protocol.json import json_data
 
 EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = (
@@ -85,7 +85,7 @@ class Talk:
         return self._many.submitted[-1]
 
     def respond(self, value: int, final: bool = False) -> None:
-        self.inflight.respond(response(value), final)
+        self.inflight.settle(response(value), final)
 
     async def written(self, text: bytes) -> None:
         await self.client.transport.until(lambda: text in self.client.transport.written)
@@ -164,7 +164,7 @@ def events(*texts: bytes) -> bytes:
 async def test_generate(talk: Talk, version: str, final: bool) -> None:
     await talk.ask(f"{version}generate")
     talk.respond(7, final)
-    talk.inflight.complete()
+    talk.inflight.settle(None)
     assert await talk.answer() == (200, "application/json", generated(7))
 
 
@@ -179,7 +179,7 @@ async def test_generate_with_another_number_of_responses(talk: Talk, count: int)
     await talk.ask("generate")
     for value in range(count):
         talk.respond(value)
-    talk.inflight.complete()
+    talk.inflight.settle(None)
     assert await talk.answer() == (400, "application/json", error(NOT_ONE))
 
 
@@ -196,7 +196,7 @@ async def test_generate_with_a_failure(talk: Talk, before: int) -> None:
     await talk.ask("generate")
     for value in range(before):
         talk.respond(value)
-    talk.inflight.fail(internal("no luck"), True)
+    talk.inflight.settle(internal("no luck"), True)
     assert await talk.answer() == (500, "application/json", error("no luck"))
 
 
@@ -268,7 +268,7 @@ async def test_responses_leave_as_they_come(talk: Talk) -> None:
     assert talk.client.answers == []
     talk.respond(2)
     await talk.written(events(generated(2)))
-    talk.inflight.complete()
+    talk.inflight.settle(None)
     assert await talk.answer() == (200, EVENTS, events(generated(1), generated(2)))
     assert talk.client.answers[0].headers["transfer-encoding"] == "chunked"
     assert talk.client.answers[0].headers["cache-control"] == "no-cache"
@@ -276,7 +276,7 @@ async def test_responses_leave_as_they_come(talk: Talk) -> None:
 
 async def test_no_response_at_all(talk: Talk) -> None:
     await talk.ask("generate_stream")
-    talk.inflight.complete()
+    talk.inflight.settle(None)
     assert await talk.answer() == (200, EVENTS, b"")
 
 
@@ -294,16 +294,16 @@ async def test_the_connection_is_used_again(talk: Talk) -> None:
 
 async def test_the_first_answer_says_the_status(talk: Talk) -> None:
     await talk.ask("generate_stream")
-    talk.inflight.fail(invalid("no luck"), True)
+    talk.inflight.settle(invalid("no luck"), True)
     assert await talk.answer() == (400, EVENTS, events(error("no luck")))
 
 
 async def test_later_failures_are_in_the_stream(talk: Talk) -> None:
     await talk.ask("generate_stream")
     talk.respond(1)
-    talk.inflight.fail(internal("now and then"), False)
+    talk.inflight.settle(internal("now and then"), False)
     talk.respond(2)
-    talk.inflight.fail(internal("no luck"), True)
+    talk.inflight.settle(internal("no luck"), True)
     expected = events(generated(1), error("now and then"), generated(2), error("no luck"))
     assert await talk.answer() == (200, EVENTS, expected)
 
@@ -312,7 +312,7 @@ async def test_a_response_that_can_not_be_written(talk: Talk) -> None:
     await talk.ask("generate_stream", b'{"IN": 1}')
     talk.respond(1)
     broken = replace(response(2), outputs={"OUT": Tensor.from_array(np.array([b"\xff"]))})
-    talk.inflight.respond(broken, False)
+    talk.inflight.settle(broken, False)
     talk.respond(3, final=True)
     first, second, third, end = (await talk.answer())[2].split(b"\n\n")
     assert (first, third, end) == (b"data: " + generated(1), b"data: " + generated(3), b"")
@@ -405,7 +405,7 @@ async def test_an_end_that_comes_alone_is_told(talk: Talk, count: int) -> None:
     await talk.ask("infer_stream", INFER)
     for _ in range(count):
         talk.respond(1)
-    talk.inflight.complete()
+    talk.inflight.settle(None)
     assert await talk.answer() == (200, EVENTS, events(*[inferred(1, b"false")] * count, END))
 
 
@@ -426,26 +426,26 @@ async def test_infer_stream_takes_binary_data(talk: Talk) -> None:
 async def test_a_raw_request(talk: Talk) -> None:
     await talk.ask("infer_stream", b"\x05\x00\x00\x00", Inference_Header_Content_Length="0")
     assert talk.inflight.inputs["IN"].array.tolist() == [5]
-    talk.inflight.respond(replace(response(1), id=""), True)
+    talk.inflight.settle(replace(response(1), id=""), True)
     assert b'"data":[1]' in (await talk.answer())[2]
 
 
 async def test_classification_on_a_stream(talk: Talk) -> None:
     wanted = b'"outputs":[{"name":"OUT","parameters":{"classification":1}}],"inputs"'
     await talk.ask("infer_stream", INFER.replace(b'"inputs"', wanted))
-    talk.inflight.respond(response(3, 9), True)
+    talk.inflight.settle(response(3, 9), True)
     assert b'"data":["9:1"]' in (await talk.answer())[2].replace(b"9.000000", b"9")
 
 
 async def test_a_failure_before_the_first_response(talk: Talk) -> None:
     await talk.ask("infer_stream", INFER)
-    talk.inflight.fail(internal("no luck"), True)
+    talk.inflight.settle(internal("no luck"), True)
     assert await talk.answer() == (500, "application/json", error("no luck"))
 
 
 async def test_a_failure_first_that_does_not_end_it(talk: Talk) -> None:
     await talk.ask("infer_stream", INFER)
-    talk.inflight.fail(internal("now and then"), False)
+    talk.inflight.settle(internal("now and then"), False)
     talk.respond(1, final=True)
     first = b'{"error":"now and then","id":"q","parameters":{"triton_final_response":false}}'
     assert await talk.answer() == (500, EVENTS, events(first, inferred(1, b"true")))
@@ -474,20 +474,21 @@ async def test_a_refused_infer_stream(
 
 
 class Trace:
-    """Passes requests on, and notes what it is told."""
+    """Notes what it is told."""
 
-    def __init__(self, many: PuppetServable) -> None:
+    def __init__(self) -> None:
         self.on = True
         self.told: list[str] = []
-        self._many = many
 
     def sample(self, servable: PuppetServable) -> "Trace":
-        assert servable is self._many
+        assert servable.id.name == "many"
         return self
 
-    def submit(self, *what: Any) -> Any:
-        self.told.append("submit")
-        return self._many.submit(*what)
+    def submitted(self, *what: object) -> None:
+        self.told.append("submitted")
+
+    def settled(self, outcome: Outcome, final: bool, timing: object) -> None:
+        self.told.append("final" if final else "settled")
 
     def stamp(self, activity: str, ns: int = 0) -> None:
         self.told.append(activity)
@@ -497,7 +498,7 @@ class Trace:
 
 
 async def test_a_traced_stream(models: Models, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = Trace(models.many)
+    trace = Trace()
     monkeypatch.setattr(models.app.state.streams.server, "tracer", trace)
     await talk.ask("generate_stream")
     talk.respond(1)
@@ -505,7 +506,16 @@ async def test_a_traced_stream(models: Models, talk: Talk, monkeypatch: pytest.M
     await talk.answer()
     sending = ["HTTP_SEND_START", "HTTP_SEND_END"]
     await eventually(lambda: "end" in trace.told)
-    assert trace.told == ["HTTP_RECV_START", "HTTP_RECV_END", "submit", *sending, *sending, "end"]
+    assert trace.told == [
+        "HTTP_RECV_START",
+        "HTTP_RECV_END",
+        "submitted",
+        "settled",
+        "final",
+        *sending,
+        *sending,
+        "end",
+    ]
 
 
 def test_the_document_has_them(models: Models) -> None:

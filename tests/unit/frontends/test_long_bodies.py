@@ -23,7 +23,8 @@ from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
 from modserve.frontends.threads import RequestMemory, on_thread
-from modserve.protocol import generate, http_infer, predict_v1, repository
+from modserve.protocol.control import repository
+from modserve.protocol.http import generate, infer_request, v1_predict_request
 
 OPTIONS = HttpOptions(64 * 1024 * 1024)
 MEGABYTE = 1024 * 1024
@@ -72,11 +73,11 @@ def texts(size: int) -> bytes:
 
 LONG = 400 * 1024
 CALLS = {
-    "infer": ("/v2/models/echo/infer", http_infer, "decode_request", texts(LONG), texts(10)),
-    "infer_stream": ("/v2/models/echo/infer_stream", http_infer, "decode_request", texts(LONG), texts(10)),
+    "infer": ("/v2/models/echo/infer", infer_request, "decode_request", texts(LONG), texts(10)),
+    "infer_stream": ("/v2/models/echo/infer_stream", infer_request, "decode_request", texts(LONG), texts(10)),
     "predict": (
         "/v1/models/echo:predict",
-        predict_v1,
+        v1_predict_request,
         "decode",
         json.dumps({"inputs": ["x" * LONG]}).encode(),
         b'{"inputs":["x"]}',

@@ -16,9 +16,11 @@ from modserve.frontends.http import generate, infer, v1
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
-from modserve.protocol import generate as generate_codec
-from modserve.protocol import http_infer, predict_v1
+from modserve.protocol.http import generate as generate_codec
+from modserve.protocol.http import infer_request, v1_predict_request
+from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
 from modserve.server import Server
 from modserve.testing import write_model
 
@@ -72,8 +74,8 @@ async def benched(repository: Path) -> AsyncIterator[Bench]:
     loader = PuppetLoader()
     for name in loader.models:
         write_model(repository, name)
-    manager = ModelManager(loader, 8)
-    server = Server(manager, [repository], name="modserve")
+    manager = ModelManager(ModelTable(), loader, 8)
+    server = Server(manager, local_repositories([repository]), name="modserve")
     await server.load()
     async with asyncio.TaskGroup() as tasks:
         site = Site(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
@@ -98,11 +100,11 @@ class Held:
 
 
 CALLS: dict[str, tuple[str, bytes, Any, str]] = {
-    "infer": ("/v2/models/simple/infer", JSON_BODY, http_infer, "decode_request"),
-    "infer_stream": ("/v2/models/simple/infer_stream", JSON_BODY, http_infer, "decode_request"),
+    "infer": ("/v2/models/simple/infer", JSON_BODY, infer_request, "decode_request"),
+    "infer_stream": ("/v2/models/simple/infer_stream", JSON_BODY, infer_request, "decode_request"),
     "generate": ("/v2/models/simple/generate", GENERATE, generate_codec, "decode"),
     "generate_stream": ("/v2/models/simple/versions/1/generate_stream", GENERATE, generate_codec, "decode"),
-    "predict": ("/v1/models/simple:predict", INSTANCES, predict_v1, "decode"),
+    "predict": ("/v1/models/simple:predict", INSTANCES, v1_predict_request, "decode"),
 }
 
 
@@ -140,8 +142,8 @@ async def test_a_body_that_is_wrong_keeps_nothing(tmp_path: Path, call: str) -> 
 
 @pytest.mark.usefixtures("_everything_is_long")
 async def test_a_client_that_leaves_meanwhile_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held(http_infer.decode_request)
-    monkeypatch.setattr(http_infer, "decode_request", held)
+    held = Held(infer_request.decode_request)
+    monkeypatch.setattr(infer_request, "decode_request", held)
     async with benched(tmp_path) as on:
         on.client.send(request(target="/v2/models/simple/infer", body=JSON_BODY))
         await held.begun.wait()

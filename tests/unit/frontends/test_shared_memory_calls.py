@@ -155,7 +155,7 @@ async def test_a_failure_gives_regions_back(tmp_path: Path, memory: SharedMemory
         client = stage.connect()
         client.send(infer(json_body()))
         assert leaving(memory)
-        stage.simple.submitted[0].fail(internal("broken"))
+        stage.simple.submitted[0].settle(internal("broken"))
         (answer,) = await client.receive()
     assert (answer.status, answer.body) == (500, b'{"error":"broken"}')
     assert not memory.status(SystemRegion)

@@ -188,7 +188,7 @@ async def test_settings_of_a_model_outlive_it(tmp_path: Path) -> None:
     server = server_over(tmp_path, PuppetLoader())
     await server.load()
     server.tracer_for("simple").change({"rate": 5}, "simple")
-    await server._manager.reconcile({})
+    await server._control.stop()
     with pytest.raises(ModserveError, match="Request for unknown model : simple"):
         server.tracer_for("simple")
     await server.load()
@@ -350,10 +350,10 @@ async def test_several_answers(tmp_path: Path) -> None:
     await turns()
     (inflight,) = many.submitted
     for _ in range(2):
-        inflight.respond(InferenceResponse("many", 1, {}, "a"), final=False)
+        inflight.settle(InferenceResponse("many", 1, {}, "a"), final=False)
     await turns()
     assert traces.activities == []
-    inflight.complete()
+    inflight.settle(None)
     exchange.half_close()
     assert await exchange.end() == (grpc.StatusCode.OK, "")
     (activities,) = traces.activities

@@ -279,7 +279,7 @@ async def test_one_part_s_failure_is_that_of_all(client: httpx.AsyncClient, stag
     with stage.by_hand() as submitted:
         asking = asyncio.ensure_future(client.post("/v1/models/simple:predict", content=instances(17)))
         await until(submitted, 3)
-        submitted[1].fail(unavailable("Exceeds maximum queue size"))
+        submitted[1].settle(unavailable("Exceeds maximum queue size"))
         answer = await asking
         assert (answer.status_code, answer.json()) == (503, {"error": "Exceeds maximum queue size"})
         assert [each.cancelled for each in submitted] == [True, False, True]

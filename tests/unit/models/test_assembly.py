@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from modserve.backends.api import ModelSource, Placement
+from modserve.backends.api import ModelSource
 from modserve.core import dtypes
 from modserve.core.merging import Padding
-from modserve.core.model_config import DynamicBatching, InstanceKind, ModelConfig, TensorSpec
+from modserve.core.model_config import DynamicBatching, ModelConfig, TensorSpec
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.servable import SequenceKeeper, Servable
 from modserve.core.version import ModelId
@@ -19,7 +19,7 @@ from modserve.models.model import Model, Opened
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock
-from modserve.testing import PuppetBackend, config
+from modserve.testing import PuppetBackend, config, instance_spec
 
 VARIABLE = (TensorSpec("INPUT0", dtypes.INT32, (-1,)),)
 
@@ -43,7 +43,7 @@ def parts(servable: Servable) -> list[str]:
 
 async def assembled(given: ModelConfig, cache: ResponseCache | None = None) -> Servable:
     engine = PuppetBackend().open(ModelSource(given, 1, Path(), Path()))
-    instances = [("model_0", engine.instance(given, Placement(InstanceKind.CPU)))]
+    instances = [("model_0", engine.instance(instance_spec(given)))]
     opened = Opened(given, b"", engine, instances, False)
     return assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()), cache)
 

@@ -13,9 +13,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, ResponseSink
-from modserve.core.servable import Servable, Submitter
 from modserve.core.statistics import FailureReason, ModelStatistics
-from modserve.core.tracing import ParentTrace
 from modserve.core.version import ModelId
 from modserve.models.assembly import wrapped
 from modserve.resources.response_cache import ResponseCache
@@ -28,6 +26,7 @@ class ByHand:
 
     config_message = b""
     labels: Mapping[str, tuple[str, ...]] = {}
+    unready_reason: str | None = None
 
     def __init__(self, **more: Any) -> None:
         self.id = ModelId("model", 1)
@@ -69,7 +68,7 @@ class Bench:
     def answer(self, index: int = -1) -> None:
         """The model gives back what it got."""
         entry = self.behind.asked[index]
-        entry.respond(InferenceResponse("model", 1, {"OUTPUT0": entry.inputs["INPUT0"]}, entry.request.id, {"p": 1}))
+        entry.settle(InferenceResponse("model", 1, {"OUTPUT0": entry.inputs["INPUT0"]}, entry.request.id, {"p": 1}))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -110,7 +109,7 @@ async def test_other_requests_are_run() -> None:
 async def test_failures_are_not_kept() -> None:
     bench = Bench()
     failed = bench.ask(7)
-    bench.behind.asked[0].fail(internal("broken"))
+    bench.behind.asked[0].settle(internal("broken"))
     bench.ask(7)
     assert (len(failed.errors), len(bench.behind.asked), len(bench.cache)) == (1, 2, 0)
     bench.behind.refusal = unavailable("full")
@@ -160,21 +159,6 @@ async def test_a_model_that_is_unloaded_leaves_nothing() -> None:
     assert (bench.behind.drained, bench.behind.closed, len(bench.cache)) == (True, True, 0)
 
 
-class TracingSink(RecordingSink, ParentTrace):
-    def child(self, servable: Servable) -> Submitter:
-        return servable
-
-
-async def test_the_requests_of_an_ensemble_can_be_traced() -> None:
-    bench = Bench()
-    bench.ask(7, TracingSink())
-    bench.ask(8)
-    traced, untraced = [entry.sink for entry in bench.behind.asked]
-    assert isinstance(traced, ParentTrace)
-    assert traced.child(bench.behind) is bench.behind
-    assert not isinstance(untraced, ParentTrace)
-
-
 class Broken(ByHand):
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         if request.id == "broken":
@@ -202,12 +186,3 @@ async def test_an_answer_that_cannot_be_kept_is_given_all_the_same(monkeypatch: 
     sink = bench.ask(7, id="a")
     bench.answer()
     assert told(sink) == [("a", 7)]
-
-
-async def test_a_traced_request_whose_answer_waits_for_others_traces_those_it_makes() -> None:
-    bench = Bench(dynamic_batching=DynamicBatching(preserve_ordering=True))
-    sink = TracingSink()
-    bench.ask(7, sink)
-    traced = bench.behind.asked[0].sink
-    assert isinstance(traced, ParentTrace)
-    assert traced.child(bench.behind) is sink.child(bench.behind)

@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modserve.backends.api import ModelSource, Placement
+from modserve.backends.api import ModelSource
 from modserve.core import dtypes
 from modserve.core.inflight import Inflight
 from modserve.core.merging import Padding
-from modserve.core.model_config import DynamicBatching, InstanceKind, TensorSpec
+from modserve.core.model_config import DynamicBatching, TensorSpec
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.models.assembly import assemble_model
 from modserve.models.model import Opened
 from modserve.observability import prometheus
-from modserve.protocol.statistics import batches_json
+from modserve.protocol.control.statistics import batches_json
 from modserve.scheduling.adaptive.buckets import FIRST_LESSON
 from modserve.scheduling.scheduler import LoopClock
-from modserve.testing import PuppetBackend, RecordingSink, config, request
+from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request
 
 CONFIG = config(
     inputs=(TensorSpec("INPUT0", dtypes.INT32, (-1,)),),
@@ -37,7 +37,7 @@ class Bench:
     def __init__(self) -> None:
         self.backend = PuppetBackend()
         engine = self.backend.open(ModelSource(CONFIG, 1, Path(), Path()))
-        instance = engine.instance(CONFIG, Placement(InstanceKind.CPU))
+        instance = engine.instance(instance_spec(CONFIG))
         loop = asyncio.get_running_loop()
         opened = Opened(CONFIG, b"", engine, [("m_0", instance)], False)
         self.model = assemble_model(ModelId("model", 1), opened, LoopClock(loop))

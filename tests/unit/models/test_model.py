@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.backends.api import BackendInstance, ModelSource, Placement
+from modserve.backends.api import BackendInstance, ModelSource
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import Admission, DynamicBatching, InstanceKind, ModelConfig, QueuePolicy
-from modserve.core.response import InferenceResponse
+from modserve.core.model_config import Admission, DynamicBatching, ModelConfig, QueuePolicy
+from modserve.core.response import Outcome
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.statistics import FailureReason
 from modserve.core.timing import ExecutionTiming
@@ -25,7 +25,7 @@ from modserve.models.model import Model, Opened
 from modserve.scheduling.ordering import _Held
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock
-from modserve.testing import Execution, PuppetBackend, RecordingSink, config, request, tensor
+from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 BATCHING = DynamicBatching(preferred_batch_sizes=(8,))
 
@@ -34,7 +34,7 @@ class Bench:
     def __init__(self, given: ModelConfig, instances: int = 1) -> None:
         self.backend = PuppetBackend()
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
-        made = [(f"model_{index}", engine.instance(given, Placement(InstanceKind.CPU))) for index in range(instances)]
+        made = [(f"model_{index}", engine.instance(instance_spec(given))) for index in range(instances)]
         self.model = assemble_model(
             ModelId("model", 1), Opened(given, b"", engine, made, False), LoopClock(asyncio.get_running_loop())
         )
@@ -258,10 +258,7 @@ async def test_a_request_that_cannot_be_queued_holds_nobody_up(
 
 
 class RaisingSink(RecordingSink):
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        raise RuntimeError("the sink broke")
-
-    def fail(self, error: ModserveError, final: bool) -> None:
+    def settle(self, outcome: Outcome, final: bool) -> None:
         raise RuntimeError("the sink broke")
 
 
@@ -388,8 +385,8 @@ async def test_admission_learns_from_executions(bench: Bench) -> None:
     timing.compute_end_ns = 3_600 * 10**9
     model = bench.model
     assert isinstance(model, Model)
-    assert model._pool._observe is not None
-    model._pool._observe(timing, [])
+    assert model._pool._settlement._observe is not None
+    model._pool._settlement._observe(timing, [])
     bench.submit(3)
     with pytest.raises(OverloadedError, match=r"predicted .* ms in the queue and .* ms of execution, allowed"):
         bench.submit(4, deadline_ns=time.monotonic_ns() + 60 * 10**9)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from garbage import garbage_left
-from modserve.backends.api import EngineRequest, Executor, ModelSource, Placement
+from modserve.backends.api import EngineRequest, Executor, InstanceSpec, ModelSource
 from modserve.core import dtypes
 from modserve.core.ensemble_config import Ensembling, Step
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget
-from modserve.core.model_config import DynamicBatching, InstanceKind, ModelConfig, ModelDescription, QueuePolicy
-from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.model_config import DynamicBatching, ModelConfig, ModelDescription, QueuePolicy
+from modserve.core.response import Outcome, ResponseSink
 from modserve.core.sequence_config import (
     Control,
     ControlKind,
@@ -37,7 +37,7 @@ from modserve.models.model import Model, Opened
 from modserve.resources.flow import pace
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
-from modserve.testing import config, request, tensor
+from modserve.testing import config, instance_spec, request, tensor
 
 
 class Sink:
@@ -47,17 +47,11 @@ class Sink:
         self.ended = asyncio.Event()
         self.kinds: list[str] = []
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        self._note("response", final)
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self._note(error.code.name, final)
-
-    def complete(self) -> None:
-        self._note("end", True)
-
-    def _note(self, kind: str, final: bool) -> None:
-        self.kinds.append(kind)
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if isinstance(outcome, ModserveError):
+            self.kinds.append(outcome.code.name)
+        else:
+            self.kinds.append("end" if outcome is None else "response")
         if final:
             self.ended.set()
 
@@ -70,7 +64,7 @@ class Engine:
     def describe(self) -> ModelDescription | None:
         return None
 
-    def instance(self, config: ModelConfig, placement: Placement) -> Executor:
+    def instance(self, spec: InstanceSpec) -> Executor:
         return self
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
@@ -126,7 +120,7 @@ class ByRequest(Engine):
 def model(given: ModelConfig, engine: Any = None) -> Servable:
     made = engine or Engine()
     made_of = ModelSource(given, 1, Path(), Path())
-    instances = [("model_0", made.instance(made_of.config, Placement(InstanceKind.CPU)))]
+    instances = [("model_0", made.instance(instance_spec(made_of.config)))]
     loop = asyncio.get_running_loop()
     states = {"SUM": Tensor.from_array(np.zeros(4, np.int32))}
     opened = Opened(given, b"", made, instances, True, initial_states=states)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.backends.api import ModelSource, Placement
+from modserve.backends.api import ModelSource
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import InstanceKind
 from modserve.core.request import timeout_ns
+from modserve.core.response import Outcome
 from modserve.core.sequence_config import Control, ControlKind, OldestStrategy, SequenceBatching, State
 from modserve.core.servable import SequenceKeeper
 from modserve.core.tensor import Tensor
@@ -23,7 +23,7 @@ from modserve.core.version import ModelId
 from modserve.models.assembly import assemble_model
 from modserve.models.model import Opened, SequenceModel
 from modserve.scheduling.scheduler import LoopClock
-from modserve.testing import PuppetBackend, RecordingSink, config, request, tensor
+from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 CONTROLS = (Control("READY", ControlKind.READY, dtypes.INT32), Control("START", ControlKind.START, dtypes.INT32))
 STATES = (State("SUM", "SUM_OUT", dtypes.INT32, (4,)),)
@@ -40,7 +40,7 @@ class Bench:
         given = config(sequence_batching=batching, max_batch_size=max_batch_size)
         self.backend = PuppetBackend(by_request=by_request)
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
-        made = [("model_0", engine.instance(given, Placement(InstanceKind.CPU)))]
+        made = [("model_0", engine.instance(instance_spec(given)))]
         first = {"SUM": Tensor.from_array(np.full(4, 100, np.int32))}
         opened = Opened(given, b"", engine, made, False, initial_states=first)
         made_model = assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()))
@@ -69,9 +69,10 @@ class Told(RecordingSink):
         super().__init__()
         self.failed = asyncio.Event()
 
-    def fail(self, error: ModserveError, final: bool) -> None:
-        super().fail(error, final)
-        self.failed.set()
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        super().settle(outcome, final)
+        if isinstance(outcome, ModserveError):
+            self.failed.set()
 
 
 @pytest.fixture

@@ -1,29 +1,38 @@
 """Traces of requests that a model makes to answer another, as ensembles do."""
 
+import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trace_builders import tracer
 
+from modserve.core import dtypes
+from modserve.core.ensemble_config import Ensembling, Step
 from modserve.core.errors import internal
 from modserve.core.inflight import Inflight
+from modserve.core.model_config import DynamicBatching
+from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, ResponseSink
+from modserve.core.servable import Servable, submit_traced
+from modserve.core.statistics import ModelStatistics
 from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
-from modserve.observability.trace import Trace
-from modserve.testing import RecordingSink, request
+from modserve.models.cached import CachedModel
+from modserve.models.ensemble import EnsembleModel
+from modserve.resources.response_cache import ResponseCache
+from modserve.scheduling.scheduler import LoopClock
+from modserve.testing import FakeClock, RecordingSink, config, request, tensor
 
 
 class Model:
-    """Its requests are answered by hand."""
+    """Its requests are settled by hand."""
 
     def __init__(self, name: str) -> None:
         self.id = ModelId(name, 1)
-        self.sink: ResponseSink | None = None
 
-    def submit(self, asked: Any, sink: ResponseSink, now_ns: int) -> Inflight:
-        self.sink = sink
+    def submit(self, asked: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         inflight = Inflight(asked, sink, asked.inputs, (), 1, None, now_ns)
         inflight.queue_start_ns = now_ns
         inflight.timing = timing = ExecutionTiming()
@@ -47,17 +56,16 @@ def test_children_are_written_with_their_parent(tmp_path: Path) -> None:
     ensemble, first, second = Model("e"), Model("a"), Model("b")
     trace = found.sample(ensemble)  # type: ignore[arg-type]
     assert trace is not None
-    trace.submit(request(), RecordingSink(), 10)
-    assert isinstance(ensemble.sink, Trace)
+    parent = submit_traced(trace, ensemble, request(), RecordingSink(), 10)
+    assert parent.trace is trace
     sinks = [RecordingSink(), RecordingSink()]
-    ensemble.sink.child(first).submit(request(), sinks[0], 20)  # type: ignore[arg-type]
-    ensemble.sink.child(second).submit(request(), sinks[1], 30)  # type: ignore[arg-type]
-    assert first.sink is not None
-    assert second.sink is not None
-    first.sink.respond(InferenceResponse("a", 1, {}), True)
-    second.sink.fail(internal("broke"), True)
+    good = submit_traced(parent.trace.child(first.id), first, request(), sinks[0], 20)
+    bad = submit_traced(parent.trace.child(second.id), second, request(), sinks[1], 30)
+    good.settle(InferenceResponse("a", 1, {}))
+    bad.settle(internal("broke"))
     assert [(len(sink.responses), len(sink.errors), sink.ended) for sink in sinks] == [(1, 0, 1), (0, 1, 1)]
-    trace.respond(InferenceResponse("e", 1, {}), True)
+    parent.settle(InferenceResponse("e", 1, {}))
+    assert parent.trace is None
     assert not (tmp_path / "trace.json").exists()
     trace.end()
     found.close()
@@ -73,10 +81,93 @@ def test_a_child_that_does_not_end_ends_with_its_parent(tmp_path: Path) -> None:
     ensemble, step = Model("e"), Model("a")
     trace = found.sample(ensemble)  # type: ignore[arg-type]
     assert trace is not None
-    trace.submit(request(), RecordingSink(), 10)
-    trace.child(step).submit(request(), RecordingSink(), 20)  # type: ignore[arg-type]
+    submit_traced(trace, ensemble, request(), RecordingSink(), 10)
+    child = submit_traced(trace.child(step.id), step, request(), RecordingSink(), 20)
     trace.end()
-    assert step.sink is not None
-    step.sink.respond(InferenceResponse("a", 1, {}), True)
+    child.settle(InferenceResponse("a", 1, {}))
     found.close()
     assert records(tmp_path)[0] == {"e": (1, 0), "a": (2, 1)}
+
+
+ORDERED = DynamicBatching(preserve_ordering=True)
+
+
+class ByHand:
+    """Implements `core.servable.Servable` and `Handle`: each request returns its input when the test says so."""
+
+    config_message = b""
+    unready_reason = None
+    labels: Mapping[str, tuple[str, ...]] = {}
+
+    def __init__(self, name: str, **more: Any) -> None:
+        self.id = ModelId(name, 1)
+        self.config = config(name, max_batch_size=0, **more)
+        self.statistics = ModelStatistics()
+        self.waiting: list[Inflight] = []
+
+    def submit(self, asked: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        inflight = Inflight(asked, sink, asked.inputs, ("OUTPUT0",), 0, None, now_ns)
+        self.waiting.append(inflight)
+        return inflight
+
+    def finish(self) -> None:
+        """Settle the request that came last."""
+        inflight = self.waiting.pop()
+        inflight.timing = timing = ExecutionTiming()
+        timing.compute_start_ns = timing.compute_end_ns = 1
+        inflight.settle(InferenceResponse(self.id.name, 1, {"OUTPUT0": inflight.inputs["INPUT0"]}))
+
+    async def drain(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Loan:
+    """Implements `core.servable.Handle`."""
+
+    def __init__(self, servable: Servable) -> None:
+        self.servable = servable
+
+    def release(self) -> None: ...
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_steps_that_are_cached_or_ordered_are_children(tmp_path: Path) -> None:
+    """So are those of an ensemble that is both itself. The second request finds the response of the first step."""
+    loop, clock, full = asyncio.get_running_loop(), FakeClock(), ResponseCache(0)
+    first, second = ByHand("a", dynamic_batching=ORDERED), ByHand("b", dynamic_batching=ORDERED)
+    models = {
+        "a": CachedModel(first, ResponseCache(1 << 20), LoopClock(loop)),
+        "b": CachedModel(second, full, LoopClock(loop)),
+    }
+    steps = (
+        Step("a", None, {"INPUT0": "INPUT0"}, {"OUTPUT0": "MID"}),
+        Step("b", None, {"INPUT0": "MID"}, {"OUTPUT0": "OUTPUT0"}),
+    )
+    described = config("e", max_batch_size=0, dynamic_batching=ORDERED, ensemble=Ensembling(steps))
+    ensemble = EnsembleModel(ModelId("e", 1), described, b"", lambda name, version: Loan(models[name]), clock)
+    front = CachedModel(ensemble, full, LoopClock(loop))
+    found = tracer(tmp_path)
+    for cached in (False, True):
+        trace, sink = found.sample(front), RecordingSink()
+        assert trace is not None
+        asked = InferenceRequest("e", {"INPUT0": tensor(dtypes.INT32, (4,), 7)})
+        submit_traced(trace, front, asked, sink, 10)
+        clock.run()
+        if not cached:
+            first.finish()
+        await turns()
+        second.finish()
+        assert sink.ended == 1
+        trace.end()
+    found.close()
+    written = json.loads((tmp_path / "trace.json").read_bytes())
+    heads = [(each["model_name"], each["id"], each.get("parent_id", 0)) for each in written if "model_name" in each]
+    assert heads == [("e", 1, 0), ("a", 2, 1), ("b", 3, 1), ("e", 4, 0), ("a", 5, 4), ("b", 6, 4)]
+    _, activities = records(tmp_path)
+    assert all({"REQUEST_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"} <= set(each) for each in activities.values())
+    assert [id for id, each in activities.items() if "COMPUTE_START" in each] == [2, 3, 6]

@@ -10,7 +10,7 @@ from modserve.core.statistics import ModelStatistics
 from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 from modserve.pb import inference as pb
-from modserve.protocol import metadata, statistics
+from modserve.protocol.control import metadata, statistics
 from modserve.testing import config, inflight
 
 

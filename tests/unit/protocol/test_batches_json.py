@@ -6,7 +6,7 @@ from typing import cast
 from modserve.core.servable import Servable
 from modserve.core.statistics import BatchRecord, ModelStatistics, TunerDecision, TunerStatistics
 from modserve.core.version import ModelId
-from modserve.protocol import statistics
+from modserve.protocol.control import statistics
 from modserve.testing import config
 
 MS = 1_000_000

@@ -3,7 +3,7 @@
 import pytest
 
 from modserve.core.errors import Code, ModserveError
-from modserve.protocol import control_body
+from modserve.protocol.control import control_body
 
 
 def test_an_object() -> None:

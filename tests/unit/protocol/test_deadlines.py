@@ -3,7 +3,7 @@
 import pytest
 
 from modserve.core.errors import Code, ModserveError
-from modserve.protocol import deadlines
+from modserve.protocol.http import deadlines
 
 MS = 1_000_000
 OURS, GRPC, ENVOY = "x-request-timeout-ms", "grpc-timeout", "x-envoy-expected-rq-timeout-ms"

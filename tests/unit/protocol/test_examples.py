@@ -12,7 +12,8 @@ from modserve.core.normalize import Signature
 from modserve.core.request import InferenceRequest
 from modserve.core.sequence_config import DirectStrategy, SequenceBatching
 from modserve.core.tensor import Shape
-from modserve.protocol import examples, generate, http_infer, predict_v1
+from modserve.protocol import examples
+from modserve.protocol.http import generate, infer_request, v1_predict_request
 from modserve.testing import RecordingSink, config
 
 
@@ -42,11 +43,11 @@ def test_each_call_takes_its_example(datatype: Datatype, dims: Shape, max_batch_
     assert bodies.keys() == {"infer", "infer_stream", "generate", "generate_stream", "predict"}
     sent = {call: json.dumps(body).encode() for call, body in bodies.items()}
     for call in ("infer", "infer_stream"):
-        request, _ = http_infer.decode_request(described.name, None, sent[call], None, 0)
+        request, _ = infer_request.decode_request(described.name, None, sent[call], None, 0)
         assert accepted(described, request) == expected
     for call in ("generate", "generate_stream"):
         assert accepted(described, generate.decode(described, None, sent[call], 10**6)) == expected
-    tensors = predict_v1.decode(described, sent["predict"]).inputs
+    tensors = v1_predict_request.decode(described, sent["predict"]).inputs
     assert accepted(described, InferenceRequest(described.name, dict(tensors))) == expected
 
 

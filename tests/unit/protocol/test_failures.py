@@ -6,8 +6,10 @@ import orjson
 import pytest
 
 from modserve.core.errors import Code, ModserveError, OverloadedError, invalid, unavailable
-from modserve.protocol import failures, grpc_messages, http_infer, infer_stream
+from modserve.protocol import failures
 from modserve.protocol.compression import UnsupportedEncodingError
+from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.http import infer_response, infer_stream
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,6 @@ def test_of_long_messages_the_middle_is_left_out(name: str, most: int) -> None:
 def test_both_wires_cut_messages() -> None:
     error = invalid("x" * 10**6)
     told = failures.public_message(error)
-    assert orjson.loads(http_infer.encode_error(error)) == {"error": told}
+    assert orjson.loads(infer_response.encode_error(error)) == {"error": told}
     assert orjson.loads(infer_stream.encode_error(error, "7", True))["error"] == told
     assert grpc_messages.encode_stream_error(error, "7").error_message == told

@@ -13,7 +13,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import TensorSpec
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
-from modserve.protocol import generate
+from modserve.protocol.http import generate
 from modserve.testing import config
 
 ROOM = 1000

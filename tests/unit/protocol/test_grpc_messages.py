@@ -15,7 +15,7 @@ from modserve.core.request import InferenceRequest, ParameterValue
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.pb import inference as pb
-from modserve.protocol import grpc_messages
+from modserve.protocol.grpc import grpc_messages
 
 CONTENTS: dict[str, tuple[str, Any]] = {
     "bool_contents": ("BOOL", [True]),

@@ -17,8 +17,8 @@ from modserve.core.model_config import TensorSpec
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
-from modserve.protocol import http_infer
-from modserve.protocol.http_infer import Reply
+from modserve.protocol.http import infer_request, infer_response
+from modserve.protocol.http.infer_request import Reply
 from modserve.testing import config
 
 quick = settings(max_examples=40, deadline=None)
@@ -32,8 +32,8 @@ def decode(
 ) -> tuple[InferenceRequest, Reply]:
     header = text.encode() if isinstance(text, str) else text
     if binary is None:
-        return http_infer.decode_request("m", version, header, None)
-    return http_infer.decode_request("m", version, header + binary, len(header))
+        return infer_request.decode_request("m", version, header, None)
+    return infer_request.decode_request("m", version, header + binary, len(header))
 
 
 def error(text: str | bytes, binary: bytes | None = None) -> str:
@@ -114,7 +114,7 @@ def test_binary_data_is_taken_in_the_order_of_the_inputs_beside_json_ones() -> N
 
 def test_binary_data_is_not_copied() -> None:
     body = ('{"inputs":[' + BINARY + "]}").encode() + EIGHT
-    request, _ = http_infer.decode_request("m", None, body, len(body) - 8)
+    request, _ = infer_request.decode_request("m", None, body, len(body) - 8)
     raw = request.inputs["IN"].raw
     assert isinstance(raw, memoryview)
     assert raw.obj is body
@@ -458,7 +458,7 @@ def test_a_raw_body_is_the_one_input(
     datatype: Datatype, dims: tuple[int, ...], max_batch_size: int, body: bytes, shape: tuple[int, ...]
 ) -> None:
     model = config(inputs=(TensorSpec("IN", datatype, dims),), max_batch_size=max_batch_size)
-    request, reply = http_infer.decode_raw(model, None, body)
+    request, reply = infer_request.decode_raw(model, None, body)
     tensor = request.inputs["IN"]
     assert (tensor.datatype, tensor.shape) == (datatype, shape)
     assert bytes(tensor.raw) == (body if datatype.size else len(body).to_bytes(4, "little") + body)
@@ -487,7 +487,7 @@ def test_a_raw_body_is_the_one_input(
 )
 def test_a_raw_body_that_tells_too_little(inputs: tuple[TensorSpec, ...], text: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        http_infer.decode_raw(config(inputs=inputs), None, b"abcd")
+        infer_request.decode_raw(config(inputs=inputs), None, b"abcd")
     assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, f"[request id: <id_unknown>] {text}")
 
 
@@ -500,20 +500,20 @@ def test_a_raw_body_that_tells_too_little(inputs: tuple[TensorSpec, ...], text: 
     ids=str,
 )
 def test_a_header_length(value: bytes | str | None, length: int | None) -> None:
-    assert http_infer.header_length(value, 10) == length
+    assert infer_request.header_length(value, 10) == length
 
 
 @pytest.mark.parametrize("value", ["11", "-1", "99999999999999999999999", "9" * 10_000], ids=lambda value: value[:12])
 def test_a_header_length_out_of_range(value: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        http_infer.header_length(value, 10)
+        infer_request.header_length(value, 10)
     assert caught.value.message == f"inference header size should be in range (0, 10), got: {value}"
 
 
 @pytest.mark.parametrize("value", ["", "abc", "1.5", "5abc", "- 5", "5 5", "٣", "0x5"])
 def test_a_header_length_that_is_no_number(value: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        http_infer.header_length(value, 10)
+        infer_request.header_length(value, 10)
     assert caught.value.message == f"Unable to parse Inference-Header-Content-Length, got: {value}"
 
 
@@ -524,7 +524,7 @@ TEXT = Tensor.from_array(np.array([[b"ab", b""]], object), dtypes.BYTES)
 
 
 def encode(outputs: dict[str, Tensor], reply: Reply, **more: Any) -> tuple[bytes, int | None]:
-    body = http_infer.encode_response(InferenceResponse("m", 2, outputs, **more), reply)
+    body = infer_response.encode_response(InferenceResponse("m", 2, outputs, **more), reply)
     return b"".join(body.parts), body.header_length
 
 
@@ -625,11 +625,11 @@ def test_non_finite_numbers_are_bare_literals() -> None:
 
 
 def test_an_error_body_has_one_key() -> None:
-    assert http_infer.encode_error(invalid('say "é"')) == '{"error":"say \\"é\\""}'.encode()
+    assert infer_response.encode_error(invalid('say "é"')) == '{"error":"say \\"é\\""}'.encode()
 
 
 def test_an_error_about_text_that_is_none_can_still_be_sent() -> None:
-    assert http_infer.encode_message("a\ud800b") == b'{"error":"a?b"}'
+    assert infer_response.encode_message("a\ud800b") == b'{"error":"a?b"}'
 
 
 # Round trips and rubbish
@@ -660,7 +660,7 @@ def test_what_is_encoded_decodes_to_the_same(outputs: dict[str, Tensor], binary:
     body, length = encode(outputs, Reply(all_binary=True) if binary else Reply(binary=some), id="7")
     asked = json.loads(body[:length] if length else body)
     header = json.dumps({"id": asked["id"], "inputs": asked["outputs"]}).encode()
-    request, _ = http_infer.decode_request("m", None, header + (body[length:] if length else b""), len(header))
+    request, _ = infer_request.decode_request("m", None, header + (body[length:] if length else b""), len(header))
     assert list(request.inputs) == list(outputs)
     for name, tensor in outputs.items():
         back = request.inputs[name]
@@ -676,9 +676,9 @@ def test_long_json_is_the_same_in_parts(monkeypatch: pytest.MonkeyPatch, binary:
         "C\0": Tensor(dtypes.INT8, (0,), None, np.ones(0, np.int8)),
     }
     response = InferenceResponse("m\0", 2, outputs, "\0", {"p": "\0"})
-    whole = http_infer.encode_response(response, Reply(binary=binary))
-    monkeypatch.setattr(http_infer, "_LONG", 1)
-    parts = http_infer.encode_response(response, Reply(binary=binary))
+    whole = infer_response.encode_response(response, Reply(binary=binary))
+    monkeypatch.setattr(infer_response, "_LONG", 1)
+    parts = infer_response.encode_response(response, Reply(binary=binary))
     assert len(parts.parts) == len(whole.parts) + 2 * (3 - len(binary))
     assert b"".join(parts.parts) == b"".join(whole.parts)
     assert parts.header_length == whole.header_length
@@ -742,7 +742,7 @@ def test_no_json_brings_the_decoder_down(document: object, binary: bytes | None)
     try:
         request, reply = decode(json.dumps(document), binary)
     except ModserveError as refused:
-        body = http_infer.encode_error(refused)
+        body = infer_response.encode_error(refused)
     else:
         body = encode({}, reply, id=request.id)[0]
     assert isinstance(json.loads(body), dict)
@@ -752,4 +752,4 @@ def test_no_json_brings_the_decoder_down(document: object, binary: bytes | None)
 @given(st.binary(max_size=60), st.integers(0, 60) | st.none())
 def test_no_bytes_bring_the_decoder_down(body: bytes, length: int | None) -> None:
     with pytest.raises(ModserveError):
-        http_infer.decode_request("m", None, body, length if length is None else min(length, len(body)))
+        infer_request.decode_request("m", None, body, length if length is None else min(length, len(body)))

@@ -12,7 +12,7 @@ from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensor import Tensor
-from modserve.protocol import json_data
+from modserve.protocol.json import json_data
 
 WRONG = {
     "bool": "Unable to parse 'data': attempt to access JSON non-boolean as boolean",

@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from modserve.core.errors import ModserveError
-from modserve.protocol import cut_json, http_infer, large_json, long_array
+from modserve.protocol.http import infer_request
+from modserve.protocol.json import cut_json, large_json, long_array
 
 ROWS = 4096
 NUMBERS = np.random.default_rng(1).normal(size=(ROWS, 4)).round(6)
@@ -96,7 +97,7 @@ LITERALS = json.dumps(orjson.loads(body(NUMBERS.tolist()))).replace("0.345584", 
 
 def read(text: bytes) -> Any:
     try:
-        request, _ = http_infer.decode_request("model", None, text, None, 0)
+        request, _ = infer_request.decode_request("model", None, text, None, 0)
     except ModserveError as error:
         return error.code, error.message
     tensors = {name: (tensor.datatype, tensor.shape, bytes(tensor.raw)) for name, tensor in request.inputs.items()}
@@ -164,7 +165,7 @@ def test_mistakes_are_found_in_pieces(case: str) -> None:
 
 def pieces(text: bytes) -> Any:
     """As `read`, in the way of long documents alone. Raises what that does."""
-    header = http_infer._header(large_json.parse(text), 2**63)
+    header = infer_request._header(large_json.parse(text), 2**63)
     tensors = {
         each.name: (each.tensor.datatype, each.tensor.shape, bytes(each.tensor.raw))
         for each in header.inputs
@@ -220,7 +221,7 @@ def test_long_arrays_are_read_in_pieces(case: str) -> None:
 )
 def test_mistakes_in_long_documents_have_their_place(text: bytes, place: int) -> None:
     with pytest.raises(ModserveError) as caught:
-        http_infer.decode_request("model", None, text, None, 0)
+        infer_request.decode_request("model", None, text, None, 0)
     expected = "Expecting value" if place > 0 else "Expecting property name enclosed in double quotes"
     place = place if place > 0 else len(text) - 1
     assert caught.value.message == f"failed to parse the request JSON buffer: {expected} at {place}"
@@ -231,7 +232,7 @@ def test_mistakes_in_long_arrays_have_their_place() -> None:
         [b"1.25"] * 300_000
     )
     with pytest.raises(ModserveError) as caught:
-        http_infer.decode_request("model", None, text, None, 0)
+        infer_request.decode_request("model", None, text, None, 0)
     assert caught.value.message == f"failed to parse the request JSON buffer: Expecting value at {text.index(b'x]')}"
 
 
@@ -252,7 +253,7 @@ def test_mistakes_in_the_elements_of_long_arrays(datatype: str, data: list[Any],
     text = json.dumps({"inputs": [given]}, indent=2).encode()
     assert len(text) > 2**20
     with pytest.raises(ModserveError, match=re.escape(message)):
-        http_infer.decode_request("model", None, text, None, 0)
+        infer_request.decode_request("model", None, text, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ def test_mistakes_in_the_elements_of_long_arrays(datatype: str, data: list[Any],
 )
 def test_there_is_little_json_beside_the_data(text: bytes) -> None:
     with pytest.raises(ModserveError, match="bytes of JSON that are not the 'data' of an input, at most 1048576"):
-        http_infer.decode_request("model", None, text, None, 0)
+        infer_request.decode_request("model", None, text, None, 0)
 
 
 def test_a_key_may_be_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +301,7 @@ def test_data_that_can_not_fit_its_shape_is_not_read(
     data = ",".join([element] * 600_000).encode()
     text = b'{"inputs":[{"name":"IN","datatype":"%b","shape":[1,1],"data":[%b]}]}' % (datatype.encode(), data)
     with pytest.raises(ModserveError) as caught:
-        http_infer.decode_request("model", None, text, None, 0)
+        infer_request.decode_request("model", None, text, None, 0)
     assert caught.value.message == (
         "Unable to parse 'data': Shape does not match true shape of 'data' field: input 'IN' has 600000 elements and "
         "empty lists, its shape 1"

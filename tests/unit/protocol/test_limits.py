@@ -8,12 +8,13 @@ import pytest
 
 from modserve.core.errors import Code, ModserveError
 from modserve.pb import inference as pb
-from modserve.protocol import grpc_messages, http_infer
+from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.http import infer_request
 from modserve.protocol.limits import LIMITS
 
 
 def decode_json(document: dict[str, Any]) -> None:
-    http_infer.decode_request("model", None, orjson.dumps(document), None)
+    infer_request.decode_request("model", None, orjson.dumps(document), None)
 
 
 def refusal(call: Any, *arguments: Any) -> str:

@@ -9,8 +9,8 @@ import pytest
 from modserve.core.errors import Code, ModserveError
 from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.pb import inference as pb
-from modserve.protocol import logging_settings
-from modserve.protocol.logging_settings import changed_by_json, changed_by_message
+from modserve.protocol.control import logging_settings
+from modserve.protocol.control.logging_settings import changed_by_json, changed_by_message
 
 START = LogSettings(True, False, True, 7, LogFormat.DEFAULT)
 

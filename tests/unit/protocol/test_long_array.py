@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.protocol import long_array
-from modserve.protocol.long_array import LongArray, UnevenError
+from modserve.protocol.json import long_array
+from modserve.protocol.json.long_array import LongArray, UnevenError
 
 
 def found(data: Any, indent: int | None = None) -> LongArray:

@@ -14,8 +14,8 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.memory import MemoryBudget, MemoryExhaustedError
 from modserve.core.request import InferenceRequest
 from modserve.pb import inference as pb
-from modserve.protocol import grpc_messages, long_messages
-from modserve.protocol.long_messages import LONG, ManyFieldsError, Tensors, split
+from modserve.protocol.grpc import grpc_messages, long_messages
+from modserve.protocol.grpc.long_messages import LONG, ManyFieldsError, Tensors, split
 
 Input = pb.ModelInferRequest.InferInputTensor
 Take = Callable[[int], None]

@@ -10,7 +10,7 @@ from modserve.core.errors import Code, ModserveError, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.model_config import TensorSpec
 from modserve.core.version import ModelId
-from modserve.protocol import models_v1
+from modserve.protocol.http import v1_models
 from modserve.testing import config
 
 
@@ -38,25 +38,25 @@ def status(version: str, state: str, code: str = "OK", message: str = "") -> dic
     ids=lambda value: str(value.reason or value.state.value) if isinstance(value, IndexEntry) else "",
 )
 def test_the_state_of_a_version(given: IndexEntry, expected: dict[str, Any]) -> None:
-    assert models_v1.status_json([given]) == {"model_version_status": [expected]}
+    assert v1_models.status_json([given]) == {"model_version_status": [expected]}
 
 
 def test_the_latest_version_comes_first() -> None:
     entries = [entry(2, State.READY), entry(10, State.LOADING), entry(1, State.READY)]
-    found: Any = models_v1.model_json("m", True, entries)
+    found: Any = v1_models.model_json("m", True, entries)
     assert [each["version"] for each in found.pop("model_version_status")] == ["10", "2", "1"]
     assert found == {"name": "m", "ready": True}
 
 
 def test_a_model_that_is_not_ready() -> None:
     problem = entry(None, State.UNAVAILABLE, "Invalid argument: max_batch_size")
-    assert models_v1.model_json("m", False, [problem]) == {
+    assert v1_models.model_json("m", False, [problem]) == {
         "error": "Model with name m is not ready. Invalid argument: max_batch_size",
         "name": "m",
         "ready": False,
         "model_version_status": [],
     }
-    loading: Any = models_v1.model_json("m", False, [entry(1, State.LOADING)])
+    loading: Any = v1_models.model_json("m", False, [entry(1, State.LOADING)])
     assert loading["error"] == "Model with name m is not ready."
 
 
@@ -79,7 +79,7 @@ def dims(*sizes: str) -> dict[str, Any]:
 
 def test_metadata() -> None:
     described: Any = Described(dtypes.FP32, 8)
-    assert models_v1.metadata_json(described) == {
+    assert v1_models.metadata_json(described) == {
         "model_spec": {"name": "m", "signature_name": "", "version": "3"},
         "metadata": {
             "signature_def": {
@@ -101,7 +101,7 @@ OWN_NAMES = {"FP16": "HALF", "BF16": "BFLOAT16", "FP32": "FLOAT", "FP64": "DOUBL
 @pytest.mark.parametrize("datatype", dtypes.ALL, ids=repr)
 def test_tensorflow_s_names_of_datatypes(datatype: Datatype) -> None:
     described: Any = Described(datatype, 0)
-    found: Any = models_v1.metadata_json(described)
+    found: Any = v1_models.metadata_json(described)
     info = found["metadata"]["signature_def"]["signature_def"]["serving_default"]["inputs"]["x"]
     assert (info["dtype"], info["tensor_shape"]) == (
         f"DT_{OWN_NAMES.get(datatype.name, datatype.name)}",
@@ -127,12 +127,12 @@ STOPPING = unavailable("Server not ready")
 def test_models_that_are_not_there(
     version: int | None, known: bool, error: ModserveError, expected: ModserveError
 ) -> None:
-    found = models_v1.absent("m", version, error, known=known)
+    found = v1_models.absent("m", version, error, known=known)
     assert (found.code, found.message) == (expected.code, expected.message)
 
 
 def test_every_refused_method_says_why() -> None:
     for method in ("explain", "classify", "regress"):
-        error = models_v1.no_method(method)
+        error = v1_models.no_method(method)
         assert error.code is Code.UNSUPPORTED
         assert error.message.startswith(f"'{method}' is not supported: ")

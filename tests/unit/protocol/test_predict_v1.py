@@ -15,7 +15,9 @@ from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.tensor import Shape, Tensor
-from modserve.protocol import cut_json, json_text, limits, long_array, predict_v1
+from modserve.protocol import limits
+from modserve.protocol.http import v1_predict_request, v1_predict_response
+from modserve.protocol.json import cut_json, json_text, long_array
 from modserve.testing import config
 
 
@@ -67,7 +69,7 @@ OPTIONAL = model(spec("a"), spec("b", dtypes.INT32, (1,), optional=True))
     ],
 )  # fmt: skip
 def test_requests(given: ModelConfig, body: str, expected: dict[str, Any]) -> None:
-    found = predict_v1.decode(given, body.encode())
+    found = v1_predict_request.decode(given, body.encode())
     assert found.rows == ("instances" in body)
     assert {name: tensor.array.tolist() for name, tensor in found.inputs.items()} == expected
     for name, tensor in found.inputs.items():
@@ -76,7 +78,7 @@ def test_requests(given: ModelConfig, body: str, expected: dict[str, Any]) -> No
 
 
 def test_not_a_number() -> None:
-    array = predict_v1.decode(FLOATS, b'{"instances": [[NaN, 1]]}').inputs["x"].array
+    array = v1_predict_request.decode(FLOATS, b'{"instances": [[NaN, 1]]}').inputs["x"].array
     assert np.isnan(array).tolist() == [[True, False]]
 
 
@@ -184,7 +186,7 @@ NAMES = "its inputs are 'a', 'b'"
 )  # fmt: skip
 def test_wrong_requests(given: ModelConfig, body: str, message: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        predict_v1.decode(given, body.encode())
+        v1_predict_request.decode(given, body.encode())
     assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, message)
 
 
@@ -225,7 +227,7 @@ def bodies(data: Any) -> list[bytes]:
 
 def outcome(given: ModelConfig, body: bytes) -> Any:
     try:
-        found = predict_v1.decode(given, body)
+        found = v1_predict_request.decode(given, body)
     except ModserveError as error:
         return error.code, error.message
     return found.rows, {name: (tensor.shape, bytes(tensor.raw)) for name, tensor in found.inputs.items()}
@@ -283,10 +285,12 @@ def test_the_ends_of_integers(datatype: Datatype) -> None:
     bounds = np.iinfo(datatype.numpy)
     given = model(spec("x", datatype))
     values = [int(bounds.min), int(bounds.max)]
-    assert predict_v1.decode(given, json.dumps({"inputs": values}).encode()).inputs["x"].array.tolist() == values
+    assert (
+        v1_predict_request.decode(given, json.dumps({"inputs": values}).encode()).inputs["x"].array.tolist() == values
+    )
     if bounds.bits < 64:
         with pytest.raises(ModserveError, match=rf"inputs\[1\] is the number {bounds.max + 1}, .* {bounds.max}$"):
-            predict_v1.decode(given, json.dumps({"inputs": [0, int(bounds.max) + 1]}).encode())
+            v1_predict_request.decode(given, json.dumps({"inputs": [0, int(bounds.max) + 1]}).encode())
 
 
 # Parts
@@ -308,7 +312,7 @@ def test_the_ends_of_integers(datatype: Datatype) -> None:
 def test_parts(given: ModelConfig, sizes: tuple[int, int], expected: list[int]) -> None:
     arrays = {name: np.arange(2 * size).reshape(size, 2) for name, size in zip("ab", sizes, strict=True)}
     tensors = {name: Tensor.from_array(array) for name, array in arrays.items()}
-    parts = list(predict_v1.batches(given, tensors))
+    parts = list(v1_predict_request.batches(given, tensors))
     assert [part["a"].shape for part in parts] == [(size, 2) for size in expected]
     for name, array in arrays.items():
         assert np.array_equal(np.concatenate([part[name].array for part in parts]), array)
@@ -316,7 +320,7 @@ def test_parts(given: ModelConfig, sizes: tuple[int, int], expected: list[int]) 
 
 def test_a_scalar_is_one_part() -> None:
     tensors = {"x": Tensor.from_array(np.array(7))}
-    assert list(predict_v1.batches(ONE, tensors)) == [tensors]
+    assert list(v1_predict_request.batches(ONE, tensors)) == [tensors]
 
 
 # Answers
@@ -367,7 +371,7 @@ F32 = np.array([[0.1], [2]], np.float32)
     ],
 )  # fmt: skip
 def test_answers(parts: list[Mapping[str, Tensor]], rows: bool, expected: str) -> None:
-    assert predict_v1.encode(parts, rows).decode() == expected
+    assert v1_predict_response.encode(parts, rows).decode() == expected
 
 
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "columns"])
@@ -377,11 +381,11 @@ def test_long_answers_are_written_in_pieces(shape: Shape, rows: bool, monkeypatc
     for first in (0.1, np.nan):
         some.reshape(-1)[:1] = first
         for parts in ([outputs(y=some)], [outputs(y=some, z=some)], [outputs(y=some), outputs(y=some)]):
-            monkeypatch.setattr(predict_v1, "_AT_A_TIME", 2**30)
-            whole = predict_v1.encode(parts, rows)
+            monkeypatch.setattr(v1_predict_response, "_AT_A_TIME", 2**30)
+            whole = v1_predict_response.encode(parts, rows)
             for size in (1, 5, 7):
-                monkeypatch.setattr(predict_v1, "_AT_A_TIME", size)
-                assert predict_v1.encode(parts, rows) == whole
+                monkeypatch.setattr(v1_predict_response, "_AT_A_TIME", size)
+                assert v1_predict_response.encode(parts, rows) == whole
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
@@ -389,9 +393,9 @@ def test_long_answers_are_written_in_pieces(shape: Shape, rows: bool, monkeypatc
 def test_every_datatype_there_and_back(sample: Sample, rows: bool) -> None:
     tensor = sample.tensor
     name = "x_bytes"
-    answer = json.loads(predict_v1.encode([{name: tensor}], rows))
+    answer = json.loads(v1_predict_response.encode([{name: tensor}], rows))
     body = {"instances": answer["predictions"]} if rows else {"inputs": answer["outputs"]}
-    found = predict_v1.decode(model(spec(name, sample.datatype)), json.dumps(body).encode())
+    found = v1_predict_request.decode(model(spec(name, sample.datatype)), json.dumps(body).encode())
     assert bytes(found.inputs[name].raw) == bytes(tensor.raw)
 
 
@@ -418,5 +422,5 @@ def test_every_datatype_there_and_back(sample: Sample, rows: bool) -> None:
 )
 def test_answers_that_can_not_be_written(part: Mapping[str, Tensor], message: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        predict_v1.encode([part], True)
+        v1_predict_response.encode([part], True)
     assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, message)

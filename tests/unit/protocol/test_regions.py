@@ -8,7 +8,7 @@ import pytest
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.shared_memory import CudaRegion, SystemRegion
-from modserve.protocol import regions
+from modserve.protocol.control import regions
 
 HANDLE = bytes(range(64))
 CODED = {"b64": base64.b64encode(HANDLE).decode()}

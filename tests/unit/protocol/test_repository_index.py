@@ -7,7 +7,7 @@ import pytest
 from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.pb import inference as pb
-from modserve.protocol import repository
+from modserve.protocol.control import repository
 
 ENTRIES = [
     IndexEntry("a", 1, State.READY, "", 5),

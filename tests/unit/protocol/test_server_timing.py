@@ -7,7 +7,7 @@ import pytest
 from modserve.core.inflight import Inflight
 from modserve.core.response import InferenceResponse
 from modserve.core.timing import ExecutionTiming
-from modserve.protocol import server_timing
+from modserve.protocol.http import server_timing
 from modserve.testing import inflight
 
 COST = 'queue;dur=2.500, compute_input;dur=0.012, compute_infer;dur=16.488, compute_output;dur=0.000, batch;desc="8"'

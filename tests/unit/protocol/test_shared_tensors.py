@@ -9,11 +9,13 @@ from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, not_found
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
-from modserve.core.shared_memory import Lease, Place
+from modserve.core.shared_memory import Place, RegionLease
 from modserve.core.tensor import Buffer, Tensor
 from modserve.pb import inference as pb
-from modserve.protocol import grpc_messages, http_infer, shared_memory
-from modserve.protocol.http_infer import Reply
+from modserve.protocol import shared_memory
+from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.http import infer_request, infer_response
+from modserve.protocol.http.infer_request import Reply
 
 EIGHT = b"\x01\0\0\0\x02\0\0\0"
 
@@ -26,7 +28,7 @@ class OneRegion:
         self.reserved: list[Place] = []
         self.leases = 0
 
-    def lend(self) -> Lease:
+    def lend(self) -> RegionLease:
         self.leases += 1
         return self
 
@@ -69,7 +71,7 @@ def json_request(*inputs: dict[str, Any], **outputs: dict[str, Any]) -> bytes:
 
 
 def decode(text: bytes, region: OneRegion, binary: bytes = b"") -> tuple[InferenceRequest, Reply]:
-    return http_infer.decode_request("m", None, text + binary, len(text), 0, region.lend)
+    return infer_request.decode_request("m", None, text + binary, len(text), 0, region.lend)
 
 
 def test_inputs_are_views_of_the_region() -> None:
@@ -127,7 +129,7 @@ def test_places_of_outputs() -> None:
 
 def test_answers_tell_of_outputs_without_their_data() -> None:
     tensors = {name: Tensor(dtypes.INT32, (1, 2), EIGHT, None) for name in "AB"}
-    body = http_infer.encode_response(InferenceResponse("m", 1, tensors), Reply(places={"A": Place("r", 0, 8)}))
+    body = infer_response.encode_response(InferenceResponse("m", 1, tensors), Reply(places={"A": Place("r", 0, 8)}))
     assert body.header_length is None
     assert json.loads(b"".join(body.parts))["outputs"] == [
         {"name": "A", "datatype": "INT32", "shape": [1, 2]},

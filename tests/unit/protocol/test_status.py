@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from modserve.core.errors import Code
-from modserve.protocol.status import STATUS
+from modserve.protocol.failures import STATUS
 
 TABLE = [
     (Code.UNKNOWN, 400, grpc.StatusCode.UNKNOWN),

@@ -9,9 +9,9 @@ from modserve.core.errors import ModserveError, internal
 from modserve.core.response import InferenceResponse, bare_end
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.protocol import infer_stream
-from modserve.protocol.http_infer import Reply
-from modserve.protocol.streams import EVENTS, LINES, Framing, choose
+from modserve.protocol.http import infer_stream
+from modserve.protocol.http.framing import EVENTS, LINES, Framing, choose
+from modserve.protocol.http.infer_request import Reply
 
 
 @pytest.mark.parametrize(

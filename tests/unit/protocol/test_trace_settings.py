@@ -8,7 +8,7 @@ import pytest
 from modserve.core.errors import Code, ModserveError
 from modserve.core.trace_settings import TraceLevel, TraceSettings
 from modserve.pb import inference as pb
-from modserve.protocol import trace_settings
+from modserve.protocol.control import trace_settings
 
 BOTH = TraceLevel.TIMESTAMPS | TraceLevel.TENSORS
 

@@ -210,7 +210,7 @@ async def test_a_request_that_is_over_keeps_no_engine(settle: str) -> None:
     flow = entry.flow
     assert isinstance(flow, Flow)
     if settle == "fail":
-        entry.fail(internal("late"))
+        entry.settle(internal("late"))
     else:
         entry.cancel()
     for _ in range(RESPONSES):

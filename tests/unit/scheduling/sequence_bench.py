@@ -44,7 +44,7 @@ class Bench:
 
     def _drop(self, entry: Inflight, error: ModserveError) -> None:
         self.dropped.append(entry)
-        entry.fail(error)
+        entry.settle(error)
 
     def enqueue(
         self,
@@ -85,7 +85,7 @@ class Bench:
         """End a batch with success, and let follow what follows."""
         batch = self.runner.finish(slot)
         for entry in batch:
-            entry.respond(RESPONSE)
+            entry.settle(RESPONSE)
         self.clock.run()
         return batch
 

@@ -43,6 +43,8 @@ def model(name: str, inputs: str = "x", outputs: str = "y", optional: str = "", 
 class Puppet:
     """A model whose requests wait until the test answers them."""
 
+    unready_reason: str | None = None
+
     def __init__(self, config: ModelConfig, version: int = 1) -> None:
         self.id = ModelId(config.name, version)
         self.config = config
@@ -83,7 +85,7 @@ class Puppet:
         timing.compute_start_ns, timing.compute_input_end_ns = 1000, 1001
         timing.compute_output_start_ns, timing.compute_end_ns = 1003, 1006
         tensors = {name: value if isinstance(value, Tensor) else one(value) for name, value in outputs.items()}
-        inflight.respond(InferenceResponse(self.config.name, 1, tensors), final)
+        inflight.settle(InferenceResponse(self.config.name, 1, tensors), final)
 
     def inputs(self, index: int = 0) -> dict[str, int]:
         return {name: value.array.item() for name, value in self.asked[index].inputs.items()}
@@ -274,7 +276,7 @@ def test_each_response_of_a_decoupled_step_carries_its_own_waiting() -> None:
 def test_what_the_steps_of_an_ensemble_inside_waited_counts() -> None:
     made = bench(CHAIN)
     made.ask(timeout_ns=100)
-    made["a"].asked[0].respond(InferenceResponse("a", 1, {"mid": one(1)}, waited_ns=30))
+    made["a"].asked[0].settle(InferenceResponse("a", 1, {"mid": one(1)}, waited_ns=30))
     assert timeouts(made["b"]) == [70]
 
 
@@ -351,7 +353,7 @@ def test_a_step_that_sets_sequence_parameters() -> None:
     made = bench([*CHAIN[:1], ("b", "mid", "more"), ("c", "more", "out")])
     _, sink = made.ask(parameters={"sequence_id": 5, "sequence_start": True, "mine": 1})
     inflight = made["a"].asked[0]
-    inflight.respond(InferenceResponse("a", 1, {"mid": one(1)}, parameters={"sequence_end": True, "other": 2}))
+    inflight.settle(InferenceResponse("a", 1, {"mid": one(1)}, parameters={"sequence_end": True, "other": 2}))
     expected = {"sequence_id": 5, "sequence_start": False, "sequence_end": True}
     assert made["b"].asked[0].request.parameters == {**expected, "mine": 1}
     made["b"].answer(more=2)
@@ -411,7 +413,7 @@ def test_what_an_ensemble_inside_has_skipped_is_skipped(skipped: str, asked: int
     made = bench([("a", "in", "mid out"), ("b", "mid", "end")], "out end", optional_inputs="mid")
     _, sink = made.ask()
     response = InferenceResponse("a", 1, {"out": one(1)}, skipped=frozenset(skipped.split()))
-    made["a"].asked[0].respond(response)
+    made["a"].asked[0].settle(response)
     assert len(made["b"].asked) == asked
     if asked:
         made["b"].answer()
@@ -438,7 +440,7 @@ def test_a_condition_that_can_not_be_decided() -> None:
 def test_a_step_that_fails(error: ModserveError, code: Code) -> None:
     made = bench(DIAMOND)
     _, sink = made.ask()
-    made["a"].asked[0].fail(error)
+    made["a"].asked[0].settle(error)
     assert [(each.code, each.message) for each in sink.errors] == [(code, f"in ensemble 'e', {error.message}")]
     assert made["b"].asked[0].cancelled
     assert (sink.ended, made.borrowed, made.over[0][1]) == (1, 0, sink.errors[0])
@@ -476,7 +478,7 @@ def test_a_tensor_that_a_model_does_not_take() -> None:
 def test_a_model_that_ends_without_a_response() -> None:
     made = bench(CHAIN)
     _, sink = made.ask(id="r")
-    made["a"].asked[0].complete()
+    made["a"].asked[0].settle(None)
     assert [(error.code, error.message) for error in sink.errors] == [
         (
             Code.INVALID_ARG,
@@ -587,7 +589,7 @@ def test_a_decoupled_step_behind_another() -> None:
     made["b"].answer(0, final=False, out=11)
     made["b"].answer(0, final=False, out=12)
     assert values(sink) == [{"out": 11}, {"out": 12}]
-    made["b"].asked[0].complete()
+    made["b"].asked[0].settle(None)
     assert values(sink) == [{"out": 11}, {"out": 12}, {"out": 21}]
     assert sink.ended == 1
 
@@ -600,7 +602,7 @@ def test_the_end_comes_alone_if_the_last_response_is_out(answers: int) -> None:
         made["a"].answer(final=False, mid=index)
         made["b"].answer(index, out=index)
     assert sink.ended == 0
-    made["a"].asked[0].complete()
+    made["a"].asked[0].settle(None)
     assert (len(sink.responses), sink.ended, sink.errors) == (answers, 1, [])
 
 
@@ -610,7 +612,7 @@ def test_a_failure_ends_the_stream() -> None:
     for value in (1, 2):
         made["a"].answer(final=False, mid=value)
     made["b"].answer(0, out=10)
-    made["a"].asked[0].fail(invalid("odd"), final=False)
+    made["a"].asked[0].settle(invalid("odd"), final=False)
     assert values(sink) == [{"out": 10}]
     assert [error.message for error in sink.errors] == ["in ensemble 'e', odd"]
     assert (sink.ended, made["a"].asked[0].cancelled, made["b"].asked[1].cancelled) == (1, True, True)
@@ -756,7 +758,7 @@ async def test_statistics_of_failures(made: Bench, ensemble: EnsembleModel) -> N
     ensemble.submit(request(), RecordingSink(), made.clock.now_ns())
     made.clock.run()
     first.cancel()
-    made["a"].asked[1].fail(internal("broke"))
+    made["a"].asked[1].settle(internal("broke"))
     found = ensemble.statistics
     assert {reason.value: count for reason, count in found.failures.items() if count} == {"CANCELED": 1, "OTHER": 1}
     assert (found.success.count, found.fail.count) == (0, 2)

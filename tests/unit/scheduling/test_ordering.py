@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from modserve.core.errors import ModserveError, cancelled, internal
-from modserve.core.response import InferenceResponse
+from modserve.core.errors import cancelled, internal
+from modserve.core.response import InferenceResponse, Outcome
 from modserve.scheduling.ordering import ResponseOrder
 from modserve.testing import RecordingSink
 
@@ -21,13 +21,13 @@ def test_whatever_order_they_end_in(order: tuple[int, ...]) -> None:
             super().__init__()
             self.number = number
 
-        def respond(self, response: InferenceResponse, final: bool) -> None:
+        def settle(self, outcome: Outcome, final: bool) -> None:
             heard.append(self.number)
 
     ordered = ResponseOrder()
     sinks = [ordered.behind(Sink(number)) for number in range(3)]
     for count, number in enumerate(order, start=1):
-        sinks[number].respond(RESPONSE, True)
+        sinks[number].settle(RESPONSE, True)
         assert heard == list(range(len(heard)))
         assert len(heard) >= (count if order[:count] == tuple(range(count)) else 0)
     assert heard == [0, 1, 2]
@@ -37,14 +37,14 @@ def test_several_responses_failures_and_ends() -> None:
     first, second, third = sinks = [RecordingSink() for _ in range(3)]
     ordered = ResponseOrder()
     a, b, c = [ordered.behind(sink) for sink in sinks]
-    b.respond(RESPONSE, False)
-    c.fail(internal("oops"), True)
-    a.respond(RESPONSE, False)
+    b.settle(RESPONSE, False)
+    c.settle(internal("oops"), True)
+    a.settle(RESPONSE, False)
     assert (len(first.responses), second.settled, third.settled) == (1, 0, 0)
-    a.complete()
+    a.settle(None, True)
     assert (first.ended, len(second.responses), third.settled) == (1, 1, 0)
-    b.fail(internal("no"), False)
-    b.respond(RESPONSE, True)
+    b.settle(internal("no"), False)
+    b.settle(RESPONSE, True)
     assert (len(second.errors), len(second.responses), second.ended, third.ended) == (1, 2, 1, 1)
 
 
@@ -53,7 +53,7 @@ def test_one_that_was_not_taken_holds_nobody_up() -> None:
     ordered = ResponseOrder()
     refused, taken = ordered.behind(RecordingSink()), ordered.behind(sink)
     ordered.withdraw(refused)
-    taken.respond(RESPONSE, True)
+    taken.settle(RESPONSE, True)
     assert sink.ended == 1
 
 
@@ -61,35 +61,32 @@ def test_a_client_that_cancels_while_it_hears_what_was_held_back() -> None:
     heard: list[str] = []
 
     class Sink(RecordingSink):
-        def respond(self, response: InferenceResponse, final: bool) -> None:
-            heard.append("response")
+        def settle(self, outcome: Outcome, final: bool) -> None:
+            heard.append("response" if isinstance(outcome, InferenceResponse) else "failure")
             if len(heard) == 1:
-                second.fail(cancelled(), True)
-
-        def fail(self, error: ModserveError, final: bool) -> None:
-            heard.append("failure")
+                second.settle(cancelled(), True)
 
     last = RecordingSink()
     ordered = ResponseOrder()
     first, second, third = ordered.behind(RecordingSink()), ordered.behind(Sink()), ordered.behind(last)
-    second.respond(RESPONSE, False)
-    second.respond(RESPONSE, False)
-    third.respond(RESPONSE, True)
-    first.complete()
+    second.settle(RESPONSE, False)
+    second.settle(RESPONSE, False)
+    third.settle(RESPONSE, True)
+    first.settle(None, True)
     assert heard == ["response", "response", "failure"]
     assert last.ended == 1
 
 
 def test_a_sink_that_raises_holds_nobody_up() -> None:
     class Raising(RecordingSink):
-        def respond(self, response: InferenceResponse, final: bool) -> None:
+        def settle(self, outcome: Outcome, final: bool) -> None:
             raise RuntimeError("the sink broke")
 
     last = RecordingSink()
     ordered = ResponseOrder()
     first, second, third = [ordered.behind(sink) for sink in (Raising(), Raising(), last)]
-    second.respond(RESPONSE, True)
+    second.settle(RESPONSE, True)
     with pytest.raises(RuntimeError):
-        first.respond(RESPONSE, True)
-    third.respond(RESPONSE, True)
+        first.settle(RESPONSE, True)
+    third.settle(RESPONSE, True)
     assert last.ended == 1

@@ -57,7 +57,7 @@ def many(count: int, **more: Any) -> list[Inflight]:
 def leave(queue: Queue, *entries: Inflight) -> None:
     for entry in entries:
         queue.left(entry)
-        entry.fail(cancelled())
+        entry.settle(cancelled())
 
 
 def take(queue: Queue, count: int) -> list[Inflight]:

@@ -7,6 +7,7 @@ import pytest
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching, QueuePolicy
+from modserve.core.response import Outcome
 from modserve.scheduling import batching
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, PuppetRunner, RecordingSink, inflight, request
@@ -25,7 +26,7 @@ class Bench:
 
     def _drop(self, entry: Inflight, error: ModserveError) -> None:
         self.dropped.append((entry, error.message))
-        entry.fail(error)
+        entry.settle(error)
 
     def submit(self, timeout_ns: int = 0, deadline_ns: int = 0) -> Inflight:
         entry = inflight(deadline_ns=deadline_ns and self.clock.now_ns() + deadline_ns)
@@ -68,9 +69,10 @@ class _Cancels(RecordingSink):
 
     other: Inflight
 
-    def fail(self, error: ModserveError, final: bool) -> None:
-        super().fail(error, final)
-        self.other.cancel()
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        super().settle(outcome, final)
+        if isinstance(outcome, ModserveError):
+            self.other.cancel()
 
 
 def test_one_that_is_given_up_is_not_put_behind_the_others() -> None:
@@ -79,7 +81,7 @@ def test_one_that_is_given_up_is_not_put_behind_the_others() -> None:
     options = DynamicBatching(priority_levels=2, default_priority_level=1, level_policies=levels)
 
     def drop(entry: Inflight, error: ModserveError) -> None:
-        entry.fail(error)
+        entry.settle(error)
 
     scheduler = QueuedScheduler(batching.direct, runner, clock, drop, options)
     sink = _Cancels()

@@ -12,7 +12,7 @@ from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching, QueuePolicy
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
+from modserve.core.response import InferenceResponse, Outcome
 from modserve.scheduling import batching
 from modserve.scheduling.batching import Decision, Rule, Together
 from modserve.scheduling.queued import QueuedScheduler
@@ -57,7 +57,7 @@ class Bench:
 
     def _drop(self, entry: Inflight, error: ModserveError) -> None:
         self.dropped.append((entry, error))
-        entry.fail(error)
+        entry.settle(error)
 
     def _decide(self, together: Together, now_ns: int) -> Decision:
         looked_at = 0
@@ -94,7 +94,7 @@ class Bench:
         """End the oldest execution and answer its requests."""
         batch = self.runner.finish()
         for entry in batch:
-            entry.respond(RESPONSE)
+            entry.settle(RESPONSE)
         return batch
 
     @property
@@ -534,10 +534,11 @@ class _CancellingSink(RecordingSink):
         super().__init__()
         self.others: list[Inflight] = []
 
-    def fail(self, error: ModserveError, final: bool) -> None:
-        super().fail(error, final)
-        for other in self.others:
-            other.cancel()
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        super().settle(outcome, final)
+        if isinstance(outcome, ModserveError):
+            for other in self.others:
+                other.cancel()
 
 
 @pytest.mark.parametrize("how", ["close", "deadline", "queue limit"])

@@ -508,7 +508,7 @@ def test_a_request_that_fails_does_not_end_its_sequence(strategy: Strategy) -> N
     bench = Bench(strategy=strategy)
     bench.submit(1, "s")
     for entry in bench.runner.finish():
-        entry.fail(unavailable("the model failed"))
+        entry.settle(unavailable("the model failed"))
     following = bench.submit(1)
     assert bench.running == [following]
 

@@ -17,7 +17,7 @@ from modserve.core.errors import Code, ModserveError, OverloadedError, internal,
 from modserve.frontends.threads import RequestMemory, on_thread
 from modserve.pb.descriptors import Method
 from modserve.protocol import failures
-from modserve.protocol.long_messages import LONG, Tensors
+from modserve.protocol.grpc.long_messages import LONG, Tensors
 from modserve.protocol.restricted import Restriction
 from modserve.server import Server
 

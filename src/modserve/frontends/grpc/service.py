@@ -10,27 +10,18 @@ from google.protobuf.message import Message
 
 from modserve.core.errors import Code, ModserveError, unsupported
 from modserve.core.response import InferenceResponse
-from modserve.core.servable import Servable
-from modserve.core.shared_memory import CudaRegion, Lease, Place, SystemRegion
+from modserve.core.servable import Servable, submit_traced
+from modserve.core.shared_memory import CudaRegion, Place, RegionLease, SystemRegion
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
 from modserve.pb import reflection as reflection_pb
-from modserve.protocol import (
-    classification,
-    grpc_messages,
-    header_forwarding,
-    logging_settings,
-    metadata,
-    regions,
-    repository,
-    server_timing,
-    shared_memory,
-    statistics,
-    trace_settings,
-)
-from modserve.protocol.long_messages import Tensors
+from modserve.protocol import classification, header_forwarding, shared_memory
+from modserve.protocol.control import logging_settings, metadata, regions, repository, statistics, trace_settings
+from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.grpc.long_messages import Tensors
+from modserve.protocol.http import server_timing
 from modserve.protocol.restricted import RPC_CATEGORY
 from modserve.server import FutureSink, Server
 
@@ -170,7 +161,10 @@ class InferenceService:
                 places = grpc_messages.output_places(message, lease)
                 counts = grpc_messages.class_counts(message)
             sink = FutureSink(asyncio.get_running_loop())
-            inflight = (trace or servable).submit(request, sink, now_ns)
+            if trace is None:
+                inflight = servable.submit(request, sink, now_ns)
+            else:
+                inflight = submit_traced(trace, servable, request, sink, now_ns)
             try:
                 response = await sink.future
             finally:
@@ -199,7 +193,7 @@ class InferenceService:
 def _encoded(
     response: InferenceResponse,
     places: Mapping[str, Place],
-    lease: Lease,
+    lease: RegionLease,
     counts: Mapping[str, int],
     servable: Servable,
 ) -> bytes:

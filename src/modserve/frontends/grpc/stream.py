@@ -15,21 +15,16 @@ import grpc
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget, UnsentResponses
-from modserve.core.response import InferenceResponse, bare_end
-from modserve.core.servable import Servable
-from modserve.core.shared_memory import Lease, Place
+from modserve.core.response import InferenceResponse, Outcome, bare_end
+from modserve.core.servable import Servable, submit_traced
+from modserve.core.shared_memory import Place, RegionLease
 from modserve.core.tracing import RequestTrace
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import RequestMemory, has_many_elements, on_thread
-from modserve.protocol import (
-    classification,
-    failures,
-    grpc_messages,
-    header_forwarding,
-    server_timing,
-    shared_memory,
-)
+from modserve.protocol import classification, failures, header_forwarding, shared_memory
+from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.header_forwarding import Forwarded
+from modserve.protocol.http import server_timing
 from modserve.server import Server
 
 from . import tracing
@@ -52,7 +47,6 @@ _NAME = "a request of a stream"
 _STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Outcome: TypeAlias = InferenceResponse | ModserveError | None
 
 
 class InferStreams:
@@ -127,7 +121,7 @@ class _Call:
         self.id = self.model = self.version = ""
         self.class_counts: Mapping[str, int] = {}
         self.places: Mapping[str, Place] = {}
-        self.lease: Lease | None = None
+        self.lease: RegionLease | None = None
         self.inflated: RequestMemory | None = None
         """Of a message that came compressed."""
         self.read: Held | None = None
@@ -171,7 +165,10 @@ class _Call:
         # Said before, since a model may answer while the request is given to it.
         self.ordered = not self.servable.config.decoupled
         try:
-            self.inflight = (self.trace or self.servable).submit(request, self, now_ns)
+            if self.trace is None:
+                self.inflight = self.servable.submit(request, self, now_ns)
+            else:
+                self.inflight = submit_traced(self.trace, self.servable, request, self, now_ns)
         except BaseException:
             self.ordered = True
             raise
@@ -185,16 +182,7 @@ class _Call:
         """The model that took the request, empty for a request that was refused."""
         return self.inflight.request.model_name if self.inflight is not None else ""
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        self._add(response, final)
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self._add(error, final)
-
-    def complete(self) -> None:
-        self._add(None, True)
-
-    def _add(self, outcome: Outcome, final: bool) -> None:
+    def settle(self, outcome: Outcome, final: bool) -> None:
         if not self.ended:
             self.ended = final
             self.answers.append((outcome, final))
@@ -343,9 +331,9 @@ class _Stream:
             await call.start(self._server, data, time.monotonic_ns())
         except Exception as error:
             # Without its traceback, which holds the frames that hold the error.
-            call.fail(foreseen(error, _NAME).with_traceback(None), True)
+            call.settle(foreseen(error, _NAME).with_traceback(None), True)
         except asyncio.CancelledError:
-            call.fail(unavailable(_STOPPING), True)  # it was still being read
+            call.settle(unavailable(_STOPPING), True)  # it was still being read
             raise
         if not call.ordered:
             self._order.pop()

@@ -8,9 +8,10 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from modserve.protocol import deadlines, header_forwarding
+from modserve.protocol import header_forwarding
 from modserve.protocol.header_forwarding import Forwarded
-from modserve.protocol.status import MIME_JSON
+from modserve.protocol.http import deadlines
+from modserve.protocol.json.json_text import MIME_JSON
 
 from .asgi import HEADERS_AS_SENT
 from .infer import check_json_size

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
-from modserve.protocol.http_infer import encode_message
+from modserve.protocol.http.infer_response import encode_message
 
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, head, json_response
 from .site import AsgiApp, Message

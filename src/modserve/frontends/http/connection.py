@@ -28,9 +28,10 @@ import httptools
 from modserve.core.errors import ModserveError
 from modserve.core.memory import MemoryExhaustedError
 from modserve.core.tensor import Buffer
-from modserve.protocol import compression, failures, header_forwarding, http_infer
-from modserve.protocol.http_infer import Body
-from modserve.protocol.status import STATUS
+from modserve.protocol import compression, failures, header_forwarding
+from modserve.protocol.failures import STATUS
+from modserve.protocol.http import infer_response
+from modserve.protocol.http.infer_response import Body
 
 from . import asgi, cors
 from .asgi import AsgiCall
@@ -512,7 +513,7 @@ class Connection(asyncio.Protocol):
                 if isinstance(outcome, Body):
                     self._write_body(outcome, connection)
                 else:
-                    body = http_infer.encode_error(outcome)
+                    body = infer_response.encode_error(outcome)
                     for name, value in failures.headers(outcome).items():
                         connection += b"%b: %b\r\n" % (name.encode(), value.encode())
                     status = failures.spelling(outcome).http
@@ -574,7 +575,7 @@ class Connection(asyncio.Protocol):
 
     def _refusal(self, status: int, message: str, lines: bytes) -> bytes:
         lines += self.site.date + persistence(False, False)
-        return json_response(status, http_infer.encode_message(message), lines)
+        return json_response(status, infer_response.encode_message(message), lines)
 
     def _fail(self, error: BaseException) -> None:
         """Something of ours has raised while a request was read: it costs this connection only."""

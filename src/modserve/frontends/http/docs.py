@@ -16,7 +16,7 @@ from fastapi import APIRouter, Response
 
 from modserve.frontends.threads import on_thread
 from modserve.protocol import examples
-from modserve.protocol.status import MIME_JSON
+from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
 from .answers import json_answer

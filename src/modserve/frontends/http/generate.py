@@ -10,18 +10,19 @@ from pydantic import ConfigDict
 
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
+from modserve.core.response import InferenceResponse, Outcome
 from modserve.frontends.threads import has_many_elements, on_thread
-from modserve.protocol import generate as codec
-from modserve.protocol import header_forwarding, http_infer, limits
-from modserve.protocol.status import MIME_JSON
-from modserve.protocol.streams import EVENTS
+from modserve.protocol import header_forwarding, limits
+from modserve.protocol.http import generate as codec
+from modserve.protocol.http import infer_response
+from modserve.protocol.http.framing import EVENTS
+from modserve.protocol.json.json_text import MIME_JSON
 
 from .answers import ERRORS, Described, answers, deadline_ns, forwarded_headers, read_body
 from .gone import unless_gone
 from .infer import LARGE_JSON
 from .options import HttpOptions
-from .streams import Outcome, StreamCall, StreamedAnswer, Streams, borrowed, next_message
+from .streams import StreamCall, StreamedAnswer, Streams, borrowed, next_message
 
 
 class GenerateRequestBody(Described):
@@ -144,5 +145,5 @@ async def _only(call: StreamCall) -> InferenceResponse:
 
 def _encode(outcome: Outcome, final: bool) -> bytes:
     if isinstance(outcome, ModserveError):
-        return http_infer.encode_error(outcome)
+        return infer_response.encode_error(outcome)
     return b"" if outcome is None else codec.encode(outcome)

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 
 from modserve.core.tensor import Buffer
-from modserve.protocol import deadlines, http_infer
+from modserve.protocol.http import deadlines, infer_request
 
 from .routes import InferRoute, match_infer, may_be_binary
 
@@ -13,7 +13,7 @@ _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-
 """RFC 3986, 3.2.2 and 3.2.3; empty for a target without an authority."""
 
 _VERSIONS = ("1.1", "1.0")
-_HEADER_LENGTH = http_infer.HEADER_LENGTH.encode()
+_HEADER_LENGTH = infer_request.HEADER_LENGTH.encode()
 _LONGEST_NUMBER = 20
 """Digits of a Content-Length."""
 

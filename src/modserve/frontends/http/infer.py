@@ -11,27 +11,20 @@ from modserve.core import dtypes
 from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse, OneAnswer
-from modserve.core.servable import Handle, Servable
-from modserve.core.shared_memory import Lease, Lend
+from modserve.core.response import InferenceResponse, SingleResponseSink
+from modserve.core.servable import Handle, Servable, submit_traced
+from modserve.core.shared_memory import Lend, RegionLease
 from modserve.core.tensor import LONG_BYTES, Buffer, count_ahead, digest_ahead, long_texts
 from modserve.core.tracing import RequestTrace
 from modserve.frontends.threads import RequestMemory
-from modserve.protocol import (
-    classification,
-    compression,
-    deadlines,
-    failures,
-    header_forwarding,
-    http_infer,
-    server_timing,
-    shared_memory,
-)
+from modserve.protocol import classification, compression, failures, header_forwarding, shared_memory
 from modserve.protocol.classification import MANY_ELEMENTS
 from modserve.protocol.compression import Inflater
-from modserve.protocol.deadlines import Timeouts
 from modserve.protocol.header_forwarding import Forwarded
-from modserve.protocol.http_infer import Body, Reply
+from modserve.protocol.http import deadlines, infer_request, infer_response, server_timing
+from modserve.protocol.http.deadlines import Timeouts
+from modserve.protocol.http.infer_request import Reply
+from modserve.protocol.http.infer_response import Body
 from modserve.server import Server
 
 from . import tracing
@@ -64,7 +57,7 @@ class InferHead:
     """Headers that tell how long the client waits."""
 
 
-class InferCall(OneAnswer):
+class InferCall(SingleResponseSink):
     """One request, and the sink of its answer: `done` is called once with its body, or the error.
 
     It is never called before `start` returns, unless `start` itself fails the request.
@@ -96,7 +89,7 @@ class InferCall(OneAnswer):
         self._encoding: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
-        self._lease: Lease | None = None
+        self._lease: RegionLease | None = None
         """Of requests with tensors in shared memory."""
         self._memory: RequestMemory | None = None
         """Of requests that are read on a thread."""
@@ -139,7 +132,10 @@ class InferCall(OneAnswer):
                 reading.add_done_callback(lambda future: self._submit(borrowed, future, now_ns))
                 return
             request, self._reply = read_request(servable, version, head, opened, options, now_ns, self._lend)
-            self._inflight = (self._trace or servable).submit(request, self, now_ns)
+            if self._trace is None:
+                self._inflight = servable.submit(request, self, now_ns)
+            else:
+                self._inflight = submit_traced(self._trace, servable, request, self, now_ns)
         except Exception as error:
             self._fail(border(error), model, version, "" if request is None else request.id)
 
@@ -153,7 +149,7 @@ class InferCall(OneAnswer):
         if self._trace is not None:
             self._trace.end()
 
-    def settle(self, outcome: InferenceResponse | ModserveError) -> None:
+    def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
         if isinstance(outcome, ModserveError):
             self._fail_later(outcome)
         else:
@@ -183,7 +179,7 @@ class InferCall(OneAnswer):
         if self._reply.classes:
             assert self._servable is not None, "set before the request was submitted: this is a bug"
             response = classification.classified(response, self._reply.classes, self._servable)
-        body = http_infer.encode_response(response, self._reply)
+        body = infer_response.encode_response(response, self._reply)
         if self._timed and self._inflight is not None:
             body = replace(body, server_timing=server_timing.value(self._inflight))
         return body
@@ -218,7 +214,10 @@ class InferCall(OneAnswer):
                 self._fail_later(border(failure))
                 return
             request, self._reply = reading.result()
-            self._inflight = (self._trace or borrowed.servable).submit(request, self, now_ns)
+            if self._trace is None:
+                self._inflight = borrowed.servable.submit(request, self, now_ns)
+            else:
+                self._inflight = submit_traced(self._trace, borrowed.servable, request, self, now_ns)
         except Exception as error:
             self._fail_later(border(error), "" if request is None else request.id)
         finally:
@@ -250,7 +249,7 @@ class InferCall(OneAnswer):
             self._server.failure_log.record("HTTP", model, version, request_id, status, error.message)
             self._finish(error)
 
-    def _lend(self) -> Lease:
+    def _lend(self) -> RegionLease:
         assert self._server is not None, "set before the request was read: this is a bug"
         lease = self._lease = self._server.shared_memory.lease()
         return lease
@@ -280,7 +279,7 @@ def is_long(servable: Servable, head: InferHead, body: Buffer | Inflater) -> boo
         return False
     if servable.config.cached:  # a hash is reckoned of all of it
         return True
-    length = http_infer.header_length(head.header_length, len(body))
+    length = infer_request.header_length(head.header_length, len(body))
     # Binary data is only looked at later, but texts are counted.
     if length is None or length > LARGE_JSON:
         return True
@@ -303,7 +302,7 @@ def read_request(
     """
     if isinstance(body, Inflater):
         body = body.read_all() if take is None else body.read_all(take)
-    length = http_infer.header_length(head.header_length, len(body))
+    length = infer_request.header_length(head.header_length, len(body))
     json_size = len(body) if length is None else length
     check_json_size(json_size, options.max_json)
     if take is not None and json_size > LARGE_JSON:
@@ -312,10 +311,10 @@ def read_request(
     deadline_ns = deadlines.deadline_ns(head.timeouts, now_ns)
     if length == 0:
         _check_raw_size(len(body), options.max_json)
-        request, reply = http_infer.decode_raw(config, version, body, deadline_ns)
+        request, reply = infer_request.decode_raw(config, version, body, deadline_ns)
     else:
         name, limit = config.name, options.max_json
-        request, reply = http_infer.decode_request(name, version, body, length, deadline_ns, lend, limit)
+        request, reply = infer_request.decode_request(name, version, body, length, deadline_ns, lend, limit)
         if len(body) > LONG_BYTES:
             texts = long_texts(request.inputs.values())
             if take is not None and texts:

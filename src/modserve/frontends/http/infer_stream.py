@@ -8,20 +8,21 @@ from fastapi.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError
 from modserve.core.request import InferenceRequest
-from modserve.core.response import bare_end
+from modserve.core.response import Outcome, bare_end
 from modserve.frontends.threads import on_thread
-from modserve.protocol import classification, deadlines, http_infer, shared_memory
-from modserve.protocol import infer_stream as codec
-from modserve.protocol import streams as framings
+from modserve.protocol import classification, shared_memory
 from modserve.protocol.compression import Inflater
-from modserve.protocol.http_infer import Reply
-from modserve.protocol.streams import EVENTS, LINES
+from modserve.protocol.http import deadlines, infer_request
+from modserve.protocol.http import framing as framings
+from modserve.protocol.http import infer_stream as codec
+from modserve.protocol.http.framing import EVENTS, LINES
+from modserve.protocol.http.infer_request import Reply
 
 from .answers import ERRORS, forwarded_headers, raw_header
 from .gone import unless_gone
 from .infer import InferHead, inflated, is_long, read_request
 from .options import HttpOptions
-from .streams import Encode, Outcome, StreamCall, StreamedAnswer, Streams, borrowed, next_message
+from .streams import Encode, StreamCall, StreamedAnswer, Streams, borrowed, next_message
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -74,7 +75,7 @@ async def _read(
     call: StreamCall, version: int | None, request: Request, options: HttpOptions, now_ns: int
 ) -> tuple[InferenceRequest, Reply]:
     head = InferHead(
-        raw_header(request, http_infer.HEADER_LENGTH),
+        raw_header(request, infer_request.HEADER_LENGTH),
         raw_header(request, "content-encoding"),
         forwarded=forwarded_headers(request, options),
         timeouts=deadlines.timeouts(request.headers.items()),

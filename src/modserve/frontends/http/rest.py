@@ -19,18 +19,11 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import on_thread
-from modserve.protocol import (
-    compression,
-    deadlines,
-    failures,
-    http_infer,
-    logging_settings,
-    metadata,
-    repository,
-    statistics,
-)
-from modserve.protocol.http_infer import Body
-from modserve.protocol.status import MIME_JSON
+from modserve.protocol import compression, failures
+from modserve.protocol.control import logging_settings, metadata, repository, statistics
+from modserve.protocol.http import deadlines, infer_request, infer_response
+from modserve.protocol.http.infer_response import Body
+from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 
 from . import docs, generate, infer_stream, methods, v1
@@ -389,7 +382,7 @@ def _inference(server: Server, options: HttpOptions) -> APIRouter:
         outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
         call = InferCall(outcome.set_result)
         head = InferHead(
-            raw_header(request, http_infer.HEADER_LENGTH),
+            raw_header(request, infer_request.HEADER_LENGTH),
             raw_header(request, "content-encoding"),
             compression.choose(", ".join(request.headers.getlist("accept-encoding"))),
             forwarded_headers(request, options),
@@ -439,7 +432,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(methods.allowed(request.scope))
-    return Response(http_infer.encode_message(str(error.detail)), error.status_code, headers, MIME_JSON)
+    return Response(infer_response.encode_message(str(error.detail)), error.status_code, headers, MIME_JSON)
 
 
 def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:
@@ -456,9 +449,9 @@ def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[
 
 def _error_answer(error: ModserveError) -> Response:
     status, headers = failures.spelling(error).http, failures.headers(error)
-    return Response(http_infer.encode_error(error), status, dict(headers), MIME_JSON)
+    return Response(infer_response.encode_error(error), status, dict(headers), MIME_JSON)
 
 
 async def _unforeseen_error(request: Request, error: Exception) -> Response:
     """The error goes on from here, and who runs the application logs it."""
-    return Response(http_infer.encode_message("Internal Server Error"), 500, media_type=MIME_JSON)
+    return Response(infer_response.encode_message("Internal Server Error"), 500, media_type=MIME_JSON)

@@ -5,9 +5,9 @@ from typing import Any
 
 from starlette.routing import compile_path
 
-from modserve.protocol.http_infer import encode_message
+from modserve.protocol.http.infer_response import encode_message
+from modserve.protocol.json.json_text import MIME_JSON
 from modserve.protocol.restricted import PATH_CATEGORY, Restriction
-from modserve.protocol.status import MIME_JSON
 
 from .site import AsgiApp, Message
 

@@ -4,8 +4,8 @@ from fastapi import APIRouter, Request, Response
 
 from modserve.core.shared_memory import CudaRegion, SystemRegion
 from modserve.frontends.threads import on_thread
-from modserve.protocol import regions
-from modserve.protocol.status import MIME_JSON
+from modserve.protocol.control import regions
+from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
 from .answers import ERRORS, Described, answers, json_answer, json_body, read_body

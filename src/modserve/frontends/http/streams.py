@@ -12,20 +12,19 @@ from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.memory import UnsentResponses
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
-from modserve.core.servable import Servable
-from modserve.core.shared_memory import Lease
+from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.servable import Servable, submit_traced
+from modserve.core.shared_memory import RegionLease
 from modserve.frontends.threads import RequestMemory, has_many_elements, on_thread
-from modserve.protocol import failures, server_timing
-from modserve.protocol.streams import Framing
+from modserve.protocol import failures
+from modserve.protocol.http import server_timing
+from modserve.protocol.http.framing import Framing
 from modserve.server import Server
 
 from . import tracing
 from .gone import unless_gone
 from .infer import border
 
-Outcome: TypeAlias = InferenceResponse | ModserveError | None
-"""A response, a failure, or the end alone."""
 Encode: TypeAlias = Callable[[Outcome, bool], bytes]
 """An outcome, and whether it is the last one, as a message; empty where nothing is said. Failures never raise."""
 
@@ -50,7 +49,7 @@ class StreamCall:
     def __init__(self, streams: "Streams", servable: Servable, now_ns: int) -> None:
         self.servable = servable
         self.trace = tracing.begun(streams.server, servable, now_ns, now_ns) if streams.server.tracer.on else None
-        self.lease: Lease | None = None
+        self.lease: RegionLease | None = None
         """Of requests with tensors in shared memory."""
         self.memory = RequestMemory(streams.server.memory, asyncio.get_running_loop())
         self.id = ""
@@ -63,7 +62,7 @@ class StreamCall:
         self._ended = False
         streams.opened(self)
 
-    def lend(self) -> Lease:
+    def lend(self) -> RegionLease:
         """The request's lease, which ends with the call."""
         self.lease = self._streams.server.shared_memory.lease()
         return self.lease
@@ -71,7 +70,10 @@ class StreamCall:
     def submit(self, request: InferenceRequest) -> None:
         """Raises what keeps the request from being accepted."""
         self.id = request.id
-        self._inflight = (self.trace or self.servable).submit(request, self, self._now_ns)
+        if self.trace is None:
+            self._inflight = self.servable.submit(request, self, self._now_ns)
+        else:
+            self._inflight = submit_traced(self.trace, self.servable, request, self, self._now_ns)
         self._streams.server.pace(self._inflight)
 
     async def answer(self) -> tuple[Outcome, bool]:
@@ -97,18 +99,15 @@ class StreamCall:
         """The last response, which tells the same."""
         return response if self._inflight is None else server_timing.with_cost(response, self._inflight)
 
-    def respond(self, response: InferenceResponse, final: bool) -> None:
-        self._put(response, final)
-
-    def fail(self, error: ModserveError, final: bool) -> None:
-        self._put(error, final)
-
-    def complete(self) -> None:
-        self._put(None, True)
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if not self._ended:
+            self._ended = final
+            self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
+            self._answers.put_nowait((outcome, final))
 
     def end(self, error: ModserveError) -> None:
         """Tell `error` in place of all that is still to come."""
-        self._put(error, True)
+        self.settle(error, True)
         if self._inflight is not None:
             self._inflight.cancel()
 
@@ -133,12 +132,6 @@ class StreamCall:
         """The client is told of `error` in the stream."""
         model, status = self.servable.id, failures.spelling(error).http
         self._streams.server.failure_log.record("HTTP", model.name, model.version, self.id, status, error.message)
-
-    def _put(self, outcome: Outcome, final: bool) -> None:
-        if not self._ended:
-            self._ended = final
-            self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
-            self._answers.put_nowait((outcome, final))
 
 
 class Streams:

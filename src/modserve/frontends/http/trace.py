@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
-from modserve.protocol import trace_settings
+from modserve.protocol.control import trace_settings
 from modserve.server import Server
 
 from .answers import Described, answers, json_answer, json_body, read_body

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from modserve.core.servable import Servable, Submitter
+from modserve.core.servable import Servable
 from modserve.core.tracing import RequestTrace
 from modserve.server import Server
 
@@ -18,14 +18,14 @@ def begun(server: Server, servable: Servable, start_ns: int, end_ns: int) -> Req
 
 
 @contextmanager
-def traced(server: Server, servable: Servable, now_ns: int) -> Iterator[Submitter]:
-    """For calls that await answers: what to submit to, which is a trace if it is the turn of one.
+def traced(server: Server, servable: Servable, now_ns: int) -> Iterator[RequestTrace | None]:
+    """For calls that await responses: a trace, if it is the turn of one, which ends with the block.
 
     Sending begins with the end of the block; how long it takes is not seen from here.
     """
     trace = begun(server, servable, now_ns, now_ns) if server.tracer.on else None
     try:
-        yield trace or servable
+        yield trace
     finally:
         if trace is not None:
             trace.stamp("HTTP_SEND_START")

@@ -20,11 +20,12 @@ from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
 from modserve.frontends.threads import RequestMemory, on_thread
-from modserve.protocol import compression, header_forwarding, models_v1, predict_v1, server_timing
+from modserve.protocol import compression, header_forwarding
 from modserve.protocol.compression import Inflater
 from modserve.protocol.header_forwarding import Forwarded
-from modserve.protocol.predict_v1 import Prediction
-from modserve.protocol.status import MIME_JSON
+from modserve.protocol.http import server_timing, v1_models, v1_predict_request, v1_predict_response
+from modserve.protocol.http.v1_predict_request import Prediction
+from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 
 from . import docs
@@ -129,17 +130,17 @@ def _add_inference(found: APIRouter, server: Server, options: HttpOptions) -> No
     async def explain(model: str) -> Response:
         """Refused: no model here has an explainer."""
         _servable(server, model, None)
-        raise models_v1.no_method("explain")
+        raise v1_models.no_method("explain")
 
     async def classify(model: str, version: int | None = None) -> Response:
         """Refused: no model here takes tf.Example records."""
         _servable(server, model, version)
-        raise models_v1.no_method("classify")
+        raise v1_models.no_method("classify")
 
     async def regress(model: str, version: int | None = None) -> Response:
         """Refused: no model here takes tf.Example records."""
         _servable(server, model, version)
-        raise models_v1.no_method("regress")
+        raise v1_models.no_method("regress")
 
     for path in (_MODEL, _VERSION):
         found.add_api_route(
@@ -171,22 +172,22 @@ def _add_models(found: APIRouter, server: Server) -> None:
         """Is this model ready, and what are its versions' states? The body is the same when the status is 503."""
         entries = _entries(server, model)
         ready = server.model_ready(model, None)
-        return json_answer(models_v1.model_json(model, ready, entries), 200 if ready else 503)
+        return json_answer(v1_models.model_json(model, ready, entries), 200 if ready else 503)
 
     async def version_status(model: str, version: int) -> Response:
         """The state of one version, whatever it is."""
         entries = [entry for entry in _entries(server, model) if entry.version == version]
         if not entries:
-            raise models_v1.unknown_version(model, version)
-        return json_answer(models_v1.status_json(entries))
+            raise v1_models.unknown_version(model, version)
+        return json_answer(v1_models.status_json(entries))
 
     async def model_metadata(model: str, version: int | None = None) -> Response:
         """The model's inputs and outputs as a TensorFlow signature."""
         try:
             servable = server.model(model, version)
         except ModserveError as error:
-            raise error if error.code is not Code.NOT_FOUND else models_v1.unservable(model, version) from None
-        return json_answer(models_v1.metadata_json(servable))
+            raise error if error.code is not Code.NOT_FOUND else v1_models.unservable(model, version) from None
+        return json_answer(v1_models.metadata_json(servable))
 
     unready = {**answers(ModelStatus, 404), 503: answer(UnreadyModelStatus, "Not ready")}
     found.add_api_route("/", alive, responses=answers(Alive, 503))
@@ -218,7 +219,7 @@ def _route_of_models(server: Server) -> type[APIRoute]:
 def _add_labels(found: APIRouter) -> None:
     async def label_status(model: str, label: str) -> Response:
         """Refused: versions have no labels here."""
-        raise models_v1.unknown_label(label)
+        raise v1_models.unknown_label(label)
 
     for suffix, method in (
         (":predict", "POST"),
@@ -237,7 +238,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def _entries(server: Server, model: str) -> list[IndexEntry]:
     """What the index says of a model. Raises NOT_FOUND for one that is not listed."""
     if model not in server.model_names():
-        raise models_v1.unknown(model)
+        raise v1_models.unknown(model)
     return [entry for entry in server.index() if entry.name == model]
 
 
@@ -245,7 +246,7 @@ def _servable(server: Server, model: str, version: int | None) -> Servable:
     try:
         return server.model(model, version)
     except ModserveError as error:
-        raise models_v1.absent(model, version, error, known=model in server.model_names()) from None
+        raise v1_models.absent(model, version, error, known=model in server.model_names()) from None
 
 
 async def _predict(
@@ -279,7 +280,7 @@ async def _answered(
     options: HttpOptions,
     now_ns: int,
 ) -> Response:
-    parts = predict_v1.batches(servable.config, asked.inputs)
+    parts = v1_predict_request.batches(servable.config, asked.inputs)
     forwarded = forwarded_headers(request, options)
     limit_ns = deadline_ns(request, now_ns)
     given, last = await _run_all(server, servable, version, parts, now_ns, limit_ns, forwarded)
@@ -300,12 +301,12 @@ def _read(
         body = body.read_all() if take is None else body.read_all(take)
     check_json_size(len(body), options.max_json)
     if take is not None:
-        take(predict_v1.memory(body))
-    return predict_v1.decode(servable.config, body)
+        take(v1_predict_request.memory(body))
+    return v1_predict_request.decode(servable.config, body)
 
 
 def _write(given: list[InferenceResponse], rows: bool, coding: str | None) -> bytes:
-    content = predict_v1.encode([response.outputs for response in given], rows)
+    content = v1_predict_response.encode([response.outputs for response in given], rows)
     return content if coding is None else compression.encode([content], coding)
 
 
@@ -326,9 +327,10 @@ async def _run_all(
 
     async def run(inputs: Mapping[str, Tensor]) -> InferenceResponse:
         part: list[Inflight] = []
-        with traced(server, servable, now_ns) as taker:
+        with traced(server, servable, now_ns) as trace:
             asked = InferenceRequest(servable.config.name, inputs, (), version, deadline_ns=limit_ns)
-            found = await server.run(taker, header_forwarding.with_headers(asked, forwarded), now_ns, part.append)
+            asked = header_forwarding.with_headers(asked, forwarded)
+            found = await server.run(servable, asked, now_ns, part.append, trace)
             last[:] = part
             return found
 

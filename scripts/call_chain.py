@@ -1,0 +1,179 @@
+"""The calls that one inference makes, from the socket's bytes to the response's, recorded from a running server.
+
+    python scripts/call_chain.py http            every call, indented by depth
+    python scripts/call_chain.py grpc --summary  their number, the modules, and the moves between packages
+
+The request goes to the model `simple`, whose executions are short enough to run on the event loop after a few dozen, so
+that all of its way is on one thread. What a library's own code calls (uvloop, grpc, onnxruntime) is not recorded; that
+of modserve which it calls back is.
+"""
+
+import argparse
+import asyncio
+import json
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import grpc
+import module_graph
+import uvloop
+
+import modserve
+
+_REPOSITORY = Path(__file__).parents[1] / "model_repository"
+_SOURCE = Path(modserve.__file__).parent
+_WARM_UP = 100
+_VALUES = struct.pack("<16i", *range(16))
+
+
+@dataclass
+class Recording:
+    """Calls in the order in which they began: how deep each was, and the code that was called."""
+
+    calls: list[tuple[int, CodeType]] = field(default_factory=list)
+    _depth: int = 0
+
+    def _event(self, frame: FrameType, event: str, argument: object) -> None:
+        if not frame.f_code.co_filename.startswith(str(_SOURCE)):
+            return
+        if event == "call":
+            self.calls.append((self._depth, frame.f_code))
+            self._depth += 1
+        elif event == "return":
+            self._depth = max(self._depth - 1, 0)
+
+    def start(self) -> None:
+        sys.setprofile(self._event)
+
+    def stop(self) -> None:
+        sys.setprofile(None)
+
+    def lines(self) -> list[str]:
+        return [f"{'  ' * depth}{code.co_qualname}  {_module(code)}" for depth, code in self.calls]
+
+    def summary(self) -> str:
+        """The numbers by which one version is compared with another."""
+        floors = module_graph.floors(module_graph.imports(_SOURCE))
+        packages = [_module(code).split("/")[0].removesuffix(".py") for _, code in self.calls]
+        moves = [(one, other) for one, other in pairwise(packages) if one != other]
+        engine = next(index for index, (_, code) in enumerate(self.calls) if _module(code).startswith("backends/"))
+        inward = list(pairwise(packages[:engine]))
+        return (
+            f"{len(self.calls)} calls in {len({code.co_filename for _, code in self.calls})} modules, "
+            f"{sum(not depth for depth, _ in self.calls)} of them by the event loop; "
+            f"{len(moves)} moves between packages, {_climbs(moves, floors)} of them up "
+            f"({_climbs(inward, floors)} on the way to the engine)"
+        )
+
+
+def _climbs(moves: list[tuple[str, str]], floors: dict[str, int]) -> int:
+    return sum(floors[other] > floors[one] for one, other in moves)
+
+
+def _module(code: CodeType) -> str:
+    return str(Path(code.co_filename).relative_to(_SOURCE))
+
+
+class _HttpClient:
+    def __init__(self, ports: modserve.Ports) -> None:
+        assert ports.http is not None
+        self._socket = socket.create_connection(("127.0.0.1", ports.http))
+        tensor = {"datatype": "INT32", "shape": [1, 16], "parameters": {"binary_data_size": 64}}
+        head = json.dumps(
+            {
+                "inputs": [{"name": name, **tensor} for name in ("INPUT0", "INPUT1")],
+                "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in ("OUTPUT0", "OUTPUT1")],
+            }
+        ).encode()
+        body = head + _VALUES * 2
+        lines = (
+            "POST /v2/models/simple/infer HTTP/1.1",
+            "Host: 127.0.0.1",
+            f"Inference-Header-Content-Length: {len(head)}",
+            f"Content-Length: {len(body)}",
+        )
+        self._message = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+    def infer(self) -> None:
+        self._socket.sendall(self._message)
+        received = self._socket.recv(65536)
+        assert received.startswith(b"HTTP/1.1 200"), received
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class _GrpcClient:
+    def __init__(self, ports: modserve.Ports) -> None:
+        from modserve.pb import inference as pb
+
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{ports.grpc}")
+        self._call = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
+        tensor = pb.ModelInferRequest.InferInputTensor
+        self._message = pb.ModelInferRequest(
+            model_name="simple",
+            inputs=[tensor(name=name, datatype="INT32", shape=[1, 16]) for name in ("INPUT0", "INPUT1")],
+            raw_input_contents=[_VALUES, _VALUES],
+        ).SerializeToString()
+
+    def infer(self) -> None:
+        assert self._call(self._message)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+_CLIENTS: dict[str, Any] = {"http": _HttpClient, "grpc": _GrpcClient}
+
+
+async def record(wire: str) -> Recording:
+    """Serve the example models, and record one inference over `wire`, "http" or "grpc"."""
+    loop, recording = asyncio.get_running_loop(), Recording()
+    opened: list[modserve.Ports] = []
+    loaded = asyncio.Event()
+    settings = modserve.Settings(
+        model_repository=(_REPOSITORY,), http_port=0, grpc_port=0, allow_metrics=False, http_address="127.0.0.1"
+    )
+    serving = loop.create_task(modserve.serve(settings, on_open=opened.append, on_loaded=lambda server: loaded.set()))
+    await loaded.wait()
+
+    def on_loop(function: Callable[[], None]) -> None:
+        done = threading.Event()
+        loop.call_soon_threadsafe(function)
+        loop.call_soon_threadsafe(done.set)
+        done.wait()
+
+    def ask() -> None:
+        client = _CLIENTS[wire](opened[0])
+        for _ in range(_WARM_UP):
+            client.infer()
+        on_loop(recording.start)
+        client.infer()
+        on_loop(recording.stop)
+        client.close()
+
+    await asyncio.to_thread(ask)
+    serving.cancel()
+    await asyncio.wait([serving])
+    return recording
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wire", choices=_CLIENTS)
+    parser.add_argument("--summary", action="store_true", help="print numbers in place of the calls")
+    arguments = parser.parse_args()
+    recording = uvloop.run(record(arguments.wire))
+    print(recording.summary() if arguments.summary else "\n".join(recording.lines()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The control plane and metadata, alike on both wires."""

@@ -1,0 +1,60 @@
+"""Metadata, configuration and health answers, for both wires."""
+
+from collections.abc import Iterable, Sequence
+
+from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.servable import Servable
+from modserve.pb import inference as pb
+from modserve.pb.json_message import to_json
+from modserve.protocol.json.json_text import JsonObject
+
+
+def server_json(name: str, version: str, extensions: Sequence[str]) -> JsonObject:
+    return {"name": name, "version": version, "extensions": list(extensions)}
+
+
+def server_message(name: str, version: str, extensions: Sequence[str]) -> pb.ServerMetadataResponse:
+    return pb.ServerMetadataResponse(name=name, version=version, extensions=extensions)
+
+
+def model_json(servable: Servable, versions: Iterable[int]) -> JsonObject:
+    """Model metadata: shapes with the batch dimension in front, versions as strings."""
+    config = servable.config
+    return {
+        "name": config.name,
+        "versions": [str(version) for version in versions],
+        "platform": config.served_platform,
+        "inputs": [_tensor_json(config, spec) for spec in config.inputs],
+        "outputs": [_tensor_json(config, spec) for spec in config.outputs],
+    }
+
+
+def model_message(servable: Servable, versions: Iterable[int]) -> pb.ModelMetadataResponse:
+    config = servable.config
+    return pb.ModelMetadataResponse(
+        name=config.name,
+        versions=[str(version) for version in versions],
+        platform=config.served_platform,
+        inputs=[_tensor_message(config, spec) for spec in config.inputs],
+        outputs=[_tensor_message(config, spec) for spec in config.outputs],
+    )
+
+
+def config_message(servable: Servable) -> pb.ModelConfig:
+    """The normalised configuration, as the gRPC call returns it."""
+    return pb.ModelConfig.FromString(servable.config_message)
+
+
+def config_json(servable: Servable) -> JsonObject:
+    """The normalised configuration, as the HTTP call returns it."""
+    return to_json(config_message(servable))
+
+
+def _tensor_json(config: ModelConfig, spec: TensorSpec) -> JsonObject:
+    return {"name": spec.name, "datatype": spec.datatype.name, "shape": list(config.full_dims(spec))}
+
+
+def _tensor_message(config: ModelConfig, spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
+    return pb.ModelMetadataResponse.TensorMetadata(
+        name=spec.name, datatype=spec.datatype.name, shape=config.full_dims(spec)
+    )

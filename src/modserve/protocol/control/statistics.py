@@ -1,0 +1,104 @@
+"""The statistics extension's answer, one message for both wires."""
+
+from collections.abc import Iterable
+
+from modserve.core.servable import Servable
+from modserve.core.statistics import Duration, TunerStatistics
+from modserve.pb import inference as pb
+from modserve.pb.json_message import to_json
+from modserve.protocol.json.json_text import JsonObject
+
+_DURATIONS = (
+    "success",
+    "fail",
+    "queue",
+    "compute_input",
+    "compute_infer",
+    "compute_output",
+    "cache_hit",
+    "cache_miss",
+)
+_RESPONSE_DURATIONS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
+_BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
+
+
+def message(servables: Iterable[Servable]) -> pb.ModelStatisticsResponse:
+    """The cumulative statistics of model versions since they were loaded."""
+    return pb.ModelStatisticsResponse(model_stats=[_model(servable) for servable in servables])
+
+
+def json(servables: Iterable[Servable]) -> JsonObject:
+    return to_json(message(servables))
+
+
+def batches_json(servable: Servable) -> JsonObject:
+    """Why batches were closed, the latest of them, and of the tuner's decisions, newest first: an extension of ours."""
+    statistics = servable.statistics
+    tuner = {} if statistics.tuner is None else {"tuner": _tuner(statistics.tuner)}
+    return {
+        "name": servable.id.name,
+        "version": str(servable.id.version),
+        "close_reasons": dict(statistics.close_reasons),
+        "recent": [
+            {
+                "end_ms": batch.end_ms,
+                "batch_size": batch.batch_size,
+                "requests": batch.requests,
+                "close_reason": batch.close_reason,
+                "waited_us": batch.waited_ns // 1000,
+                "compute_us": batch.compute_ns // 1000,
+                **({"elements": batch.elements, "padding": batch.padding} if servable.config.fills_up else {}),
+            }
+            for batch in reversed(statistics.recent)
+        ],
+        **tuner,
+    }
+
+
+def _tuner(tuner: TunerStatistics) -> JsonObject:
+    return {
+        "p99_goal_us": tuner.goal_ns // 1000,
+        "p99_us": tuner.p99_ns // 1000,
+        "delay_us": tuner.delay_ns // 1000,
+        "batch_size": tuner.batch_size,
+        "decisions": [
+            {
+                "at_ms": decision.at_ms,
+                "reason": decision.reason,
+                "p99_us": decision.p99_ns // 1000,
+                "per_second": round(decision.per_second, 1),
+                "delay_us": decision.delay_ns // 1000,
+                "batch_size": decision.batch_size,
+            }
+            for decision in reversed(tuner.decisions)
+        ],
+    }
+
+
+def _model(servable: Servable) -> pb.ModelStatistics:
+    statistics = servable.statistics
+    durations = {name: _duration(getattr(statistics, name)) for name in _DURATIONS}
+    batches = [
+        pb.InferBatchStatistics(batch_size=size, **{name: _duration(getattr(batch, name)) for name in _BATCH_DURATIONS})
+        for size, batch in sorted(statistics.batches.items())
+    ]
+    responses = {
+        str(index): pb.InferResponseStatistics(
+            **{name: _duration(getattr(response, name)) for name in _RESPONSE_DURATIONS}
+        )
+        for index, response in sorted(statistics.responses.items())
+    }
+    return pb.ModelStatistics(
+        name=servable.id.name,
+        version=str(servable.id.version),
+        last_inference=statistics.last_inference_ms,
+        inference_count=statistics.inference_count,
+        execution_count=statistics.execution_count,
+        inference_stats=pb.InferStatistics(**durations),
+        batch_stats=batches,
+        response_stats=responses,
+    )
+
+
+def _duration(duration: Duration) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=duration.count, ns=duration.ns)

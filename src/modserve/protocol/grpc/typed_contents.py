@@ -1,0 +1,214 @@
+"""``InferTensorContents`` as it came, with any number of elements: to the raw form, without a message in between.
+
+The elements are counted before anything is made of them. No step takes so long that other threads wait for it.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.tensor import Array, Buffer
+from modserve.protocol.grpc.long_messages import skipped, varint
+
+FIELDS = (
+    "bool_contents",
+    "int_contents",
+    "int64_contents",
+    "uint_contents",
+    "uint64_contents",
+    "fp32_contents",
+    "fp64_contents",
+    "bytes_contents",
+)
+"""By field number, from 1 on."""
+
+ELEMENT_MEMORY = 64
+"""Bytes that an element of BYTES takes beside its own, once an engine reads it."""
+
+_FIXED = {"fp32_contents": (5, 4), "fp64_contents": (1, 8)}
+"""The wire type of a single element, and its size."""
+_WIDE = {
+    "bool_contents": np.uint64,
+    "int_contents": np.uint32,
+    "int64_contents": np.uint64,
+    "uint_contents": np.uint32,
+    "uint64_contents": np.uint64,
+}
+"""The bits of an element that count; protobuf drops the others."""
+_SIGNED = {"int_contents": np.int32, "int64_contents": np.int64}
+_BLOCK = 64 * 1024
+_LONGEST = 10
+"""Bytes of a number."""
+
+
+class ElementsError(ValueError):
+    """There are other elements than announced: `count` of them."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} elements")
+        self.count = count
+
+
+class FieldError(ValueError):
+    """The elements are in `field`, which is not the datatype's; an empty one: in more than one field."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(f"elements in '{field}'")
+        self.field = field
+
+
+def decode(
+    contents: Buffer,
+    datatype: Datatype,
+    count: int,
+    name: str,
+    narrowed: Callable[[str, Datatype, Array, int], Array],
+    take: Callable[[int], None],
+) -> Buffer | None:
+    """The raw form of the `count` elements of input `name`; None if there is no element.
+
+    `take` is called with the bytes that are needed next. `narrowed` makes 8- and 16-bit integers of wider ones, where
+    the last argument is the index of the first.
+
+    Raises `FieldError`, `ElementsError`, and DecodeError for what is no such message. Of too many elements of BYTES
+    there is one more than announced in the raw form, so that whoever checks it says so.
+    """
+    try:
+        if datatype is dtypes.BYTES:
+            return _texts(contents, count, take)
+        return _numbers(contents, datatype, count, name, narrowed, take)
+    except IndexError:
+        raise DecodeError("a field ends behind the message") from None
+
+
+def _texts(contents: Buffer, count: int, take: Callable[[int], None]) -> Buffer | None:
+    data, end = contents, len(contents)
+    tag = len(FIELDS) << 3 | 2
+    take(end + (ELEMENT_MEMORY + 4) * max(0, min(count, end // 2)))
+    raw = bytearray()
+    position = found = 0
+    while position < end:
+        if data[position] != tag:
+            position = _other_field(data, position, end, "bytes_contents", found > 0)
+            continue
+        size = data[position + 1]
+        position += 2
+        if size > 0x7F:
+            size, position = varint(data, position - 1)
+        stop = position + size
+        if stop > end:
+            raise DecodeError("an element ends behind the message")
+        raw += size.to_bytes(4, "little")
+        raw += data[position:stop]
+        position = stop
+        found += 1
+        if found > count:
+            break
+    return raw if found else None
+
+
+def _numbers(
+    contents: Buffer,
+    datatype: Datatype,
+    count: int,
+    name: str,
+    narrowed: Callable[[str, Datatype, Array, int], Array],
+    take: Callable[[int], None],
+) -> Buffer | None:
+    field = datatype.contents_field or ""
+    packed = _packed(contents, field)
+    if packed is None:
+        return None
+    if field in _FIXED:
+        if len(packed) % datatype.size:
+            raise DecodeError("an element is not whole")
+        return packed  # little-endian, as in the raw form
+    data = np.frombuffer(packed, np.uint8)
+    found = sum(int(np.count_nonzero(data[start : start + _BLOCK] < 0x80)) for start in range(0, len(data), _BLOCK))
+    if data[-1] > 0x7F:
+        raise DecodeError("an element is not whole")
+    if found != count:
+        raise ElementsError(found)
+    take(count * datatype.size)
+    elements = np.empty(count, datatype.numpy)
+    position = done = 0
+    while position < len(data):
+        values, size = _block(data[position : position + _BLOCK])
+        wide = values.astype(_WIDE[field])
+        signed = wide.view(_SIGNED.get(field, wide.dtype))
+        stop = done + len(values)
+        elements[done:stop] = signed if field != "bool_contents" else wide != 0
+        if datatype.size < 4 and field != "bool_contents":
+            elements[done:stop] = narrowed(name, datatype, signed, done)
+        position += size
+        done = stop
+    return elements.view(np.uint8).data
+
+
+def _packed(contents: Buffer, field: str) -> Buffer | None:
+    """The elements behind each other. Most often they came so, in one piece."""
+    number, end = FIELDS.index(field) + 1 if field else 0, len(contents)
+    kind, size = _FIXED.get(field, (0, 0))
+    single, together = number << 3 | kind, number << 3 | 2
+    piece: Buffer | None = None
+    pieces: bytearray | None = None
+    position = 0
+    while position < end:
+        tag = contents[position]
+        start = position + 1
+        if tag == together and number:
+            length, start = varint(contents, start)
+            position = start + length
+        elif tag == single and number:
+            position = start + size if size else varint(contents, start)[1]
+        else:
+            position = _other_field(contents, position, end, field, piece is not None)
+            continue
+        if position > end:
+            raise DecodeError("an element ends behind the message")
+        if start == position:
+            continue
+        if piece is None:
+            piece = contents[start:position]
+        elif pieces is None:
+            piece = pieces = bytearray(piece) + contents[start:position]
+        else:
+            pieces += contents[start:position]
+    return piece
+
+
+def _block(block: Array) -> tuple[Array, int]:
+    """The numbers that are whole in `block`, as 64 bits, and how many bytes they take."""
+    ends = np.flatnonzero(block < 0x80)
+    if not len(ends):
+        raise DecodeError("a number has more than ten bytes")
+    size = int(ends[-1]) + 1
+    if len(ends) == size:
+        return block[:size].astype(np.uint64), size
+    starts = np.empty_like(ends)
+    starts[0] = 0
+    np.add(ends[:-1], 1, out=starts[1:])
+    lengths = ends - starts + 1
+    longest = int(lengths.max())
+    if longest > _LONGEST:
+        raise DecodeError("a number has more than ten bytes")
+    values = (block[starts] & 0x7F).astype(np.uint64)
+    for place in range(1, longest):
+        longer = np.flatnonzero(lengths > place)
+        values[longer] |= (block[starts[longer] + place] & 0x7F).astype(np.uint64) << np.uint64(7 * place)
+    return values, size
+
+
+def _other_field(data: Buffer, position: int, end: int, expected: str, some: bool) -> int:
+    """The position behind a field that is not `expected`. Raises `FieldError` if it has elements."""
+    tag, start = varint(data, position)
+    stop = skipped(data, start, end, tag)
+    number = tag >> 3
+    if 1 <= number <= len(FIELDS) and FIELDS[number - 1] != expected:
+        empty = tag & 7 == 2 and number != len(FIELDS) and data[start] == 0
+        if not empty:
+            raise FieldError("" if some else FIELDS[number - 1])
+    return stop

@@ -1,0 +1,399 @@
+"""The body of an inference request over HTTP to core values (protocol: inference request JSON object, and the binary
+tensor data extension).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.model_config import ModelConfig
+from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
+from modserve.core.shared_memory import Lend, Place
+from modserve.core.tensor import Buffer, Shape, Tensor, encode_elements
+from modserve.protocol import limits, parameters, shared_memory
+from modserve.protocol.json import json_data, large_json
+from modserve.protocol.json.json_text import JsonObject, JsonTypeError, parse_object, unable
+
+HEADER_LENGTH = "inference-header-content-length"
+_MAX_DIMENSION = 2**63 - 1
+_MAX_UNSIGNED = 2**64 - 1
+_MOST_DIGITS = 1000
+"""Python refuses to read much longer numbers."""
+_MOST_TENSORS = limits.LIMITS.tensors
+_HIGHEST_RANK = limits.LIMITS.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Which outputs the client wants as binary data: those in `binary`, or all; of which how many best classes.
+
+    `places` are the outputs that go into shared memory.
+    """
+
+    all_binary: bool = False
+    binary: frozenset[str] = frozenset()
+    classes: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+
+_JSON_REPLY = Reply()
+_BINARY_REPLY = Reply(all_binary=True)
+
+
+def header_length(value: bytes | str | None, body_length: int) -> int | None:
+    """How many bytes of the body are JSON by the ``Inference-Header-Content-Length`` header; None without one.
+
+    Raises INVALID_ARG when it is no number, or none between 0 and the body's length.
+    """
+    if value is None:
+        return None
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    number = text.strip()
+    digits = number.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal()):
+        raise invalid(f"Unable to parse Inference-Header-Content-Length, got: {text}")
+    length = int(number) if len(number) <= _MOST_DIGITS else -1
+    if not 0 <= length <= body_length:
+        raise invalid(f"inference header size should be in range (0, {body_length}), got: {number}")
+    return length
+
+
+def decode_request(
+    model_name: str,
+    version: int | None,
+    body: Buffer,
+    json_length: int | None,
+    deadline_ns: int = 0,
+    lend: Lend | None = None,
+    max_json_tensor: int = _MAX_DIMENSION,
+) -> tuple[InferenceRequest, Reply]:
+    """An inference request, and how its answer is to look. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
+
+    `json_length` is what `header_length` gave; `deadline_ns` is the client's, 0 without one. `lend` is called for
+    requests with tensors in shared memory, which raise UNSUPPORTED without it; the lease is the caller's to release,
+    whatever is raised. `max_json_tensor` is the most bytes that
+    a tensor given as JSON may have.
+    """
+    if json_length is None:
+        header = _read_header(bytes(body), max_json_tensor)
+        inputs = _bind(header, None, model_name)
+    else:
+        text = bytes(body[:json_length])
+        found = _headers.get(text)
+        header = _read_header(text, max_json_tensor) if found is None else found
+        inputs = _bind(header, memoryview(body)[json_length:], model_name)
+        if found is None:
+            _remember(text, header)
+    given = header.parameters
+    limit_ns = timeout_ns(given) if given else 0
+    request = InferenceRequest(model_name, inputs, header.outputs, version, header.id, given, deadline_ns, limit_ns)
+    if header.shared:
+        _share(header, inputs, lend)
+    return request, header.reply
+
+
+def decode_raw(
+    config: ModelConfig, version: int | None, body: Buffer, deadline_ns: int = 0
+) -> tuple[InferenceRequest, Reply]:
+    """A raw binary request: a header length of 0, and the body is the model's one input, of batch size 1.
+
+    One variable dimension is told by the body's size; BYTES must be a single element. Raises INVALID_ARG.
+    """
+    count = len(config.inputs)
+    if count != 1:
+        raise invalid(
+            f"{label('')}Raw request must only have 1 input (found 1) to be deduced but got {count} inputs in "
+            f"'{config.name}' model configuration"
+        )
+    spec = config.inputs[0]
+    if spec.dims.count(-1) > 1:
+        raise invalid(
+            f"{label('')}The shape of the raw input '{spec.name}' can not be deduced because there are more than one "
+            "variable-sized dimension"
+        )
+    dims = spec.dims
+    if spec.datatype is dtypes.BYTES:
+        if dims != (1,):
+            raise invalid(f"{label('')}For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
+        body = encode_elements([bytes(body)])
+    elif -1 in dims:
+        known = math.prod(size for size in dims if size != -1) * spec.datatype.size
+        dims = tuple(len(body) // known if size == -1 else size for size in dims)
+    shape = (1, *dims) if config.batching else dims
+    inputs = {spec.name: Tensor(spec.datatype, shape, body, None)}
+    return InferenceRequest(config.name, inputs, (), version, deadline_ns=deadline_ns), _BINARY_REPLY
+
+
+class _Input(NamedTuple):  # which is made sooner than a dataclass
+    """An input as the JSON describes it: a tensor if its data is JSON too, else `size` bytes of binary data."""
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    size: int
+    tensor: Tensor | None
+
+
+class _Header(NamedTuple):
+    """All that the JSON part of a request says."""
+
+    id: str
+    parameters: Mapping[str, ParameterValue]
+    inputs: tuple[_Input, ...]
+    places: tuple[tuple[_Input, Place], ...]
+    """The inputs that are in shared memory."""
+    outputs: tuple[str, ...]
+    reply: Reply
+    shared: bool
+    """Whether any tensor is in shared memory."""
+
+
+_headers: dict[bytes, _Header] = {}
+"""The JSON of requests whose tensors are all binary repeats from call to call, and is not parsed again."""
+
+_REMEMBERED = 1024
+_MEMORABLE = 4096
+
+
+def _remember(text: bytes, header: _Header) -> None:
+    # With an id it will not come again; with tensors in it, it could be large.
+    if header.id or len(text) > _MEMORABLE or any(each.tensor is not None for each in header.inputs):
+        return
+    if len(_headers) >= _REMEMBERED:
+        _headers.clear()
+    _headers[text] = header
+
+
+def _read_header(text: Buffer, max_json_tensor: int) -> _Header:
+    if len(text) >= large_json.LARGE:
+        try:
+            return _header(large_json.parse(text), max_json_tensor)
+        except ModserveError:
+            if len(text) > limits.LIMITS.other_json:
+                raise
+            # The plain way, which sees the whole, names the mistake better.
+    return _header(parse_object(text), max_json_tensor)
+
+
+def _header(document: JsonObject, max_json_tensor: int) -> _Header:
+    request_id = document.get("id", "")
+    if type(request_id) is not str:
+        raise unable("id", JsonTypeError("string", "string"))
+    given, binary_output = _parameters(document)
+    outputs, reply = _outputs(document, binary_output)
+    inputs, places = _inputs(document, request_id, max_json_tensor)
+    return _Header(request_id, given, inputs, places, outputs, reply, bool(places or reply.places))
+
+
+def _bind(header: _Header, binary: memoryview | None, model_name: str) -> dict[str, Tensor]:
+    """The inputs, with the binary data that follows the JSON."""
+    inputs: dict[str, Tensor] = {}
+    position = 0
+    for each in header.inputs:
+        if each.tensor is not None:
+            inputs[each.name] = each.tensor
+            continue
+        if binary is None:
+            if not each.size:  # nothing can be missing
+                inputs[each.name] = Tensor(each.datatype, each.shape, b"", None)
+                continue
+            raise invalid(
+                "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' "
+                "when passing inputs in binary data format"
+            )
+        end = position + each.size
+        if end > len(binary):
+            raise invalid(
+                f"unexpected size for input '{each.name}', expecting {end - len(binary)} additional bytes "
+                f"for model '{model_name}'"
+            )
+        inputs[each.name] = Tensor(each.datatype, each.shape, binary[position:end], None)
+        position = end
+    if binary is not None and position != len(binary):
+        raise invalid(f"unexpected additional input data for model '{model_name}'")
+    return inputs
+
+
+def _share(header: _Header, inputs: dict[str, Tensor], lend: Lend | None) -> None:
+    """Add the inputs that are in shared memory, and reserve the places of the outputs."""
+    if lend is None:
+        for each, _ in header.places:
+            raise shared_memory.refused("input", each.name)
+        raise shared_memory.refused("output", next(iter(header.reply.places)))
+    lease = lend()
+    for each, place in header.places:
+        inputs[each.name] = shared_memory.input_tensor(each.datatype, each.shape, place, lease)
+    for place in header.reply.places.values():
+        lease.reserve(place)
+
+
+def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
+    """The request's parameters, and whether outputs that are not listed come back as binary data."""
+    value = document.get("parameters")
+    if value is None:
+        return {}, False
+    if type(value) is not dict:
+        raise unable("parameters", JsonTypeError("object", "object"))
+    limits.check_parameters(len(value))
+    binary_output = False
+    found: dict[str, ParameterValue] = {}
+    for key, element in value.items():
+        if key == "binary_data_output":
+            if type(element) is not bool:
+                raise unable(key, JsonTypeError("boolean", "boolean"))
+            binary_output = element
+            continue
+        parameters.check_name(key)
+        check = _TYPED_PARAMETERS.get(key)
+        if check is not None:
+            types, error = check
+            if type(element) not in types or (type(element) is int and not 0 <= element <= _MAX_UNSIGNED):
+                raise unable(key, error)
+        else:
+            element = parameters.custom(key, element)
+        found[key] = element
+    return found, binary_output
+
+
+_UNSIGNED = JsonTypeError("unsigned-integer", "unsigned-integer")
+_BOOLEAN = JsonTypeError("boolean", "boolean")
+_TYPED_PARAMETERS: dict[str, tuple[tuple[type, ...], JsonTypeError]] = {
+    "sequence_id": ((int, str), JsonTypeError("string", "string")),
+    "sequence_start": ((bool,), _BOOLEAN),
+    "sequence_end": ((bool,), _BOOLEAN),
+    "priority": ((int,), _UNSIGNED),
+    "timeout": ((int,), _UNSIGNED),
+}
+
+
+def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...], Reply]:
+    value = document.get("outputs", [])
+    if type(value) is not list:
+        raise unable("outputs", JsonTypeError("array", "array"))
+    if not value:
+        return (), _BINARY_REPLY if binary_output else _JSON_REPLY
+    if len(value) > _MOST_TENSORS:
+        limits.check_tensors("outputs", len(value))
+    names: list[str] = []  # also what is asked for twice, which the model refuses
+    binary: list[str] = []
+    classes: dict[str, int] = {}
+    places: dict[str, Place] = {}
+    for element in value:
+        name = _string(element, "name")
+        names.append(name)
+        options = element.get("parameters")
+        if options is None:
+            continue
+        if type(options) is not dict:
+            raise unable("parameters", JsonTypeError("object", "object"))
+        wanted = options.get("binary_data", False)
+        if type(wanted) is not bool:
+            raise unable("binary_data", JsonTypeError("boolean", "boolean"))
+        if shared_memory.REGION in options:
+            for other in ("classification", "binary_data") if wanted else ("classification",):
+                if other in options:
+                    raise invalid(f"Output can't set both 'shared_memory_region' and '{other}'")
+            places.setdefault(name, shared_memory.json_place(options))
+            continue
+        if wanted:
+            binary.append(name)
+        count = options.get("classification", 0)
+        if type(count) is not int or count < 0:
+            raise unable("classification", _UNSIGNED, doing="set")
+        if count:
+            classes.setdefault(name, count)
+    if not binary and not classes and not places:
+        return tuple(names), _JSON_REPLY
+    return tuple(names), Reply(binary=frozenset(binary), classes=classes, places=places)
+
+
+def _inputs(
+    document: JsonObject, request_id: str, max_json_tensor: int
+) -> tuple[tuple[_Input, ...], tuple[tuple[_Input, Place], ...]]:
+    """The inputs, and those of them apart that are in shared memory."""
+    value = document.get("inputs")
+    if type(value) is not list:
+        if "inputs" not in document:
+            raise unable("inputs", _missing("inputs"))
+        raise unable("inputs", JsonTypeError("array", "array"))
+    if len(value) > _MOST_TENSORS:
+        limits.check_tensors("inputs", len(value))
+    inputs: dict[str, _Input] = {}
+    places: dict[str, tuple[_Input, Place]] = {}
+    for element in value:
+        name = _string(element, "name")
+        if name in inputs or name in places:
+            raise invalid(f"{label(request_id)}input '{name}' already exists in request")
+        datatype = dtypes.BY_NAME.get(_string(element, "datatype"), dtypes.INVALID)
+        shape = _shape(name, element)
+        size = _binary_size(element)
+        tensor: Tensor | None = None
+        if isinstance(size, Place):
+            places[name] = _Input(name, datatype, shape, 0, None), size
+            continue
+        if size is None:
+            if datatype is dtypes.INVALID:
+                raise invalid(f"invalid datatype for input {name}")
+            tensor = json_data.to_tensor(name, datatype, shape, element["data"], max_json_tensor)
+        inputs[name] = _Input(name, datatype, shape, size or 0, tensor)
+    return tuple(inputs.values()), tuple(places.values())
+
+
+def _string(element: object, key: str) -> str:
+    if type(element) is not dict:
+        raise unable(key, JsonTypeError("object", "object"))
+    value = element.get(key)
+    if type(value) is not str:
+        raise unable(key, _missing(key) if key not in element else JsonTypeError("string", "string"))
+    return value
+
+
+def _missing(key: str) -> ValueError:
+    return ValueError(f"attempt to access non-existing object member '{key}'")
+
+
+def _shape(name: str, element: JsonObject) -> Shape:
+    value = element.get("shape")
+    if type(value) is not list:
+        raise unable("shape", _missing("shape") if "shape" not in element else JsonTypeError("array", "array"))
+    if len(value) > _HIGHEST_RANK:
+        limits.check_rank(name, len(value))
+    for size in value:
+        if type(size) is not int or not 0 <= size <= _MAX_DIMENSION:
+            raise unable("shape", _UNSIGNED)
+    return tuple(value)
+
+
+def _binary_size(element: JsonObject) -> int | Place | None:
+    """The bytes of binary data that belong to an input, or its place in shared memory; None for JSON data.
+
+    Exactly one source must be given.
+    """
+    options = element.get("parameters")
+    if options is None:
+        if "data" in element:
+            return None
+        options = {}
+    if type(options) is not dict:
+        raise unable("parameters", JsonTypeError("object", "object"))
+    sources = [key for key in ("binary_data_size", "shared_memory_region") if key in options]
+    if "data" in element:
+        sources.insert(0, "data")
+    if len(sources) != 1:
+        found = "set " + " ".join(f"'{key}'" for key in sources) if sources else "no field is set"
+        raise invalid(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            f"'shared_memory_region' in 'parameters'. But {found}"
+        )
+    if sources[0] == "data":
+        return None
+    if sources[0] == "shared_memory_region":
+        return shared_memory.json_place(options)
+    size = options["binary_data_size"]
+    if type(size) is not int or size < 0:
+        raise unable("binary_data_size", _UNSIGNED)
+    return size

@@ -1,0 +1,93 @@
+"""The body of a response to an inference over HTTP (protocol: inference response JSON object, and the binary tensor
+data extension), and that of every error.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from itertools import chain
+
+import orjson
+
+from modserve.core.errors import ModserveError
+from modserve.core.request import ParameterValue
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Buffer
+from modserve.protocol import failures
+from modserve.protocol.http.infer_request import Reply
+from modserve.protocol.json import json_data
+from modserve.protocol.json.json_text import JsonObject
+
+_MAX_DIMENSION = 2**63 - 1
+_MAX_UNSIGNED = 2**64 - 1
+
+
+_LONG = 64 * 1024
+_GAP = b"\0"
+"""Where JSON goes that is not copied into the rest; no other JSON has this byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A response body: JSON in one or more parts, and binary ones behind it, where `header_length` is the JSON's."""
+
+    parts: list[Buffer]
+    header_length: int | None
+    encoding: str | None = None
+    """How the parts are compressed; `header_length` is the JSON's before that."""
+    server_timing: str = ""
+    """What the answer has cost, if that shall be told."""
+
+
+def encode_response(response: InferenceResponse, reply: Reply) -> Body:
+    """The body of an answer; its JSON keys are in Triton's order. Raises INVALID_ARG for what JSON can not carry."""
+    outputs: list[JsonObject] = []
+    document: JsonObject = {"id": response.id} if response.id else {}
+    document["model_name"] = response.model_name
+    document["model_version"] = str(response.model_version)
+    if response.parameters:
+        document["parameters"] = {key: carried(value) for key, value in response.parameters.items()}
+    document["outputs"] = outputs
+    binary: list[Buffer] = []
+    long: list[Buffer] = []
+    for name, tensor in response.outputs.items():
+        output: JsonObject = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape}
+        if reply.all_binary or name in reply.binary:
+            raw = tensor.raw
+            output["parameters"] = {"binary_data_size": len(raw)}
+            if len(raw):  # as in Triton, an answer without a byte of binary data is plain JSON
+                binary.append(raw)
+        elif name not in reply.places:
+            data = json_data.from_tensor(name, tensor)
+            if len(data) > _LONG:  # many megabytes are better not copied once more
+                long.append(data)
+                data = _GAP
+            output["data"] = orjson.Fragment(data)
+        outputs.append(output)
+    text = orjson.dumps(document)
+    parts: list[Buffer] = [text]
+    if long:
+        first, *rest = text.split(_GAP)
+        parts = [first, *chain.from_iterable(zip(long, rest, strict=True))]
+    return Body([*parts, *binary], sum(map(len, parts)) if binary else None)
+
+
+def carried(value: ParameterValue) -> object:
+    """A response's parameter as the JSON library takes it: NaN and infinities are bare, as in tensors."""
+    if type(value) is int and not -_MAX_DIMENSION - 1 <= value <= _MAX_UNSIGNED:
+        value = float(value)
+    if type(value) is float and not math.isfinite(value):
+        return orjson.Fragment(json.dumps(value))
+    return value
+
+
+def encode_error(error: ModserveError) -> bytes:
+    return encode_message(failures.public_message(error))
+
+
+def encode_message(message: str) -> bytes:
+    """The error body: one key, as for every failure over HTTP."""
+    try:
+        return orjson.dumps({"error": message})
+    except TypeError:  # text with lone surrogates, out of a client's bytes
+        return orjson.dumps({"error": message.encode(errors="replace").decode()})

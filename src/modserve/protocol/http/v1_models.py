@@ -1,0 +1,140 @@
+"""What KServe v1 and TensorFlow Serving's REST API say of models: their status, metadata, and that they are not there.
+
+Where the two share a URL one answer serves both, and failures have KServe's texts; the URLs with a version, a label or
+``metadata`` are TensorFlow Serving's, and so are their texts.
+"""
+
+from collections.abc import Iterable
+
+from modserve.core.errors import Code, ModserveError, not_found, unavailable, unsupported
+from modserve.core.lifecycle import UNLOADED, IndexEntry, State
+from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.servable import Servable
+from modserve.protocol.http.v1_predict_request import SIGNATURE
+from modserve.protocol.json.json_text import JsonObject
+
+_STATES = {
+    State.UNKNOWN: "START",
+    State.LOADING: "LOADING",
+    State.READY: "AVAILABLE",
+    State.UNLOADING: "UNLOADING",
+    State.UNAVAILABLE: "END",
+}
+_ERROR_CODES = {
+    Code.UNKNOWN: "UNKNOWN",
+    Code.INTERNAL: "INTERNAL",
+    Code.NOT_FOUND: "NOT_FOUND",
+    Code.INVALID_ARG: "INVALID_ARGUMENT",
+    Code.UNAVAILABLE: "UNAVAILABLE",
+    Code.UNSUPPORTED: "UNIMPLEMENTED",
+    Code.ALREADY_EXISTS: "ALREADY_EXISTS",
+    Code.CANCELLED: "CANCELLED",
+}
+_DTYPES = {
+    "FP16": "DT_HALF",
+    "BF16": "DT_BFLOAT16",
+    "FP32": "DT_FLOAT",
+    "FP64": "DT_DOUBLE",
+    "BYTES": "DT_STRING",
+}
+"""TensorFlow's names of the datatypes whose name there is not ``DT_`` and ours."""
+
+_METHODS = {
+    "explain": "no model here has an explainer",
+    "classify": "it takes tf.Example records, which no model here does; use :predict",
+    "regress": "it takes tf.Example records, which no model here does; use :predict",
+}
+
+
+def status_json(entries: Iterable[IndexEntry]) -> JsonObject:
+    """``GetModelStatusResponse``: the versions in `entries`, the latest first, in TensorFlow Serving's words."""
+    versions = {entry.version: entry for entry in entries if entry.version is not None}
+    return {
+        "model_version_status": [
+            {"version": str(version), "state": _STATES[entry.state], "status": _status(entry.reason)}
+            for version, entry in sorted(versions.items(), reverse=True)
+        ]
+    }
+
+
+def model_json(name: str, ready: bool, entries: Iterable[IndexEntry]) -> JsonObject:
+    """The status of a model for clients of both kinds; one that is not ready says so in ``error`` too."""
+    listed = list(entries)
+    document: JsonObject = {"name": name, "ready": ready, **status_json(listed)}
+    if not ready:
+        problems = [entry.reason for entry in listed if entry.version is None and entry.reason]
+        document = {"error": " ".join([_not_ready(name), *problems]), **document}
+    return document
+
+
+def metadata_json(servable: Servable) -> JsonObject:
+    """``GetModelMetadataResponse`` with the model's one signature."""
+    config = servable.config
+    signature = {
+        "inputs": {spec.name: _tensor_info(config, spec) for spec in config.inputs},
+        "outputs": {spec.name: _tensor_info(config, spec) for spec in config.outputs},
+        "method_name": "tensorflow/serving/predict",
+    }
+    return {
+        "model_spec": {"name": servable.id.name, "signature_name": "", "version": str(servable.id.version)},
+        "metadata": {"signature_def": {"signature_def": {SIGNATURE: signature}}},
+    }
+
+
+def absent(name: str, version: int | None, error: ModserveError, *, known: bool) -> ModserveError:
+    """What a prediction is told in place of `error`, why there is no such model version. `known`: the model is listed.
+
+    UNAVAILABLE, for a stopping server or a version that is not ready, stays as it is.
+    """
+    if error.code is not Code.NOT_FOUND:
+        return error
+    if version is not None:
+        return unservable(name, version)
+    return unavailable(_not_ready(name)) if known else unknown(name)
+
+
+def unknown(name: str) -> ModserveError:
+    return not_found(f"Model with name {name} does not exist.")
+
+
+def unknown_version(name: str, version: int) -> ModserveError:
+    return not_found(f"Could not find version {version} of model {name}")
+
+
+def unservable(name: str, version: int | None) -> ModserveError:
+    wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+    return not_found(f"Servable not found for request: {wanted}")
+
+
+def unknown_label(label: str) -> ModserveError:
+    """NOT_FOUND: there are no version labels."""
+    return not_found(
+        f"Unrecognized servable version label: {label}: this server has no version labels, use /versions/<number>"
+    )
+
+
+def no_method(method: str) -> ModserveError:
+    """UNSUPPORTED: a method that clients of either kind may call, and no model has."""
+    return unsupported(f"'{method}' is not supported: {_METHODS[method]}")
+
+
+def _not_ready(name: str) -> str:
+    return f"Model with name {name} is not ready."
+
+
+def _status(reason: str) -> JsonObject:
+    if reason in ("", UNLOADED):
+        return {"error_code": "OK", "error_message": ""}
+    kind, _, message = reason.partition(": ")
+    code = next((_ERROR_CODES[code] for code in Code if code.value == kind), None)
+    return {"error_code": code or "UNKNOWN", "error_message": message if code else reason}
+
+
+def _tensor_info(config: ModelConfig, spec: TensorSpec) -> JsonObject:
+    dims = [{"size": str(size), "name": ""} for size in config.full_dims(spec)]
+    name = spec.datatype.name
+    return {
+        "dtype": _DTYPES.get(name, f"DT_{name}"),
+        "tensor_shape": {"dim": dims, "unknown_rank": False},
+        "name": spec.name,
+    }

@@ -1,0 +1,409 @@
+"""The ``:predict`` bodies of KServe v1 and of TensorFlow Serving's REST API, which are one format.
+
+Going in, ``instances`` is the row format (a list of values, or of objects by input name, one an instance) and
+``inputs`` the column format (whole tensors, by input name or a single one). Going out, ``predictions`` answers the
+one and ``outputs`` the other; what a single output gives stands there without its name. Tensors are nested lists.
+"""
+
+import base64
+import binascii
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import orjson
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.tensor import Array, Shape, Tensor
+from modserve.protocol import limits
+from modserve.protocol.json import cut_json, json_data, json_text, long_array
+from modserve.protocol.json.cut_json import Take, Way
+from modserve.protocol.json.long_array import LongArray
+
+SIGNATURE = "serving_default"
+"""The name of the one signature each model has."""
+
+_BASE64 = "b64"
+
+_MOST_DIMENSIONS = 64
+"""numpy's limit."""
+
+_MOST_NAMES = 16
+"""Inputs whose names are looked for in long bodies: each time in the whole of it."""
+
+_FROM_NUMBER = 4
+"""Bytes of a tensor that come of a byte of JSON, at most: ``1,`` may be a number of 64 bits."""
+
+_VALUES = "'instances' is a list of values"
+
+_ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str, dict}}
+_TAKES = {
+    "bool": "true or false",
+    "int": "integers",
+    "float": "numbers",
+    "string": 'strings, or {"b64": "<base64>"} for bytes of any kind',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a request asks: tensors by input name, and whether the answer is in the row format."""
+
+    inputs: Mapping[str, Tensor]
+    rows: bool
+
+
+def decode(config: ModelConfig, body: bytes) -> Prediction:
+    """The prediction that `body` asks of a model. In the row format the instances become the first dimension.
+
+    Raises INVALID_ARG, naming the place in the body.
+    """
+    document = _parsed(config, body)
+    if not isinstance(document, dict):
+        raise invalid(f"the request body must be an object with 'instances' or 'inputs', but is {_described(document)}")
+    _check_signature(document.get("signature_name", ""))
+    rows, columns = "instances" in document, "inputs" in document
+    if rows and columns:
+        raise invalid("the request has both 'instances' (row format) and 'inputs' (column format): give one of them")
+    if rows:
+        return Prediction(_from_rows(config, document["instances"]), True)
+    if columns:
+        return Prediction(_from_columns(config, document["inputs"]), False)
+    found = ", ".join(f"'{key}'" for key in list(document)[:10]) or "no keys"
+    raise invalid(f"Missing 'inputs' or 'instances' key: the request has {found}")
+
+
+def batches(config: ModelConfig, inputs: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
+    """`inputs`, in parts of at most the model's max_batch_size. What does not fit together is left as it is."""
+    sizes = {tensor.shape[:1] for tensor in inputs.values()}
+    size = sum(next(iter(sizes))) if len(sizes) == 1 else 0
+    most = config.max_batch_size
+    if not config.batching or size <= most:
+        yield inputs
+        return
+    for start in range(0, size, most):
+        yield {name: _part(tensor, start, min(start + most, size)) for name, tensor in inputs.items()}
+
+
+def memory(body: bytes) -> int:
+    """About how many bytes reading `body` takes, beside its own."""
+    if limits.count_parts(body) > limits.LIMITS.parsed_parts:
+        return _FROM_NUMBER * len(body)
+    return limits.parsed_size(body)
+
+
+def _parsed(config: ModelConfig, body: bytes) -> object:
+    """What `body` holds. Of one with many values, long lists of numbers are a `LongArray`."""
+    if len(body) <= limits.LIMITS.parsed_parts or limits.count_parts(body) <= limits.LIMITS.parsed_parts:
+        return json_text.parse_any(body)
+    names = [orjson.dumps(name) for name in config.inputs_by_name] if len(config.inputs) <= _MOST_NAMES else []
+    way = Way(tuple({b'"instances"', b'"inputs"', *names}), long_array.find_numbers, _place_lists, _check_parts)
+    return cut_json.parse(body, way)
+
+
+def _place_lists(document: dict[str, object], take: Take) -> None:
+    for key in ("instances", "inputs"):
+        if (array := take(document.get(key))) is not None:
+            document[key] = array
+    inputs = document.get("inputs")
+    if isinstance(inputs, dict):
+        for name, value in inputs.items():
+            if (array := take(value)) is not None:
+                inputs[name] = array
+
+
+def _check_parts(parts: Iterable[bytes], others: Iterable[LongArray]) -> None:
+    count = sum(map(limits.count_parts, parts)) + sum(array.parts for array in others)
+    limits.check_parts(count, " beside whole tensors of numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in the body an input's elements stand, by their index in the tensor.
+
+    `key` is the member of the body; `member` names the input where the body does, behind the first `outer` indices.
+    """
+
+    key: str
+    outer: int = 0
+    member: str = ""
+
+    def of(self, index: Sequence[int]) -> str:
+        positions = [f"[{each}]" for each in index]
+        return self.key + "".join([*positions[: self.outer], self.member, *positions[self.outer :]])
+
+
+def _check_signature(name: object) -> None:
+    if name is None or name in ("", SIGNATURE):
+        return
+    if not isinstance(name, str):
+        raise invalid(f"'signature_name' must be a string, but is {_described(name)}")
+    raise invalid(
+        f'Serving signature name: "{name}" not found in signature def: each model has one signature, "{SIGNATURE}"'
+    )
+
+
+def _from_rows(config: ModelConfig, instances: object) -> dict[str, Tensor]:
+    if isinstance(instances, LongArray):
+        spec = _only_input(config, _VALUES, "a list of objects")
+        return {spec.name: _tensor(_Place("instances"), spec, instances)}
+    if not isinstance(instances, list):
+        raise invalid(f"'instances' must be a list, but is {_described(instances)}")
+    if not instances:
+        raise invalid("No values in 'instances' list: give at least one instance")
+    objects = [_names_inputs(each) for each in instances]
+    if not any(objects):
+        spec = _only_input(config, _VALUES, "a list of objects")
+        return {spec.name: _tensor(_Place("instances"), spec, instances)}
+    if not all(objects):
+        other = objects.index(not objects[0])
+        raise invalid(
+            f"instances[{other}] is {_described(instances[other])} where instances[0] is {_described(instances[0])}: "
+            "give either objects by input name or values, not both"
+        )
+    names = instances[0].keys()
+    for index, instance in enumerate(instances):
+        if instance.keys() != names or not index:
+            _check_names(config, instance.keys(), f"instances[{index}]")
+            for name in [*names, *instance]:
+                if (name in names) != (name in instance):
+                    raise invalid(
+                        f"input '{name}' is in some of the instances only: see instances[0] and instances[{index}]"
+                    )
+    return {
+        name: _tensor(
+            _Place("instances", 1, f"['{name}']"), config.inputs_by_name[name], [each[name] for each in instances]
+        )
+        for name in names
+    }
+
+
+def _from_columns(config: ModelConfig, inputs: object) -> dict[str, Tensor]:
+    if not isinstance(inputs, dict) or not _names_inputs(inputs):
+        if isinstance(inputs, list) and any(isinstance(each, dict) and "datatype" in each for each in inputs):
+            raise invalid(
+                "'inputs' is a list of tensors of the v2 protocol, whose requests go to "
+                f"/v2/models/{config.name}/infer: give an object with the keys {_quoted(config.inputs_by_name)}"
+            )
+        spec = _only_input(config, "'inputs' is one value", "an object")
+        return {spec.name: _tensor(_Place("inputs"), spec, inputs)}
+    _check_names(config, inputs.keys(), "'inputs'")
+    return {
+        name: _tensor(_Place("inputs", 0, f"['{name}']"), config.inputs_by_name[name], value)
+        for name, value in inputs.items()
+    }
+
+
+def _names_inputs(value: object) -> bool:
+    """Whether a value is an object by input name, and not one that stands for bytes."""
+    return isinstance(value, dict) and not _is_base64(value)
+
+
+def _is_base64(value: dict[str, object]) -> bool:
+    return len(value) == 1 and isinstance(value.get(_BASE64), str)
+
+
+def _only_input(config: ModelConfig, given: str, wanted: str) -> TensorSpec:
+    """The input that needs no name: a model's only one, or only required one."""
+    required = [spec for spec in config.inputs if not spec.optional]
+    candidates = config.inputs if len(config.inputs) == 1 else required
+    if len(candidates) != 1:
+        raise invalid(
+            f"{given}, but model '{config.name}' has {len(config.inputs)} inputs: give {wanted} with the keys "
+            f"{_quoted(config.inputs_by_name)}"
+        )
+    return candidates[0]
+
+
+def _check_names(config: ModelConfig, names: Any, place: str) -> None:
+    for name in names:
+        if name not in config.inputs_by_name:
+            raise invalid(
+                f"{place} has the key '{name}', which is no input of model '{config.name}': its inputs are "
+                f"{_quoted(config.inputs_by_name)}"
+            )
+    for spec in config.inputs:
+        if spec.name not in names and not spec.optional:
+            raise invalid(f"{place} lacks the key '{spec.name}', a required input of model '{config.name}'")
+
+
+def _tensor(place: _Place, spec: TensorSpec, data: object) -> Tensor:
+    if isinstance(data, LongArray):
+        return _from_pieces(place, spec, data)
+    shape, flat = _flat(place, data)
+    datatype = spec.datatype
+    _check_types(place, spec, shape, flat)
+    if datatype is dtypes.BYTES:
+        return Tensor(datatype, shape, None, _bytes(place, spec, shape, flat))
+    return Tensor(datatype, shape, None, _numbers(place, spec, shape, flat).reshape(shape))
+
+
+def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray) -> Tensor:
+    """Its lists are looked at for their lengths first, and then for what is in them."""
+    try:
+        shape = data.shape()
+    except long_array.UnevenError as error:
+        raise _uneven(place, error.element) from None
+    if len(shape) > _MOST_DIMENSIONS:
+        raise _too_deep(place)
+    total = math.prod(shape)
+    array = np.empty(total, spec.datatype.numpy)
+    count = 0
+    for some, parts in zip(data.lists(), data.parts_of_lists(), strict=True):
+        flat = json_data.flattened(some)
+        if len(flat) != parts:  # some of which are empty lists
+            raise _uneven(place, count)
+        _check_types(place, spec, shape, flat, count)
+        array[count : count + len(flat)] = _numbers(place, spec, shape, flat, count)
+        count += parts
+    return Tensor(spec.datatype, shape, None, array.reshape(shape))
+
+
+def _uneven(place: _Place, element: int) -> ModserveError:
+    return invalid(
+        f"the lists in {place.of(())} are not nested evenly, as shows at element {element}: lists of one depth must "
+        "have one length"
+    )
+
+
+def _too_deep(place: _Place) -> ModserveError:
+    return invalid(f"the lists in '{place.key}' are nested more than {_MOST_DIMENSIONS} deep")
+
+
+def _check_types(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> None:
+    """Raises INVALID_ARG for an element of the wrong type. So many come `before` these."""
+    wrong = set(map(type, flat)) - _ELEMENT_TYPES[spec.datatype.json_kind]
+    if wrong:
+        index = next(index for index, element in enumerate(flat) if type(element) in wrong)
+        raise _wrong_element(place.of(_position(before + index, shape)), spec, flat[index])
+
+
+def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
+    """The shape of nested lists, and their elements in order. Raises INVALID_ARG where they are no tensor."""
+    shape: tuple[int, ...] = ()
+    level: list[Any] = [data]
+    while True:
+        types = set(map(type, level))
+        if list not in types:
+            return shape, level
+        if len(types) > 1:
+            other = next(index for index, each in enumerate(level) if isinstance(each, list) != _is_list(level[0]))
+            raise invalid(
+                f"{place.of(_position(other, shape))} is {_described(level[other])} where "
+                f"{place.of(_position(0, shape))} is {_described(level[0])}: lists must be nested evenly"
+            )
+        if len(set(map(len, level))) > 1:
+            length = len(level[0])
+            other = next(index for index, each in enumerate(level) if len(each) != length)
+            raise invalid(
+                f"{place.of(_position(other, shape))} has {len(level[other])} elements where "
+                f"{place.of(_position(0, shape))} has {length}: lists of one depth must have one length"
+            )
+        if len(shape) == _MOST_DIMENSIONS:
+            raise _too_deep(place)
+        shape = (*shape, len(level[0]))
+        level = list(chain.from_iterable(level))
+        if not level:
+            return shape, level
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+def _position(index: int, shape: Shape) -> tuple[int, ...]:
+    """The position of an element in a tensor by its index among the elements."""
+    position: list[int] = []
+    for size in reversed(shape):
+        index, rest = divmod(index, size)
+        position.insert(0, rest)
+    return tuple(position)
+
+
+def _numbers(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> Array:
+    """As an array. Raises INVALID_ARG for one out of range. So many come `before` these."""
+    datatype = spec.datatype
+    wide = datatype.json_kind == "float"
+    try:
+        values = np.array(flat, dtype=np.float64 if wide else datatype.numpy)
+    except OverflowError:
+        index, bounds = _out_of_range(datatype, flat)
+        raise invalid(
+            f"{place.of(_position(before + index, shape))} is {_described(flat[index])}, but input '{spec.name}' of "
+            f"datatype {datatype.name} takes {bounds}"
+        ) from None
+    with np.errstate(over="ignore"):
+        return values.astype(datatype.numpy, copy=False)
+
+
+def _out_of_range(datatype: Datatype, flat: list[Any]) -> tuple[int, str]:
+    if datatype.json_kind == "int":
+        bounds = np.iinfo(datatype.numpy)
+        index = next(index for index, value in enumerate(flat) if not bounds.min <= value <= bounds.max)
+        return index, f"{bounds.min} to {bounds.max}"
+    return next(index for index, value in enumerate(flat) if not _fits_double(value)), "numbers of up to 1.8e308"
+
+
+def _fits_double(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value)) or isinstance(value, float)
+    except OverflowError:
+        return False
+
+
+def _bytes(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any]) -> Array:
+    array = np.empty(len(flat), dtype=object)
+    for index, element in enumerate(flat):
+        if isinstance(element, str):
+            array[index] = element.encode()
+        elif _is_base64(element):
+            try:
+                array[index] = _from_base64(element[_BASE64])
+            except ValueError:  # binascii's too
+                raise invalid(f"{place.of(_position(index, shape))} is no valid base64") from None
+        else:
+            raise _wrong_element(place.of(_position(index, shape)), spec, element)
+    return array.reshape(shape)
+
+
+def _from_base64(text: str) -> bytes:
+    """Padding may be left out, and white space put in, as in TensorFlow Serving."""
+    compact = "".join(text.split()).rstrip("=")
+    if len(compact) % 4 == 1:
+        raise binascii.Error
+    return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True)
+
+
+def _wrong_element(place: str, spec: TensorSpec, element: object) -> ModserveError:
+    return invalid(
+        f"{place} is {_described(element)}, but input '{spec.name}' of datatype {spec.datatype.name} takes "
+        f"{_TAKES[spec.datatype.json_kind]}"
+    )
+
+
+def _described(value: object) -> str:
+    """A JSON value, for messages."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        text = str(value)
+        return f"the number {text if len(text) <= 32 else text[:32] + '...'}"
+    if isinstance(value, list):
+        return "a list"
+    return "a string" if isinstance(value, str) else "an object"
+
+
+def _quoted(names: Any) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def _part(tensor: Tensor, start: int, stop: int) -> Tensor:
+    return Tensor(tensor.datatype, (stop - start, *tensor.shape[1:]), None, tensor.array[start:stop])

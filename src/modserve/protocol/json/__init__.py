@@ -1,0 +1,1 @@
+"""JSON: parsing, tensors from and to nested lists, messages as Triton writes them."""

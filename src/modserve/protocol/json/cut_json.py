@@ -1,0 +1,146 @@
+"""JSON of which long arrays are cut out first: what is left is parsed as a whole, and they are parsed in pieces.
+
+Parsing holds the interpreter for as long as it takes, and makes up to thirty times as many bytes of objects as there
+are bytes of text.
+"""
+
+import secrets
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from modserve.protocol.json.json_text import JsonObject, parse_any
+from modserve.protocol.json.long_array import LongArray
+from modserve.protocol.limits import LIMITS
+
+WORTHWHILE = 4 * 1024
+"""Bytes of an array that is cut out."""
+_MOST_MISSES = 16
+"""Keys without an array that is understood. The rest is left as it is then: each is read to the end."""
+_MOST_KEYS = 4 * LIMITS.tensors
+"""Appearances of a key that are looked at; no request has use for as many."""
+_BLANK = b" \t\r\n"
+_LOOK = 256 * 1024
+"""Bytes that are searched in one go, in which no other thread runs."""
+Take = Callable[[object], LongArray | None]
+"""The array for which a value of the parsed document stands; None if it is something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What is cut out of one kind of document."""
+
+    keys: tuple[bytes, ...]
+    """The keys of the arrays, in quotes."""
+    find: Callable[[bytes, int], LongArray | None]
+    """The array that begins at a position; None if it is none that may be cut out."""
+    place: Callable[[JsonObject, Take], None]
+    """Puts the arrays where they belong. Others are left in the document."""
+    check: Callable[[Iterable[bytes], Iterable[LongArray]], None]
+    """Raises INVALID_ARG if these parts of the document and these arrays are too much to be parsed as a whole."""
+
+
+def parse(text: bytes, way: Way, kept: Collection[int] = ()) -> object:
+    """The document, where some arrays are a `LongArray`; `kept` are the places of those that are not cut out.
+
+    Raises INVALID_ARG.
+    """
+    arrays = [array for array in _arrays(text, way) if array.start not in kept]
+    mark = secrets.token_hex(8)  # nobody can know it, so that no string of the client's begins with it
+    parts: list[bytes] = []
+    position = 0
+    for index, array in enumerate(arrays):
+        parts += (text[position : array.start], b'"%b%d"' % (mark.encode(), index))
+        position = array.stop
+    parts.append(text[position:])
+    way.check(parts, ())
+    document = parse_any(b"".join(parts), _origin(parts, arrays))
+    placed: set[int] = set()
+
+    def take(value: object) -> LongArray | None:
+        if not isinstance(value, str) or not value.startswith(mark):
+            return None
+        index = int(value[len(mark) :])
+        placed.add(index)
+        return arrays[index]
+
+    if isinstance(document, dict):
+        way.place(document, take)
+    if len(placed) == len(arrays):
+        return document
+    others = [array for index, array in enumerate(arrays) if index not in placed]
+    way.check(parts, others)
+    return parse(text, way, {*kept, *(array.start for array in others)})
+
+
+def _arrays(text: bytes, way: Way) -> list[LongArray]:
+    """The long arrays that follow one of the keys, in order. They may be anywhere in the document."""
+    found = [array for key in way.keys for array in _arrays_after(text, key, way.find)]
+    if len(way.keys) == 1:
+        return found
+    arrays: list[LongArray] = []
+    for array in sorted(found, key=lambda each: each.start):
+        if not arrays or array.start >= arrays[-1].stop:
+            arrays.append(array)
+    return arrays
+
+
+def _arrays_after(text: bytes, key: bytes, find: Callable[[bytes, int], LongArray | None]) -> list[LongArray]:
+    arrays: list[LongArray] = []
+    misses = keys = 0
+    position = _next_key(text, key, 0)
+    while position >= 0 and keys < _MOST_KEYS and misses < _MOST_MISSES:
+        keys += 1
+        colon = _after_blanks(text, position)
+        start = _after_blanks(text, colon + 1)
+        if text[colon : colon + 1] == b":" and text[start : start + 1] == b"[":
+            position = start
+            array = find(text, start)
+            if array is None:
+                misses += 1
+            else:
+                position = array.stop
+                if len(array) >= WORTHWHILE:
+                    arrays.append(array)
+        position = _next_key(text, key, position)
+    return arrays
+
+
+def _next_key(text: bytes, key: bytes, position: int) -> int:
+    """Behind the first `key` from `position` on; -1 if there is none."""
+    while position < len(text):
+        start = text.find(key, position, position + _LOOK + len(key) - 1)
+        if start < 0:
+            position += _LOOK
+        elif text[max(0, start - 1) : start] != b"\\":
+            return start + len(key)
+        else:  # in a string
+            position = start + len(key)
+    return -1
+
+
+def _after_blanks(text: bytes, position: int) -> int:
+    size = 16
+    while piece := text[position : position + size]:
+        rest = len(piece.lstrip(_BLANK))
+        position += len(piece) - rest
+        if rest:
+            break
+        size = min(2 * size, _LOOK)
+    return position
+
+
+def _origin(parts: list[bytes], arrays: list[LongArray]) -> Callable[[int], int]:
+    """Where in the text a position in the joined `parts` is."""
+
+    def origin(position: int) -> int:
+        for index, array in enumerate(arrays):
+            before, mark = parts[2 * index : 2 * index + 2]
+            if position < len(before):
+                return array.start - len(before) + position
+            position -= len(before)
+            if position < len(mark):
+                return array.start
+            position -= len(mark)
+        return (arrays[-1].stop if arrays else 0) + position
+
+    return origin

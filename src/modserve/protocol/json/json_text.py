@@ -1,0 +1,79 @@
+"""JSON text to Python objects, with Triton's idea of what JSON is."""
+
+import json
+import sys
+from collections.abc import Callable
+
+import orjson
+
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.tensor import Buffer
+
+MIME_JSON = "application/json"
+JsonObject = dict[str, object]
+
+MAX_DEPTH = 100
+"""Arrays within arrays: an element of `data` may be in 99, as Triton counts."""
+
+
+class JsonTypeError(ValueError):
+    """A JSON value of the wrong type; the text is Triton's."""
+
+    def __init__(self, is_not: str, wanted: str) -> None:
+        super().__init__(f"attempt to access JSON non-{is_not} as {wanted}")
+
+
+def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
+    """Triton's wrapping of what is wrong with a field; INVALID_ARG, where Triton answers a mistaken INTERNAL."""
+    return invalid(f"Unable to {doing} '{field}': {error}")
+
+
+def too_deep() -> ModserveError:
+    return invalid(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
+
+
+def malformed(message: str, position: int) -> ModserveError:
+    return invalid(f"failed to parse the request JSON buffer: {message} at {position}")
+
+
+def _as_it_is(position: int) -> int:
+    return position
+
+
+def parse_any(text: Buffer, origin: Callable[[int], int] = _as_it_is) -> object:
+    """The JSON value in `text`. Bare NaN, Infinity and -Infinity are numbers, as Triton's are.
+
+    Raises INVALID_ARG. `origin` gives the position that messages name for a position in `text`, which may be a part of
+    what the client sent.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return _parse_leniently(bytes(text), origin)
+
+
+def parse_object(text: Buffer) -> JsonObject:
+    """The JSON object in `text`. Raises INVALID_ARG; bare NaN, Infinity and -Infinity are numbers, as Triton's are."""
+    document = parse_any(text)
+    if not isinstance(document, dict):
+        raise unable("inputs", JsonTypeError("object", "object"))
+    return document
+
+
+def _parse_leniently(text: bytes, origin: Callable[[int], int]) -> object:
+    try:
+        document = json.loads(text.decode())
+        if b"\\u" in text:  # lone surrogates are no text: they could not be sent back
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
+    except UnicodeEncodeError:
+        raise invalid("failed to parse the request JSON buffer: The surrogate pair in string is invalid.") from None
+    except json.JSONDecodeError as error:
+        raise malformed(error.msg, origin(error.pos)) from None
+    except UnicodeDecodeError as error:
+        raise malformed("invalid UTF-8", origin(error.start)) from None
+    except RecursionError:
+        raise too_deep() from None
+    except ValueError:
+        digits = sys.get_int_max_str_digits()
+        raise invalid(f"failed to parse the request JSON buffer: a number has more than {digits} digits") from None
