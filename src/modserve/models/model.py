@@ -61,8 +61,6 @@ class Model:
     `observe` gets every execution that succeeded.
     """
 
-    unready_reason: str | None = None
-
     def __init__(
         self,
         model_id: ModelId,
