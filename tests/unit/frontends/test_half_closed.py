@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from puppet_server import JSON_ANSWER, MAX_JSON, Client, infer, request, stage
 
-from modserve.frontends.http import connection
 from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.wire import connection
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 HELLO = request("GET", "/hello")

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from modserve.frontends.certificates import Certificates
+from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.streams import Streams
 from modserve.server import Server
 
 from .connection import Connection
-from .options import HttpOptions
-from .rest import create_app
-from .site import Site
-from .streams import Streams
+from .context import HttpContext
 
 _HANDSHAKE = 20.0
 """Seconds a client may take to agree on TLS."""
@@ -37,32 +37,32 @@ class HttpListener:
         self._port = port
         self._options = options
         self._tasks = tasks
-        self._site: Site | None = None
+        self._context: HttpContext | None = None
         self._streams: Streams | None = None
         self._socket: asyncio.Server | None = None
 
     @property
     def connections(self) -> int:
         """How many are open."""
-        return 0 if self._site is None else len(self._site.connections)
+        return 0 if self._context is None else len(self._context.connections)
 
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop = asyncio.get_running_loop()
         app = create_app(self._server, self._options)
         self._streams = app.state.streams
-        site = self._site = Site(self._server, app, self._tasks, loop, self._options)
-        factory: Callable[[], Connection] = lambda: Connection(site)  # noqa: E731
+        context = self._context = HttpContext(self._server, app, self._tasks, loop, self._options)
+        factory: Callable[[], Connection] = lambda: Connection(context)  # noqa: E731
         tls: dict[str, Any] = {}
         if self._options.tls is not None:
-            context = Certificates(self._options.tls).server_context()
-            tls = {"ssl": context, "ssl_handshake_timeout": _HANDSHAKE, "ssl_shutdown_timeout": _FAREWELL}
+            certificates = Certificates(self._options.tls).server_context()
+            tls = {"ssl": certificates, "ssl_handshake_timeout": _HANDSHAKE, "ssl_shutdown_timeout": _FAREWELL}
         self._socket = await loop.create_server(
             factory, self._address, self._port, backlog=2048, reuse_port=self._options.reuse_port or None, **tls
         )
         for listening in self._socket.sockets:
             _keep_alive(listening)
-        site.start_ticking()
+        context.start_ticking()
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
 
@@ -70,9 +70,9 @@ class HttpListener:
         """Take no new connections; those there are answered and then closed."""
         if self._socket is not None:
             self._socket.close()
-        if self._site is not None:
-            self._site.closing = True
-            for connection in list(self._site.connections):
+        if self._context is not None:
+            self._context.closing = True
+            for connection in list(self._context.connections):
                 connection.close_when_idle()
 
     async def close(self) -> None:
@@ -80,18 +80,18 @@ class HttpListener:
         self.stop_accepting()
         if self._streams is not None:
             self._streams.stop()
-        site = self._site
-        if site is None:
+        context = self._context
+        if context is None:
             return
         try:
             async with asyncio.timeout(_FLUSH):
-                await site.idle.wait()
+                await context.idle.wait()
         except TimeoutError:
-            for connection in list(site.connections):
+            for connection in list(context.connections):
                 connection.abort()
-            await site.idle.wait()
+            await context.idle.wait()
         finally:
-            site.stop_ticking()
+            context.stop_ticking()
 
 
 def _keep_alive(listening: socket.socket) -> None:
