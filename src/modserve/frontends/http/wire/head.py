@@ -162,7 +162,7 @@ def _check_host(hosts: list[bytes], old: bool) -> None:
 
 
 def _length(value: bytes) -> int:
-    digits = value.lstrip(b"0")
+    digits = value.rstrip(b" \t").lstrip(b"0")
     if len(digits) > _LONGEST_NUMBER:
         raise RefusedRequestError(400, f"the Content-Length is no length: '{_shown(value)}'")
     return int(digits or b"0")
