@@ -1,5 +1,6 @@
 """Requests out of bytes, without a connection; and the short cut for heads that are known, beside the parser."""
 
+import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +12,12 @@ from puppet_server import JSON_BODY, infer, infer_binary, request
 
 from modserve.core.memory import MemoryBudget
 from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.wire import head as head_module
+from modserve.frontends.http.wire import head_memory
 from modserve.frontends.http.wire.head import RefusedRequestError, RequestHead
 from modserve.frontends.http.wire.head_memory import HeadMemory, Known
 from modserve.frontends.http.wire.reader import BODY, HEAD, IDLE, Reader
+from modserve.protocol.http import deadlines
 from modserve.protocol.restricted import Restriction
 
 OPTIONS = {
@@ -194,6 +198,14 @@ def test_what_is_unusual_is_not_remembered(head: bytes) -> None:
     events(reader, head + JSON_BODY)
     assert not heads.exact
     assert heads.recall(head) is None
+
+
+def test_the_memory_knows_all_headers_that_matter() -> None:
+    """One that is read, but left out of the essence, would be taken from another request."""
+    compared = re.findall(r'name == b"([^"]+)"', inspect.getsource(head_module.read_head))
+    read = {name.encode() for name in compared} | head_module._SINGLE | deadlines.RAW_HEADERS
+    assert b"host" in read
+    assert read - {b"traceparent"} <= head_memory._ORDINARY | head_memory._UNUSUAL
 
 
 def test_limits_hold_for_known_heads() -> None:

@@ -1,25 +1,24 @@
 """One HTTP/1.1 connection: one request at a time, and responses in order.
 
-The reader understands what comes in (`Reader`); a connection decides when it may read on, serves its requests, writes
-the responses and ends what takes too long. Its state is in few places:
+The reader understands what comes in; the connection decides when it may read on, serves its requests, writes the
+responses and ends what takes too long. Its state:
 
-- `_transport` is None before the connection is made and after it is lost. Then nothing is written, and nothing is held.
-- `_phase` only moves forward:
+- `_transport` is None before the connection is made and after it is lost. Then nothing is written or held.
+- `_phase` only moves forward, to LAST by `_read_no_more` and to ENDED by `eof_received`:
     OPEN    requests are read.
-    LAST    the request at hand, or the refusal just written, is the last: nothing that follows is looked at.
-    ENDED   the client has sent its last byte, but still reads. What it has sent is served to the end, unless it was
-            LAST before.
-  `_read_no_more` leads to LAST (or leaves ENDED, and drops what has not been read), `eof_received` to ENDED.
-- `_call` serves the request whose head is in `_head`. While there is a call nothing is read: what the client sends
-  before it has its response waits in the reader, and above `_AHEAD` bytes no more is taken from the client. So nothing
-  that is sent ahead costs more than its bytes.
-- `_blockage` is there while the client does not take what was written: then no request is begun.
-- `_reading`: the transport reads. Only `_choose_reading` changes it, by the two above.
-- `_holds`: what all this takes of the memory budget.
+    LAST    the request at hand, or the refusal just written, is the last: what follows is dropped.
+    ENDED   the client has sent its last byte, but still reads. What it has sent is served, unless it was LAST before.
+- `_call` serves the request whose head is `_head`. Nothing is read meanwhile: what the client sends ahead waits in the
+  reader as bytes, and above `_AHEAD` of them the client is read no further.
+- `_blockage` is there while the client does not take what was written. Then no request is begun, and nothing is read.
+- `_reading`: the transport reads. Only `_choose_reading` changes it, by `_blockage` and `_held_ahead`.
+- `_held`, `_held_ahead` and `_held_unsent` are parts of the memory budget: for the body of the request at hand, for
+  what was sent ahead, and for what the client has not taken.
 
-Only `_advance` reads requests. It stops while there is a call or a blockage, and when the time for this turn of the
-event loop is over; then `_done`, `resume_writing` or `go_on` call it again. The one exception is `data_received`: an
-inference that has come as a whole, with a head that is known byte for byte, goes past the reader.
+Any phase goes with or without a call and with or without a blockage; but LAST without a call only lingers.
+Only `advance` reads requests. It stops while there is a call or a blockage, and when the time for this turn of the
+event loop is over; then `_done`, `resume_writing` or the loop's next turn call it again. The one exception is in
+`data_received`: a whole inference whose head is known byte for byte goes past the reader.
 """
 
 import asyncio
@@ -82,35 +81,32 @@ class Connection(asyncio.Protocol):
         self._phase = Phase.OPEN
         self._call: InferCall | AsgiCall | None = None
         self._head: RequestHead | None = None
-        self._blockage: asyncio.Event | None = None
-        """Set when it is over."""
+        self._blockage: asyncio.Event | None = None  # set when it is over
         self._reading = True
         self._advancing = False
         self._held = Hold(context.memory)
-        """For the body of the request at hand."""
         self._held_ahead = Hold(context.memory)
-        """For what was sent behind it."""
         self._held_unsent = Hold(context.memory)
-        """For what the client has not taken."""
-        self._received_ns = 0
-        """When the request at hand began to come in; known while requests are traced, if it came in parts."""
+        self._received_ns = 0  # when an incomplete request began to come in; only known while requests are traced
+        # For `check`: whether something has come since the last one, when the client was last seen to do something,
+        # the bytes that it had not taken then, and when the incomplete head was first looked at.
         self._active = True
-        """Something has come since the last look at the time-outs."""
         self._since = 0.0
-        """When the client was last seen to do something."""
         self._unsent = 0
-        """Bytes the client had not taken then."""
         self._head_since: float | None = None
-        """When the incomplete head was first looked at."""
 
     # The transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        full = self.context.is_full()
-        self.context.opened(self)
+        context = self.context
+        full = context.is_full()
+        context.opened(self)
         if full:
-            self._turn_away()
+            context.turned_away()
+            limit = context.options.max_connections
+            message = f"the server has {limit} connections open, which is its limit; try again later"
+            self._refuse(503, message, linger=len(context.connections) <= limit + _LINGERING)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.context.closed(self)
@@ -131,9 +127,9 @@ class Connection(asyncio.Protocol):
         written at once that changes nothing. HTTP/1.0 has nothing of that kind.
         """
         call, transport = self._call, self._transport
-        if transport is None or (call is None and not self._reader.rest):
+        if transport is None or transport.get_extra_info("sslcontext") is not None:
             return False
-        if transport.get_extra_info("sslcontext") is not None:
+        if call is None and not self._reader.rest:
             return False
         if self._phase is not _ENDED:
             self._phase = _ENDED
@@ -169,7 +165,7 @@ class Connection(asyncio.Protocol):
         self._blockage = None
         self._held_unsent.resize(0)
         if self._reader.rest:
-            self._advance()
+            self.advance()
         else:
             self._choose_reading()
 
@@ -186,7 +182,7 @@ class Connection(asyncio.Protocol):
                 self._infer(known[0], data[end:])
                 return
         reader.feed(data)
-        self._advance(True)
+        self.advance(True)
 
     # What the listener asks for
 
@@ -234,20 +230,9 @@ class Connection(asyncio.Protocol):
             # However much of it has come: some clients send a byte from time to time.
             self._refuse(408, f"the request's head has not come to its end within {client_timeout:g} s")
 
-    def go_on(self) -> None:
-        self._advance()
-
-    def _turn_away(self) -> None:
-        """There are too many connections. A few clients get the time to read so."""
-        context = self.context
-        context.turned_away()
-        limit = context.options.max_connections
-        message = f"the server has {limit} connections open, which is its limit; try again later"
-        self._refuse(503, message, linger=len(context.connections) <= limit + _LINGERING)
-
     # Requests in
 
-    def _advance(self, just_come: bool = False) -> None:
+    def advance(self, just_come: bool = False) -> None:
         """Read requests from what has come until there is one to wait for. Never raises.
 
         What has `just_come` from the client is read at once; the rest is only read while there is time in this turn of
@@ -350,8 +335,8 @@ class Connection(asyncio.Protocol):
             if head.old or self._phase is _LAST:
                 lines += persistence(self._phase is not _LAST, head.old)
             if self._transport is not None:
-                parts = inference_response(outcome, lines, self.context.json_head, self.context.binary_head)
-                if len(parts[0]) + sum(map(len, parts[1:])) <= _SMALL_BODY:
+                size, parts = inference_response(outcome, lines, self.context.json_head, self.context.binary_head)
+                if size <= _SMALL_BODY:
                     self._transport.write(b"".join(parts))
                 else:
                     self._transport.writelines(parts)
@@ -367,11 +352,9 @@ class Connection(asyncio.Protocol):
             self._held.resize(0)
         if self._transport is None:
             return
-        if not complete or self._phase is _LAST or self.context.closing:
-            self._transport.close()
-        elif self._reader.rest:
-            self._advance()
-        elif self._phase is _ENDED:
+        if complete and self._phase is not _LAST and not self.context.closing and self._reader.rest:
+            self.advance()
+        elif not complete or self._phase is not _OPEN or self.context.closing:
             self._transport.close()
 
     def _refuse(self, status: int, message: str, linger: bool = True) -> None:

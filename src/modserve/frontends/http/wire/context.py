@@ -24,7 +24,7 @@ AsgiApp: TypeAlias = Callable[
 ]
 
 _TICK = 1.0
-"""Seconds between two looks at all connections; the resolution of time-outs and of the Date header."""
+"""Seconds between two checks of all connections: the resolution of time-outs and of the Date header."""
 
 _TURN = 0.001
 """Seconds in each turn of the event loop for requests that clients have sent ahead, over all connections."""
@@ -37,28 +37,19 @@ _WARN = 10.0
 
 
 class OpenConnection(Protocol):
-    """A connection as its listener needs it."""
+    """What is called on a connection from here and by its listener; `check` takes seconds of the loop's clock."""
 
-    def close_when_idle(self) -> None:
-        """Answer what is under way, then close."""
-        ...
-
+    def close_when_idle(self) -> None: ...
     def abort(self) -> None: ...
-
-    def check(self, now: float) -> None:
-        """End the connection if its client has done nothing for too long at `now`, in seconds of the loop's clock."""
-        ...
-
-    def go_on(self) -> None:
-        """Read on in what the client has sent ahead."""
-        ...
+    def check(self, now: float) -> None: ...
+    def advance(self) -> None: ...
 
 
 class Turns:
-    """Shares the event loop's turns out between the connections whose clients have sent requests ahead.
+    """Shares out the turns of the event loop among the connections whose clients have sent requests ahead.
 
-    Such requests may be answered as soon as they are read, and there may be thousands: all connections together get
-    `seconds` in each turn of the loop, and `_CALLS` calls of the application, so that it also gets to the others.
+    There may be thousands of such requests, and each may be served as soon as it is read. So that the loop also gets
+    to everything else, all connections together get `seconds` and `_CALLS` calls of the application in each turn.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float = _TURN) -> None:
@@ -69,7 +60,7 @@ class Turns:
         self._end: float | None = None
         """When this turn's time is over; None before anybody has asked for some of it."""
         self.calls = 0
-        """Calls of the application that were begun in this turn, or before it."""
+        """Calls of the application since the last turn began."""
 
     def time_left(self) -> bool:
         """Whether one more request may be begun in this turn."""
@@ -82,13 +73,13 @@ class Turns:
         return now < self._end and self.calls < _CALLS
 
     def later(self, connection: OpenConnection) -> None:
-        """Call the connection's `go_on` in one of the next turns."""
+        """Call the connection's `advance` in one of the next turns."""
         self._waiting[connection] = None
 
     def _next(self) -> None:
         self._end = None
         for _ in range(len(self._waiting)):
-            self._waiting.popitem(last=False)[0].go_on()
+            self._waiting.popitem(last=False)[0].advance()
             if not self.time_left():
                 return
 
@@ -139,7 +130,7 @@ class HttpContext:
     # Time
 
     def start_ticking(self) -> None:
-        """Look at the connections' time-outs from now on, until `stop_ticking`."""
+        """Check the connections' time-outs from now on, until `stop_ticking`."""
         self._ticking = self.loop.call_later(_TICK, self._tick)
 
     def stop_ticking(self) -> None:
@@ -155,7 +146,7 @@ class HttpContext:
             connection.check(now)
 
     def _look_for_descriptors(self, now: float) -> None:
-        """Warn when no connection could be accepted any more, on any port: not every event loop tells of it."""
+        """Warn when no port can accept a connection any more, which not every event loop reports."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
@@ -168,7 +159,7 @@ class HttpContext:
         self.binary_head = dated(BINARY_HEAD, self.date)
         self.json_head = dated(JSON_HEAD, self.date)
 
-    # How many connections there may be
+    # The number of connections
 
     def is_full(self) -> bool:
         limit = self.options.max_connections

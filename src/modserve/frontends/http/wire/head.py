@@ -41,10 +41,8 @@ class HeadLines:
     """A head as the parser reports it."""
 
     target: bytes = b""
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    """Names in lower case, values as sent. Trailers are not among them."""
-    as_sent: list[tuple[str, str]] = field(default_factory=list)
-    """The same with names as sent; only where headers are forwarded to models."""
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # with names in lower case; no trailers
+    as_sent: list[tuple[str, str]] = field(default_factory=list)  # the same with names as sent, if any are forwarded
 
     def without_upgrade(self, method: bytes, version: str) -> bytes:
         """The head, as if it had not asked for another protocol."""
@@ -67,35 +65,24 @@ class RequestHead:
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
     as_sent: list[tuple[str, str]] = field(default_factory=list)
     keep_alive: bool = True
-    old: bool = False
-    """HTTP/1.0, whose clients must be told that the connection stays open."""
-    cors: bytes = b""
-    """Header lines for the response."""
-
+    old: bool = False  # HTTP/1.0, whose clients must be told that the connection stays open
+    cors: bytes = b""  # header lines for the response
     model: str | None = None
     model_version: int | None = None
-    header_length: bytes | None = None
-    """The length of the JSON before binary data, as sent."""
+    header_length: bytes | None = None  # of the JSON before binary data, as sent
     content_encoding: bytes | None = None
-    response_encoding: str | None = None
-    """The content coding chosen for the response."""
-    forwarded: Forwarded = ()
-    """Headers that become parameters of the request."""
-    timeouts: Timeouts = ()
-    """Headers that say how long the client waits."""
-    traceparent: bytes | None = None
-    """The client's span (W3C Trace Context)."""
+    response_encoding: str | None = None  # the content coding chosen for the response
+    forwarded: Forwarded = ()  # headers that become parameters of the request
+    timeouts: Timeouts = ()  # headers that say how long the client waits
+    traceparent: bytes | None = None  # the client's span (W3C Trace Context)
 
 
 class Framing(NamedTuple):
     """How the body comes. `length` is 0 for one in chunks, and for none."""
 
     length: int
-    chunked: bool
-    expecting: bool
-    """The client waits for leave to send it (RFC 9110, 10.1.1)."""
-    limited: bool
-    """It counts against the limit on JSON, as all bodies do but inference requests that state their JSON's length."""
+    expecting: bool  # the client waits for leave to send it (RFC 9110, 10.1.1)
+    limited: bool  # it counts against the limit on JSON: all bodies do, unless a header states the length of their JSON
 
 
 def read_head(
@@ -131,7 +118,7 @@ def read_head(
             timeouts.append((name.decode(), value.decode("latin-1")))
     _check_host(hosts, old)
     header_length = single.get(_HEADER_LENGTH)
-    framing = Framing(length, chunked, expecting, header_length is None or not may_be_binary(lines.target))
+    framing = Framing(length, expecting, header_length is None or not may_be_binary(lines.target))
     inference = match_infer(lines.target) if method == b"POST" else None
     restriction = options.restrictions.get("inference")
     if inference is None or (restriction is not None and not restriction.granted(lines.headers)):

@@ -31,9 +31,8 @@ ValueT = TypeVar("ValueT")
 _SIZE = 1024
 """Heads of either kind that are remembered. If there are more, the oldest eighth is forgotten."""
 
-_LONGEST_EXACT = 2048
-_LONGEST = 8192
-"""Bytes of the longest head that is looked up by its essence."""
+_LONGEST = 4096
+"""Bytes of the longest head that is remembered, or looked up by its essence."""
 
 _INFERENCE = b"POST /v2/models/"
 _ORDINARY = frozenset(
@@ -70,46 +69,42 @@ class HeadMemory:
         )
 
     def recall(self, raw: bytes) -> Known | None:
-        """What the head means, if one with its essence has been understood."""
+        """What the head means, if one with its essence has been understood. A part of a head never has one."""
         known = self.exact.get(raw)
         if known is not None or len(raw) > _LONGEST or not raw.startswith(_INFERENCE):
             return known
-        found = self._essence(raw)
-        head = None if found is None else self._essences.get(found[0])
-        if head is None or found is None:
+        essence, length = self._essence(raw)
+        head = self._essences.get(essence)
+        if head is None:
             return None
-        length = found[1]
         if length > self._max_json or 0 < self._memory.limit < length:
             return None  # perhaps too long: the reader checks it
         if self._traced or self._pattern is not None:
             head = self._with_its_own(head, raw)
         known = head, length
-        if len(raw) <= _LONGEST_EXACT:
-            _keep(self.exact, raw, known)
+        _keep(self.exact, raw, known)
         return known
 
     def remember(self, raw: bytes, head: RequestHead, length: int) -> None:
         """The parser has understood `raw` as `head` of an inference with so many bytes of body."""
-        essence = self._essence(raw) if len(raw) <= _LONGEST and raw.startswith(_INFERENCE) else None
-        if essence is None or essence[1] != length:
+        if len(raw) > _LONGEST or not raw.startswith(_INFERENCE):
             return
-        lines = [line for line in essence[0] if line and not line.startswith(_INFERENCE)]
+        essence, stated = self._essence(raw)
+        lines = [line for line in essence if line and not line.startswith(_INFERENCE)]
         names = {line.partition(b":")[0].lower() for line in lines}
-        if len(names) < len(lines) or not names <= self._ordinary:
-            return
-        if len(raw) <= _LONGEST_EXACT:
+        if stated == length and len(names) == len(lines) and names <= self._ordinary:
             _keep(self.exact, raw, (head, length))
-        _keep(self._essences, essence[0], replace(head, forwarded=(), traceparent=None))
+            _keep(self._essences, essence, replace(head, forwarded=(), traceparent=None))
 
-    def _essence(self, raw: bytes) -> tuple[tuple[bytes, ...], int] | None:
-        """The lines that matter, in alphabetical order, and the Content-Length; None for a head without one."""
-        rest = self._irrelevant.sub(b"", raw)
-        match = _LENGTH.search(rest)
-        if match is None:
-            return None
-        lines = (rest[: match.start()] + rest[match.end() :]).split(b"\r\n")
+    def _essence(self, raw: bytes) -> tuple[tuple[bytes, ...], int]:
+        """The lines that matter, in alphabetical order, and the Content-Length; none and -1 for a head without it."""
+        parts = _LENGTH.split(self._irrelevant.sub(b"", raw), 1)
+        if len(parts) == 1:
+            return (), -1
+        before, length, after = parts
+        lines = (before + after).split(b"\r\n")
         lines.sort()
-        return tuple(lines), int(match[1])
+        return tuple(lines), int(length)
 
     def _with_its_own(self, head: RequestHead, raw: bytes) -> RequestHead:
         """A remembered head with the values that may differ from request to request."""

@@ -1,4 +1,4 @@
-"""The HTTP port: opens, stops accepting, waits for what is under way."""
+"""The HTTP port: it opens, stops accepting, and closes when the requests at hand have been served."""
 
 import asyncio
 import socket
@@ -18,14 +18,14 @@ _HANDSHAKE = 20.0
 """Seconds a client may take to agree on TLS."""
 
 _FAREWELL = 2.0
-"""Seconds a client may take to say good-bye over TLS."""
+"""Seconds a client may take to close TLS."""
 
 _FLUSH = 1.0
-"""Seconds for answers on their way when the port closes."""
+"""Seconds for responses on their way when the port closes."""
 
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""The system asks a silent client after so many seconds whether it is there, then so often, and gives up after so many
-questions without an answer: a client that has vanished costs nothing after two minutes."""
+"""After so many seconds the system probes a silent client, then at this interval, and gives up after so many probes
+without a reply: a client that has vanished costs nothing after two minutes."""
 
 
 class HttpListener:
@@ -67,7 +67,7 @@ class HttpListener:
         return port
 
     def stop_accepting(self) -> None:
-        """Take no new connections; those there are answered and then closed."""
+        """Take no new connections; those that are open are served and then closed."""
         if self._socket is not None:
             self._socket.close()
         if self._context is not None:
@@ -76,12 +76,11 @@ class HttpListener:
                 connection.close_when_idle()
 
     async def close(self) -> None:
-        """Stop accepting, end streams, give what has been written a moment to leave, and close what is left."""
+        """Stop accepting, end streams, leave time for what has been written, and close what is left."""
         self.stop_accepting()
         if self._streams is not None:
             self._streams.stop()
-        context = self._context
-        if context is None:
+        if (context := self._context) is None:
             return
         try:
             async with asyncio.timeout(_FLUSH):
@@ -95,7 +94,7 @@ class HttpListener:
 
 
 def _keep_alive(listening: socket.socket) -> None:
-    """Let the system look after silent clients of all connections, which inherit it from the port's socket."""
+    """Let the system probe the silent clients of all connections, which inherit this from the port's socket."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE:
         if hasattr(socket, name):  # where it is missing, the system's own times hold

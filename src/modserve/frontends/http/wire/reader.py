@@ -71,31 +71,21 @@ class Reader:
         self.head: RequestHead | None = None
         self.body = IncomingBody()
         self.missing = 0
-        self.expecting = False
-        """The client waits for leave to send the body."""
-        self.cors = b""
-        """Header lines for a refusal of the request that is being read."""
-        self.empty_lines = 0
-        """Bytes of empty lines since the last request."""
+        self.expecting = False  # the client waits for leave to send the body
+        self.cors = b""  # header lines for a refusal of the request that is being read
+        self.empty_lines = 0  # bytes of them since the last request
         self._heads = heads
         self._options = options
         self._memory = memory
-        self._parser: httptools.HttpRequestParser | None = None
-        """Dropped inside a request that goes on without it. It refers back to the reader."""
+        self._parser: httptools.HttpRequestParser | None = None  # it refers back to the reader
         self._lines = HeadLines()
-        self._tail = b""
-        """The last bytes that the parser got of an incomplete head or chunked body; its end may be cut in two."""
-        self._framing = 0
-        """Bytes of an incomplete head, or of the framing since the last chunk of a body."""
-        self._trailers = 0
-        """Bytes of trailers."""
+        self._tail = b""  # the last bytes that the parser got, since END may be cut in two
+        self._framing = 0  # bytes of an incomplete head, or of the framing since the last chunk of a body
+        self._trailers = 0  # bytes of them
         self._chunks = 0
-        self._limited = True
-        """The body counts against the limit on JSON."""
-        self._upgrade = False
-        """The request asks for another protocol, and the parser takes its body for a part of that."""
-        self._ended = False
-        """The parser has come to the end of the request."""
+        self._limited = True  # the body counts against the limit on JSON
+        self._upgrade = False  # the parser takes the body for a part of another protocol
+        self._ended = False  # the parser has come to the end of the request
         self._refusal: tuple[int, str] | None = None
         """Status and message with which a callback has stopped the parser. The exception itself may get lost on its
         way, if another one was being handled."""
@@ -128,15 +118,8 @@ class Reader:
                 return self._end(piece)
             self.body.add(piece)
             return None if self.missing else self._end(self.body.take())
-        if self.state is not IDLE:
-            end = self.at = self._next_end(data, start)
-            return self._parse_piece(data[start:end])
-        end = data.find(END, start) + 4
-        if end < 4:
-            self.at = len(data)
-            return self._parse_piece(data[start:])
-        self.at = end
-        known = self._heads.recall(data[start:end])
+        end = self.at = self._next_end(data, start)
+        known = self._heads.recall(data[start:end]) if self.state is IDLE else None
         if known is None:
             return self._parse_piece(data[start:end])
         head, length = known

@@ -50,19 +50,22 @@ def json_response(status: int, body: bytes, lines: bytes) -> bytes:
 
 def inference_response(
     outcome: Body | ModserveError, lines: bytes, json_head: bytes, binary_head: bytes
-) -> list[Buffer]:
-    """The head and the parts of the body; `lines` are header lines, the heads are the templates above with a date."""
+) -> tuple[int, list[Buffer]]:
+    """The length of the body; and the response in parts, of which the first is its head.
+
+    `lines` are whole header lines. The heads are the templates above, with a date.
+    """
     if isinstance(outcome, ModserveError):
         body = infer_response.encode_error(outcome)
         for name, value in failures.headers(outcome).items():
             lines += b"%b: %b\r\n" % (name.encode(), value.encode())
         status = failures.spelling(outcome).http
-        return [json_head % (status, reason(status), len(body), lines), body]
+        return len(body), [json_head % (status, reason(status), len(body), lines), body]
     size = sum(map(len, outcome.parts))
     if outcome.server_timing:
         lines += b"Server-Timing: %b\r\n" % outcome.server_timing.encode()
     if outcome.encoding is not None:
         lines += b"Content-Encoding: %b\r\n" % outcome.encoding.encode()
     if outcome.header_length is None:
-        return [json_head % (200, b"OK", size, lines), *outcome.parts]
-    return [binary_head % (outcome.header_length, size, lines), *outcome.parts]
+        return size, [json_head % (200, b"OK", size, lines), *outcome.parts]
+    return size, [binary_head % (outcome.header_length, size, lines), *outcome.parts]
