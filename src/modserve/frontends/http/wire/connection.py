@@ -164,10 +164,7 @@ class Connection(asyncio.Protocol):
             self._blockage.set()
         self._blockage = None
         self._held_unsent.resize(0)
-        if self._reader.rest:
-            self.advance()
-        else:
-            self._choose_reading()
+        self.advance()
 
     def data_received(self, data: bytes) -> None:
         self._active = True
@@ -307,9 +304,8 @@ class Connection(asyncio.Protocol):
             self._read_no_more()
         transport = self._transport
         assert transport is not None, "requests are only read while there is a connection: this is a bug"
-        self._call = call = AsgiCall(
-            self.context, transport, head, body, self._phase is not _LAST, self._writable, self._done
-        )
+        keep_alive = head.keep_alive and self._phase is not _LAST
+        self._call = call = AsgiCall(self.context, transport, head, body, keep_alive, self._writable, self._done)
         self.context.turns.calls += 1
         self.context.tasks.create_task(call.run())
 
@@ -318,7 +314,7 @@ class Connection(asyncio.Protocol):
         if not head.keep_alive:
             self._read_no_more()
         self._head = head
-        self._call = call = InferCall(self._answer)
+        self._call = call = InferCall(self._respond)
         context = self.context
         call.start(
             context.server, head.model, head.model_version, head, body, context.options, context.loop, received_ns
@@ -326,14 +322,15 @@ class Connection(asyncio.Protocol):
 
     # Responses out
 
-    def _answer(self, outcome: Body | ModserveError) -> None:
+    def _respond(self, outcome: Body | ModserveError) -> None:
         """Write the outcome of an inference. Never raises: the caller has other requests to look after."""
         head = self._head
         assert head is not None, "set when the call began: this is a bug"
         lines = head.cors
         try:
-            if head.old or self._phase is _LAST:
-                lines += persistence(self._phase is not _LAST, head.old)
+            keep_alive = head.keep_alive and self._phase is not _LAST
+            if head.old or not keep_alive:
+                lines += persistence(keep_alive, head.old)
             if self._transport is not None:
                 size, parts = inference_response(outcome, lines, self.context.json_head, self.context.binary_head)
                 if size <= _SMALL_BODY:

@@ -96,7 +96,7 @@ class Reader:
         self.at = 0
 
     def drop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Forget all that has come."""
+        """Forget all that has come. Nothing is fed afterwards."""
         self.state = IDLE
         self.head = self._parser = None
         self.rest = b""
