@@ -256,7 +256,9 @@ async def test_a_failure_of_ours_is_not_the_client_s(
         assert (await bystander.receive())[0].body == JSON_ANSWER
 
 
-@pytest.mark.parametrize("place", ["Connection._begin", "Reader.read", "Connection._after_reading", "Connection._done"])
+@pytest.mark.parametrize(
+    "place", ["Connection._begin", "Reader.read_piece", "Connection._after_reading", "Connection._done"]
+)
 async def test_what_fails_after_a_response_costs_its_connection_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:

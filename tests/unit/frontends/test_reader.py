@@ -62,7 +62,7 @@ def events(reader: Reader, *pieces: bytes) -> list[Event]:
         reader.feed(piece)
         while reader.at < len(reader.rest):
             try:
-                read = reader.read()
+                read = reader.read_piece()
             except RefusedRequestError as refused:
                 return [*found, (refused.status, refused.message, reader.cors)]
             if read is not None:

@@ -170,16 +170,16 @@ class Connection(asyncio.Protocol):
         self._active = True
         if self._phase is not _OPEN:
             return
-        reader = self._reader
+        reader, known, end = self._reader, None, 0
         if self._call is None and reader.state is IDLE and not reader.rest and self._blockage is None:
             end = data.find(END) + 4
             known = self._known.get(data[:end])
-            if known is not None and len(data) == end + known[1] <= _SMALL_BODY:
-                reader.empty_lines = 0
-                self._infer(known[0], data[end:])
-                return
-        reader.feed(data)
-        self.advance(True)
+        if known is None or len(data) != end + known[1] or len(data) > _SMALL_BODY:
+            reader.feed(data)
+            self.advance(True)
+        else:
+            reader.empty_lines = 0
+            self._infer(known[0], data[end:])
 
     # What the listener asks for
 
@@ -245,7 +245,7 @@ class Connection(asyncio.Protocol):
                     turns.later(self)
                     break
                 just_come = False
-                request = reader.read()
+                request = reader.read_piece()
                 if request is not None:
                     self._begin(*request)
             self._after_reading()

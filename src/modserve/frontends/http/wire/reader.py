@@ -103,8 +103,8 @@ class Reader:
         self.at = self.missing = 0
         self.body.drop(loop)
 
-    def read(self) -> Request | None:
-        """Read one piece of what has come, and return the request that ends with it.
+    def read_piece(self) -> Request | None:
+        """Read the next piece of what has come, and return the request that ends with it.
 
         A piece is a known head with its body; or it ends with a head, a body, or a blank line of a chunked body: no
         piece takes long. Raises RefusedRequestError; anything else that it raises is a bug.
