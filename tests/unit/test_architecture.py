@@ -163,7 +163,7 @@ FORBIDDEN = {
     "relative": ("core.tensor", "from ..execution.batch import merge", "modserve.execution.batch.merge"),
     "relative, package": ("core.tensor", "from .. import server", "modserve.server"),
     "relative from above": ("server", "from . import frontends", "modserve.frontends"),
-    "deeper": ("frontends.http.rest", "from ...backends import api", "modserve.backends.api"),
+    "deeper": ("frontends.http.infer", "from ...backends import api", "modserve.backends.api"),
     "in a function": ("core.tensor", "def f():\n    import modserve.app", "modserve.app"),
     "in a branch": ("core.tensor", "if a:\n    pass\nelif b:\n    import modserve.app", "modserve.app"),
     "in an exception's handler": ("core.tensor", "try:\n    pass\nexcept E:\n    import modserve.app", "modserve.app"),

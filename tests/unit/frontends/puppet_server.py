@@ -24,7 +24,7 @@ from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.http.connection import Connection
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.site import AsgiApp, Site
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb

@@ -31,9 +31,9 @@ from modserve.core.errors import ModserveError, internal
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.frontends.http.gone import unless_gone
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
+from modserve.frontends.http.rest.disconnect import unless_gone
 from modserve.frontends.http.site import Site
 from modserve.frontends.threads import on_thread
 

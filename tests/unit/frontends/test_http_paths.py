@@ -30,7 +30,7 @@ from modserve.core import tensor as tensors
 from modserve.core.response import InferenceResponse
 from modserve.frontends.http import infer
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.protocol import compression
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_request import Reply

@@ -20,9 +20,9 @@ from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import threads
-from modserve.frontends.http import streams
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest import streams
+from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.site import Site
 from modserve.protocol.json import json_data
 

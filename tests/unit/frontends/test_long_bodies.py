@@ -20,7 +20,7 @@ from modserve.core.memory import MemoryBudget
 from modserve.core.tensor import Tensor, digest_ahead
 from modserve.frontends.http import incoming
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.site import Site
 from modserve.frontends.threads import RequestMemory, on_thread
 from modserve.protocol.control import repository

@@ -12,9 +12,10 @@ from puppet_server import JSON_BODY, Client, PuppetLoader, PuppetServable, reque
 
 from modserve.core.errors import unavailable
 from modserve.core.version import ModelId
-from modserve.frontends.http import generate, infer, v1
+from modserve.frontends.http import infer
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest import generate, v1
+from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.site import Site
 from modserve.protocol.http import generate as generate_codec
 from modserve.protocol.http import infer_request, v1_predict_request

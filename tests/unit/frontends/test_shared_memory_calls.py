@@ -21,7 +21,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import SystemRegion
 from modserve.frontends.http import infer as http_infer_call
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.pb import inference as pb
 from modserve.protocol import shared_memory
 from modserve.resources.cuda import Cuda

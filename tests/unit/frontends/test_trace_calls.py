@@ -23,7 +23,7 @@ from modserve.core.trace_settings import TraceLevel, TraceSettings
 from modserve.core.version import ModelId
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.observability.trace import Tracer
 from modserve.observability.trace_file import Writer
 from modserve.pb import inference as pb

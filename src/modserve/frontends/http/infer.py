@@ -27,8 +27,8 @@ from modserve.protocol.http.infer_request import Reply
 from modserve.protocol.http.infer_response import Body
 from modserve.server import Server
 
-from . import tracing
 from .options import HttpOptions
+from .rest import tracing
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from modserve.server import Server
 
 from .connection import Connection
 from .options import HttpOptions
-from .rest import create_app
+from .rest.app import create_app
+from .rest.streams import Streams
 from .site import Site
-from .streams import Streams
 
 _HANDSHAKE = 20.0
 """Seconds a client may take to agree on TLS."""

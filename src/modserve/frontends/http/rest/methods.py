@@ -7,9 +7,8 @@ from fastapi import Request
 from starlette.routing import BaseRoute, Match
 
 from modserve.core.errors import ModserveError
-
-from .asgi import SLASH
-from .site import AsgiApp, Message
+from modserve.frontends.http.asgi import SLASH
+from modserve.frontends.http.site import AsgiApp, Message
 
 _ASTERISK = "*"
 _METHODS = ("GET", "POST")

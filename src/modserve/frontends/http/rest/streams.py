@@ -15,6 +15,7 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.servable import Servable, submit_traced
 from modserve.core.shared_memory import Lease
+from modserve.frontends.http.infer import border
 from modserve.frontends.threads import RequestMemory, has_many_elements, on_thread
 from modserve.protocol import failures
 from modserve.protocol.http import server_timing
@@ -22,8 +23,7 @@ from modserve.protocol.http.framing import Framing
 from modserve.server import Server
 
 from . import tracing
-from .gone import unless_gone
-from .infer import border
+from .disconnect import unless_gone
 
 Encode: TypeAlias = Callable[[Outcome, bool], bytes]
 """An outcome, and whether it is the last one, as a message; empty where nothing is said. Failures never raise."""

@@ -5,7 +5,8 @@ from fastapi import APIRouter, Request, Response
 from modserve.protocol.control import trace_settings
 from modserve.server import Server
 
-from .answers import Described, answers, json_answer, json_body, read_body
+from .messages import json_answer, read_body
+from .schemas import Described, answers, json_body
 
 
 class TraceSettings(Described):

@@ -11,6 +11,8 @@ from pydantic import ConfigDict
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome
+from modserve.frontends.http.infer import LARGE_JSON
+from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.protocol import header_forwarding, limits
 from modserve.protocol.http import generate as codec
@@ -18,10 +20,9 @@ from modserve.protocol.http import infer_response
 from modserve.protocol.http.framing import EVENTS
 from modserve.protocol.json.json_text import MIME_JSON
 
-from .answers import ERRORS, Described, answers, deadline_ns, forwarded_headers, read_body
-from .gone import unless_gone
-from .infer import LARGE_JSON
-from .options import HttpOptions
+from .disconnect import unless_gone
+from .messages import deadline_ns, forwarded_headers, read_body
+from .schemas import ERRORS, Described, answers
 from .streams import StreamCall, StreamedAnswer, Streams, borrowed, next_message
 
 

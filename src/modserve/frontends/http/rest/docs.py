@@ -19,9 +19,9 @@ from modserve.protocol import examples
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
-from .answers import json_answer
+from .messages import json_answer
 
-_PAGE = resources.files("modserve.frontends.http").joinpath("docs.html").read_bytes()
+_PAGE = resources.files("modserve.frontends.http.rest").joinpath("docs.html").read_bytes()
 _SCRIPT = re.search(rb"<script>(.*)</script>", _PAGE, re.DOTALL)
 assert _SCRIPT is not None, "the page has one script: this is a bug"
 

@@ -9,6 +9,8 @@ from fastapi.responses import StreamingResponse
 from modserve.core.errors import ModserveError
 from modserve.core.request import InferenceRequest
 from modserve.core.response import Outcome, bare_end
+from modserve.frontends.http.infer import InferHead, inflated, is_long, read_request
+from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.threads import on_thread
 from modserve.protocol import classification, shared_memory
 from modserve.protocol.compression import Inflater
@@ -18,10 +20,9 @@ from modserve.protocol.http import infer_stream as codec
 from modserve.protocol.http.framing import EVENTS, LINES
 from modserve.protocol.http.infer_request import Reply
 
-from .answers import ERRORS, forwarded_headers, raw_header
-from .gone import unless_gone
-from .infer import InferHead, inflated, is_long, read_request
-from .options import HttpOptions
+from .disconnect import unless_gone
+from .messages import forwarded_headers, raw_header
+from .schemas import ERRORS
 from .streams import Encode, StreamCall, StreamedAnswer, Streams, borrowed, next_message
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {

@@ -8,7 +8,8 @@ from modserve.protocol.control import regions
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
-from .answers import ERRORS, Described, answers, json_answer, json_body, read_body
+from .messages import json_answer, read_body
+from .schemas import ERRORS, Described, answers, json_body
 
 
 class SystemRegionStatus(Described):

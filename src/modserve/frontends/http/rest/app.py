@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from pydantic import Field
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -18,6 +17,8 @@ from starlette.types import Receive, Scope, Send
 from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.version import parse_requested
+from modserve.frontends.http.infer import LARGE_JSON, InferCall, InferHead
+from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.threads import on_thread
 from modserve.protocol import compression, failures
 from modserve.protocol.control import logging_settings, metadata, repository, statistics
@@ -27,22 +28,25 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 
 from . import docs, generate, infer_stream, methods, v1
-from .answers import (
+from .messages import forwarded_headers, json_answer, raw_header, read_body
+from .restricted import RestrictedApp
+from .schemas import (
     ERRORS,
-    SCHEMA_REFERENCE,
-    Described,
+    INFER_BODY,
+    IndexedVersion,
+    InferenceResponseBody,
+    Live,
+    LogSettings,
+    ModelList,
+    ModelMetadata,
+    ModelReady,
+    Ready,
+    ServerMetadata,
     answer,
     answers,
     described_schemas,
-    forwarded_headers,
-    json_answer,
     json_body,
-    raw_header,
-    read_body,
 )
-from .infer import LARGE_JSON, InferCall, InferHead
-from .options import HttpOptions
-from .restricted import RestrictedApp
 from .shared_memory import shared_memory_router
 from .streams import Streams
 from .trace import router as trace_router
@@ -61,117 +65,6 @@ class _VersionConvertor(Convertor[int]):
 
 
 register_url_convertor("version", _VersionConvertor())
-
-
-class Live(Described):
-    live: bool
-
-
-class ReadinessReason(Described):
-    """A model version that is not READY. `version` is empty where the model has none to speak of."""
-
-    name: str
-    version: str
-    state: str
-    reason: str
-
-
-class Ready(Described):
-    """`reasons` lists what is in the way when `ready` is false."""
-
-    ready: bool
-    reasons: list[ReadinessReason] = Field(default_factory=list)
-
-
-class ModelReady(Described):
-    name: str
-    ready: bool
-
-
-class ServerMetadata(Described):
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class ModelList(Described):
-    models: list[str]
-
-
-class IndexedVersion(Described):
-    """A model version; what there is nothing to say about is left out."""
-
-    name: str
-    version: str | None = None
-    state: str | None = None
-    reason: str | None = None
-
-
-class LogSettings(Described):
-    log_file: str
-    log_info: bool
-    log_warning: bool
-    log_error: bool
-    log_verbose_level: int
-    log_format: str
-
-
-class TensorMetadata(Described):
-    """`shape` has -1 for variable dimensions, the batch dimension among them."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelMetadata(Described):
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
-class TensorData(Described):
-    """A tensor with its elements, nested in any way or flat, or ``binary_data_size`` among its parameters."""
-
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: dict[str, Any] | None = None
-    data: list[Any] | None = None
-
-
-class RequestedOutput(Described):
-    name: str
-    parameters: dict[str, Any] | None = None
-
-
-class InferenceRequestBody(Described):
-    id: str | None = None
-    parameters: dict[str, Any] | None = None
-    inputs: list[TensorData]
-    outputs: list[RequestedOutput] | None = None
-
-
-class InferenceResponseBody(Described):
-    id: str | None = None
-    model_name: str
-    model_version: str
-    parameters: dict[str, Any] | None = None
-    outputs: list[TensorData]
-
-
-_INFER_BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "JSON; or JSON of Inference-Header-Content-Length bytes and then binary tensor data",
-        "content": {
-            MIME_JSON: {"schema": {"$ref": SCHEMA_REFERENCE.format(model="InferenceRequestBody")}},
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
-}
 
 
 class _App(FastAPI):
@@ -216,7 +109,7 @@ def create_app(server: Server, options: HttpOptions) -> FastAPI:
     app.include_router(_models(server), tags=["models"])
     app.include_router(_inference(server, options), tags=["inference"])
     streams = app.state.streams = Streams(server)
-    app.include_router(infer_stream.router(options, streams, _INFER_BODY), tags=["inference"])
+    app.include_router(infer_stream.router(options, streams, INFER_BODY), tags=["inference"])
     app.include_router(generate.router(options, streams), tags=["inference"])
     app.include_router(_repository(server, max_json), tags=["model repository"])
     app.include_router(_logging(server, max_json), tags=["logging"])
@@ -407,7 +300,7 @@ def _inference(server: Server, options: HttpOptions) -> APIRouter:
 
     responses = answers(InferenceResponseBody, 400, 404, 503)
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version:version}/infer"):
-        router.add_api_route(path, infer, methods=["POST"], responses=responses, openapi_extra=_INFER_BODY)
+        router.add_api_route(path, infer, methods=["POST"], responses=responses, openapi_extra=INFER_BODY)
     return router
 
 

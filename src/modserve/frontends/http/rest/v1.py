@@ -19,6 +19,8 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
+from modserve.frontends.http.infer import check_json_size, inflated
+from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.threads import RequestMemory, on_thread
 from modserve.protocol import compression, header_forwarding
 from modserve.protocol.compression import Inflater
@@ -29,10 +31,9 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 
 from . import docs
-from .answers import ERRORS, Described, ErrorAnswer, answer, answers, deadline_ns, forwarded_headers, json_answer
-from .gone import unless_gone
-from .infer import check_json_size, inflated
-from .options import HttpOptions
+from .disconnect import unless_gone
+from .messages import deadline_ns, forwarded_headers, json_answer
+from .schemas import ERRORS, Described, ErrorAnswer, answer, answers
 from .streams import borrowed
 from .tracing import traced
 
