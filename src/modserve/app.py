@@ -27,7 +27,7 @@ from .core.servable import Servable
 from .core.trace_settings import TraceLevel, TraceSettings
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError, TlsFiles
-from .frontends.grpc.listener import GrpcListener
+from .frontends.grpc.aio import GrpcListener
 from .frontends.grpc.options import Connections, GrpcOptions
 from .frontends.http.listener import HttpListener
 from .frontends.http.options import HttpOptions

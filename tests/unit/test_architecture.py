@@ -43,7 +43,8 @@ RULES = {
     "scheduling": rule("core resources"),
     "execution": rule("core backends.api resources", "numpy"),
     "models": rule("core resources config backends.api backends.registry execution scheduling"),
-    "server": rule("core repository resources observability"),
+    "in_process": rule("core"),
+    "server": rule("core in_process repository resources observability"),
     "frontends": rule(
         "core protocol server pb",
         "fastapi google.protobuf grpc httptools orjson pydantic starlette uvicorn",

@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
-from modserve.core.tensor import LONG_BYTES, Tensor
+from modserve.core.tensor import Tensor
 
 _OVERHEAD = 512
 """What an entry takes beside its tensors, roughly."""
+
+_LONG = 256 * 1024
+"""Bytes of a tensor that goes into a key by its digest, which was computed on a thread."""
 
 _WITHOUT_MEANING = frozenset({"priority", "timeout"})
 """Parameters that steer the queue and leave the answer as it is."""
@@ -87,7 +90,7 @@ def key(request: InferenceRequest) -> bytes:
         tensor = request.inputs[name]
         raw = tensor.raw
         found.update(_text((name, tensor.datatype.name, tensor.shape, len(raw))))
-        found.update(raw if len(raw) <= LONG_BYTES else tensor.digest())
+        found.update(raw if len(raw) <= _LONG else tensor.digest())
     return found.digest()
 
 

@@ -35,7 +35,7 @@ from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.disconnect import unless_gone
 from modserve.frontends.http.site import Site
-from modserve.frontends.threads import on_thread
+from modserve.frontends.offload import on_thread
 
 OPTIONS = HttpOptions(64 * 1024 * 1024)
 

@@ -31,12 +31,13 @@ from modserve.core.tensor import Buffer
 from modserve.protocol import compression, failures, header_forwarding
 from modserve.protocol.failures import STATUS
 from modserve.protocol.http import infer_response
+from modserve.protocol.http.infer_body import InferHead, check_json_size
 from modserve.protocol.http.infer_response import Body
 
 from . import asgi, cors
 from .asgi import AsgiCall
 from .incoming import IncomingRequest, RefusedRequestError
-from .infer import InferCall, InferHead, check_json_size
+from .infer import InferCall
 from .responses import CONTINUE, json_response, persistence, reason
 from .routes import InferRoute, without_origin
 from .site import Site
@@ -497,9 +498,8 @@ class Connection(asyncio.Protocol):
         self._old = route.old
         self._cors = route.cors
         self._empty_lines = 0
-        self._call = call = InferCall(self._answer)
-        site = self.site
-        call.start(site.server, route.model, route.version, route.head, body, site.options, site.loop, received_ns)
+        self._call = call = InferCall(self.site.context, self._answer)
+        call.start(route.model, route.version, route.head, body, received_ns)
 
     # Responses out
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
-from .infer import InferHead
+from modserve.protocol.http.infer_body import InferHead
 
 # Longer versions may be none at all; the application tells.
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]{1,18}))?/infer(?:\?|$)")

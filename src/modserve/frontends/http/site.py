@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 from modserve.server import Server
 
+from .context import HttpContext
 from .options import HttpOptions
 from .responses import BINARY_HEAD, JSON_HEAD, dated
 from .routes import InferRoute
@@ -131,6 +132,7 @@ class Site:
         self.tasks = tasks
         self.loop = loop
         self.options = options
+        self.context = HttpContext(server, options)
         self.turns = Turns(loop)
         self.connections: set[OpenConnection] = set()
         self.heads: dict[bytes, InferRoute] = {}

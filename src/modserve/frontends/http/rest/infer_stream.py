@@ -1,6 +1,6 @@
-"""``infer_stream``, which Triton lacks: the request of ``infer``, answered by any number of v2 responses."""
+"""``infer_stream``, which Triton lacks: the request of ``infer``, and any number of v2 responses."""
 
-import time
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -9,21 +9,19 @@ from fastapi.responses import StreamingResponse
 from modserve.core.errors import ModserveError
 from modserve.core.request import InferenceRequest
 from modserve.core.response import Outcome, bare_end
-from modserve.frontends.http.infer import InferHead, inflated, is_long, read_request
-from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.threads import on_thread
-from modserve.protocol import classification, shared_memory
+from modserve.frontends import offload
+from modserve.frontends.http.context import HttpContext
+from modserve.frontends.http.infer import read_long_request
 from modserve.protocol.compression import Inflater
-from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http import framing as framings
 from modserve.protocol.http import infer_stream as codec
 from modserve.protocol.http.framing import EVENTS, LINES
-from modserve.protocol.http.infer_request import Reply
+from modserve.protocol.http.infer_body import read_request
+from modserve.protocol.http.infer_request import header_length
 
-from .disconnect import unless_gone
-from .messages import forwarded_headers, raw_header
+from .messages import infer_head
 from .schemas import ERRORS
-from .streams import Encode, StreamCall, StreamedAnswer, Streams, borrowed, next_message
+from .streams import Encode, HttpStream, Streams, respond
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -34,34 +32,19 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def router(options: HttpOptions, streams: Streams, body: dict[str, Any]) -> APIRouter:
+def router(context: HttpContext, streams: Streams, body: dict[str, Any]) -> APIRouter:
     """The routes; `body` documents the request, which is that of ``infer``."""
-    found = APIRouter()
+    router = APIRouter()
 
     async def infer_stream(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference; the responses follow as they come, as server-sent events or lines of JSON."""
-        now_ns = time.monotonic_ns()
-        with borrowed(streams.server, model, version) as servable:
-            call = StreamCall(streams, servable, now_ns)
-            try:
-                decoded, reply = await _read(call, version, request, options, now_ns)
-                call.submit(decoded)
-            except BaseException:
-                call.close()
-                raise
-        try:
-            encode = _encoder(call, reply, options.server_timing)
-            first = await unless_gone(request, next_message(call, encode))
-            if first.error is not None and first.final:
-                raise first.error
-        except BaseException:
-            call.close()
-            raise
+        with streams.begin(model, version) as call:
+            call.submit(await _read(call, version, request, context))
         framing = framings.choose(", ".join(request.headers.getlist("accept")))
-        return StreamedAnswer(call, first, framing, encode)
+        return await respond(request, call, framing, _encoder(call, context.server_timing), raise_failure=True)
 
     for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:version}"):
-        found.add_api_route(
+        router.add_api_route(
             f"{path}/infer_stream",
             infer_stream,
             methods=["POST"],
@@ -69,40 +52,34 @@ def router(options: HttpOptions, streams: Streams, body: dict[str, Any]) -> APIR
             responses=_RESPONSES,
             openapi_extra=body,
         )
-    return found
+    return router
 
 
-async def _read(
-    call: StreamCall, version: int | None, request: Request, options: HttpOptions, now_ns: int
-) -> tuple[InferenceRequest, Reply]:
-    head = InferHead(
-        raw_header(request, infer_request.HEADER_LENGTH),
-        raw_header(request, "content-encoding"),
-        forwarded=forwarded_headers(request, options),
-        timeouts=deadlines.timeouts(request.headers.items()),
-    )
-    sent = await request.body()
-    coding = head.content_encoding
-    body: bytes | Inflater = sent if coding is None else inflated(coding, sent, options.max_json)
-    asked = (call.servable, version, head, body, options, now_ns, call.lend)
-    if is_long(call.servable, head, body):
-        return await on_thread(read_request, *asked, call.memory.take)
-    return read_request(*asked)
+async def _read(call: HttpStream, version: int | None, request: Request, context: HttpContext) -> InferenceRequest:
+    """The request in the body of an HTTP request."""
+    head, limits, config = infer_head(request, context.options), context.limits, call.servable.config
+    body: bytes | Inflater = await request.body()
+    if head.content_encoding is not None:
+        body = offload.inflated(head.content_encoding, await request.body(), context.max_json, limits)
+    length = None if isinstance(body, Inflater) else header_length(head.header_length, len(body))
+    if isinstance(body, Inflater) or offload.is_long_body(body, length, config, limits):
+        read = call, context, version, head, body, call.borrow().take
+        decoded, reply = await offload.on_thread(read_long_request, *read)
+    else:
+        decoded, reply = read_request(
+            config, version, head, body, length, context.max_json, call.now_ns, context.heads, call.lend
+        )
+    call.reply = replace(reply, all_binary=False, binary=frozenset())  # there is only JSON
+    return decoded
 
 
-def _encoder(call: StreamCall, reply: Reply, timed: bool) -> Encode:
+def _encoder(call: HttpStream, timed: bool) -> Encode:
     def encode(outcome: Outcome, final: bool) -> bytes:
         if isinstance(outcome, ModserveError):
             return codec.encode_error(outcome, call.id, final)
-        if outcome is None:
-            response = bare_end(call.servable.id, call.id)
-        else:
-            if reply.places:
-                assert call.lease is not None, "there are places of outputs only with a lease: this is a bug"
-                outcome = shared_memory.moved(outcome, reply.places, call.lease)
-            response = classification.classified(outcome, reply.classes, call.servable)
+        response = bare_end(call.servable.id, call.id) if outcome is None else call.render(outcome)
         if final and timed:
             response = call.with_cost(response)
-        return codec.encode_response(response, reply, final)
+        return codec.encode_response(response, call.reply, final)
 
     return encode

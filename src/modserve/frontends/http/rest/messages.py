@@ -4,11 +4,11 @@ import orjson
 from fastapi import Request, Response
 
 from modserve.frontends.http.asgi import HEADERS_AS_SENT
-from modserve.frontends.http.infer import check_json_size
 from modserve.frontends.http.options import HttpOptions
 from modserve.protocol import header_forwarding
 from modserve.protocol.header_forwarding import Forwarded
-from modserve.protocol.http import deadlines
+from modserve.protocol.http import deadlines, infer_request
+from modserve.protocol.http.infer_body import InferHead, check_json_size
 from modserve.protocol.json.json_text import MIME_JSON
 
 
@@ -19,7 +19,7 @@ async def read_body(request: Request, max_json: int) -> bytes:
     return body
 
 
-def json_answer(content: object, status: int = 200) -> Response:
+def json_response(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type=MIME_JSON)
 
 
@@ -36,7 +36,18 @@ def deadline_ns(request: Request, now_ns: int) -> int:
     return deadlines.deadline_ns(deadlines.timeouts(request.headers.items()), now_ns)
 
 
-def raw_header(request: Request, name: str) -> bytes | None:
+def infer_head(request: Request, options: HttpOptions, response_encoding: str | None = None) -> InferHead:
+    """What the headers of an inference request say of its body and its response."""
+    headers = request.headers
+    return InferHead(
+        _raw(headers.get(infer_request.HEADER_LENGTH)),
+        _raw(headers.get("content-encoding")),
+        response_encoding,
+        forwarded_headers(request, options),
+        deadlines.timeouts(headers.items()),
+    )
+
+
+def _raw(value: str | None) -> bytes | None:
     """A header as it was sent."""
-    value = request.headers.get(name)
     return None if value is None else value.encode("latin-1")

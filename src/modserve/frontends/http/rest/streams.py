@@ -1,6 +1,7 @@
-"""Calls whose answer is a stream: one request, its answers as they come, and an HTTP answer made of them."""
+"""Calls whose response is a stream: one request, its outcomes as they come, and an HTTP response made of them."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeAlias
@@ -9,168 +10,131 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 
 from modserve.core.errors import ModserveError, unavailable
-from modserve.core.inflight import Inflight
-from modserve.core.memory import UnsentResponses
-from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome
-from modserve.core.servable import Servable, submit_traced
-from modserve.core.shared_memory import Lease
-from modserve.frontends.http.infer import border
-from modserve.frontends.threads import RequestMemory, has_many_elements, on_thread
+from modserve.frontends import offload
+from modserve.frontends.call import HTTP, StreamCall
+from modserve.frontends.errors import to_client_error
+from modserve.frontends.offload import Limits
 from modserve.protocol import failures
-from modserve.protocol.http import server_timing
 from modserve.protocol.http.framing import Framing
 from modserve.server import Server
 
-from . import tracing
 from .disconnect import unless_gone
 
 Encode: TypeAlias = Callable[[Outcome, bool], bytes]
-"""An outcome, and whether it is the last one, as a message; empty where nothing is said. Failures never raise."""
+"""Makes a message of an outcome, and whether it is the last one; empty where there is none. Never raises on errors."""
 
 _HEADERS = {"Cache-Control": "no-cache"}
-_PART = 256 * 1024
 
 
 class Message(NamedTuple):
-    """`error` is what the message tells of, or why it could not tell what it should."""
+    """`error` is what the message reports, or why it could not report what it should."""
 
     data: bytes
     error: ModserveError | None
     final: bool
 
 
-class StreamCall:
-    """One request, and the sink of its answers, which `answer` hands out in their order.
+class HttpStream(StreamCall):
+    """A call over HTTP with any number of responses, which `next` returns in their order."""
 
-    `close` must be called in the end; it cancels what is not finished.
-    """
+    __slots__ = ("_arrival", "_returned", "_streams", "limits")
 
-    def __init__(self, streams: "Streams", servable: Servable, now_ns: int) -> None:
-        self.servable = servable
-        self.trace = tracing.begun(streams.server, servable, now_ns, now_ns) if streams.server.tracer.on else None
-        self.lease: Lease | None = None
-        """Of requests with tensors in shared memory."""
-        self.memory = RequestMemory(streams.server.memory, asyncio.get_running_loop())
-        self.id = ""
+    def __init__(self, streams: "Streams", model: str, version: int | None) -> None:
+        super().__init__(streams.server, HTTP, model, version)
+        self.limits = streams.limits
         self._streams = streams
-        self._now_ns = now_ns
-        self._answers: asyncio.Queue[tuple[Outcome, bool]] = asyncio.Queue()
-        self._unsent = UnsentResponses(streams.server.memory)
-        self._inflight: Inflight | None = None
-        self._handed_out = False
-        self._ended = False
-        streams.opened(self)
+        self._arrival = asyncio.Event()
+        self._returned = False
+        streams.open.add(self)
 
-    def lend(self) -> Lease:
-        """The request's lease, which ends with the call."""
-        self.lease = self._streams.server.shared_memory.lease()
-        return self.lease
+    async def next(self) -> tuple[Outcome, bool]:
+        """The next outcome, and whether it is the last. Waiting for one says that the one before it has been sent."""
+        if self._returned:
+            self.sent_first()
+        self._returned = True
+        while not self.outcomes:
+            self._arrival.clear()
+            await self._arrival.wait()
+        return self.outcomes.popleft()
 
-    def submit(self, request: InferenceRequest) -> None:
-        """Raises what keeps the request from being accepted."""
-        self.id = request.id
-        if self.trace is None:
-            self._inflight = self.servable.submit(request, self, self._now_ns)
-        else:
-            self._inflight = submit_traced(self.trace, self.servable, request, self, self._now_ns)
-        self._inflight.pace(self._streams.server.memory)
-
-    async def answer(self) -> tuple[Outcome, bool]:
-        """The next answer, and whether it is the last. Asking for one says that the one before it has been sent."""
-        if self._handed_out:
-            self._unsent.sent()
-            if self._inflight is not None:
-                self._inflight.sent()
-        self._handed_out = True
-        return await self._answers.get()
+    def arrived(self) -> None:
+        self._arrival.set()
 
     def sent_some(self) -> None:
-        """Of an answer, a part has been sent."""
-        if self._inflight is not None:
-            self._inflight.sent_some()
-
-    @property
-    def cost(self) -> str:
-        """What the request has cost, as a header says it; empty if it has not run."""
-        return "" if self._inflight is None else server_timing.value(self._inflight)
-
-    def with_cost(self, response: InferenceResponse) -> InferenceResponse:
-        """The last response, which tells the same."""
-        return response if self._inflight is None else server_timing.with_cost(response, self._inflight)
-
-    def settle(self, outcome: Outcome, final: bool) -> None:
-        if not self._ended:
-            self._ended = final
-            self._unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
-            self._answers.put_nowait((outcome, final))
+        """A part of an outcome has been sent."""
+        if self.inflight is not None:
+            self.inflight.sent_some()
 
     def end(self, error: ModserveError) -> None:
-        """Tell `error` in place of all that is still to come."""
+        """Report `error` in place of all that is still to come."""
         self.settle(error, True)
-        if self._inflight is not None:
-            self._inflight.cancel()
-
-    def release(self) -> None:
-        """What shared memory there was is no longer used: called before the client can hear of the end."""
-        if self.lease is not None:
-            self.lease.release()
+        if self.inflight is not None:
+            self.inflight.cancel()
 
     def close(self) -> None:
-        """The client has all it gets, or has gone."""
-        self._streams.closed(self)
-        self._ended = True
-        if self._inflight is not None:
-            self._inflight.cancel()
-        self.release()
-        self.memory.release()
-        self._unsent.release()
-        if self.trace is not None:
-            self.trace.end()
+        self._streams.open.discard(self)
+        super().close()
 
     def failed(self, error: ModserveError) -> None:
-        """The client is told of `error` in the stream."""
-        model, status = self.servable.id, failures.spelling(error).http
-        self._streams.server.failure_log.record("HTTP", model.name, model.version, self.id, status, error.message)
+        """The client gets `error` in the stream."""
+        self.record_failure(error, failures.spelling(error).http)
 
 
 class Streams:
     """The calls that are open."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, limits: Limits) -> None:
         self.server = server
-        self._open: set[StreamCall] = set()
+        self.limits = limits
+        self.open: set[HttpStream] = set()
 
-    def opened(self, call: StreamCall) -> None:
-        self._open.add(call)
+    @contextmanager
+    def begin(self, model: str, version: int | None) -> Iterator[HttpStream]:
+        """A call whose request is read and submitted in the block, by its model even if that is replaced meanwhile.
 
-    def closed(self, call: StreamCall) -> None:
-        self._open.discard(call)
+        It is closed if that fails.
+        """
+        call = HttpStream(self, model, version)
+        try:
+            call.borrow()
+            call.begin(call.servable, time.monotonic_ns())
+            yield call
+        except BaseException:
+            call.close()
+            raise
 
     @property
     def count(self) -> int:
-        return len(self._open)
+        return len(self.open)
 
     def stop(self) -> None:
         """The server's time is up: what is still open ends with an error."""
-        for call in list(self._open):
+        for call in list(self.open):
             call.end(unavailable("the server stopped before the request was answered to its end"))
 
 
-@contextmanager
-def borrowed(server: Server, model: str, version: int | None) -> Iterator[Servable]:
-    """What `Server.model` gives, which takes requests throughout the block, also if it is replaced meanwhile."""
-    handle = server.borrow(model, version)
+async def respond(
+    request: Request, call: HttpStream, framing: Framing, encode: Encode, raise_failure: bool = False
+) -> "StreamedResponse":
+    """The HTTP response to a call that was submitted, once its first message is known.
+
+    `raise_failure`: a failure that is all there is to report is raised instead; the call is closed then.
+    """
     try:
-        yield handle.servable
-    finally:
-        handle.release()
+        first = await unless_gone(request, _next_message(call, encode))
+        if raise_failure and first.error is not None and first.final:
+            raise first.error
+    except BaseException:
+        call.close()
+        raise
+    return StreamedResponse(call, first, framing, encode)
 
 
-class StreamedAnswer(StreamingResponse):
-    """The HTTP answer to `call`, from its first message on. It ends early when the client goes away."""
+class StreamedResponse(StreamingResponse):
+    """The HTTP response to `call`, from its first message on. It ends early when the client goes away."""
 
-    def __init__(self, call: StreamCall, first: Message, framing: Framing, encode: Encode) -> None:
+    def __init__(self, call: HttpStream, first: Message, framing: Framing, encode: Encode) -> None:
         status, headers = 200, _HEADERS
         if first.error is not None:
             status, headers = failures.spelling(first.error).http, {**_HEADERS, **failures.headers(first.error)}
@@ -187,41 +151,37 @@ class StreamedAnswer(StreamingResponse):
             self._call.close()
 
     async def _frames(self, message: Message) -> AsyncIterator[bytes]:
-        trace = self._call.trace
+        call = self._call
         while True:
             if message.error is not None:
-                self._call.failed(message.error)
+                call.failed(message.error)
             if message.data:
-                if trace is not None:
-                    trace.stamp("HTTP_SEND_START")
-                for part in _parts(self._framing.frame(message.data)):
+                call.sending()
+                for part in _parts(self._framing.frame(message.data), call.limits.part):
                     yield part
-                    self._call.sent_some()
-                if trace is not None:
-                    trace.stamp("HTTP_SEND_END")
+                    call.sent_some()
+                call.sent()
             if message.final:
                 return
-            message = await next_message(self._call, self._encode)
+            message = await _next_message(call, self._encode)
 
 
-def _parts(frame: bytes) -> Iterator[bytes]:
-    """A long one is sent in parts, so that it is known of a slow reader that it reads."""
-    if len(frame) <= _PART:
-        return iter((frame,))
-    return (frame[start : start + _PART] for start in range(0, len(frame), _PART))
+def _parts(frame: bytes, size: int) -> Iterator[bytes]:
+    """A long message in parts, so that a slow reader is seen to read."""
+    return (frame[start : start + size] for start in range(0, len(frame), size))
 
 
-async def next_message(call: StreamCall, encode: Encode) -> Message:
-    """The call's next answer as its client is told of it."""
-    outcome, final = await call.answer()
+async def _next_message(call: HttpStream, encode: Encode) -> Message:
+    """The call's next outcome as its client gets it."""
+    outcome, final = await call.next()
     error = outcome if isinstance(outcome, ModserveError) else None
     try:
-        if isinstance(outcome, InferenceResponse) and has_many_elements(outcome):
-            data = await on_thread(encode, outcome, final)
+        if isinstance(outcome, InferenceResponse) and offload.is_long_response(outcome, call.reply, call.limits):
+            data = await offload.on_thread(encode, outcome, final)
         else:
             data = encode(outcome, final)
     except Exception as failure:
-        error = border(failure)
+        error = to_client_error(failure, "a response of a stream")
         data = encode(error, final)
     if final:
         call.release()
