@@ -102,7 +102,7 @@ def test_an_application_s_request() -> None:
         b"/b?c",
         [(b"host", b"localhost"), (b"x-y", b"Z")],
         [("Host", "localhost"), ("X-Y", "Z")],
-        None,
+        "",
         b"",
     )
 

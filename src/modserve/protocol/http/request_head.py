@@ -11,7 +11,7 @@ from modserve.protocol.http.deadlines import Timeouts
 class RequestHead:
     """What a head says that has been checked; how long the body is, is left to `Framing`.
 
-    `model` is set for an inference that goes around the application, which needs none of the first five fields. Other
+    `model` is named for an inference that goes around the application, which needs none of the first five fields. Other
     requests have only these, as the application reads the rest by itself. Requests share heads, so nobody changes one
     (making a frozen one takes a microsecond longer).
     """
@@ -24,7 +24,7 @@ class RequestHead:
     keep_alive: Final[bool] = True
     old: Final[bool] = False  # HTTP/1.0, whose clients must be told that the connection stays open
     cors: Final[bytes] = b""  # header lines for the response
-    model: Final[str | None] = None
+    model: Final[str] = ""
     model_version: Final[int | None] = None
     header_length: Final[bytes | None] = None  # of the JSON before binary data, as sent
     content_encoding: Final[bytes | None] = None

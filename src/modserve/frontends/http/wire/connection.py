@@ -69,6 +69,7 @@ class Phase(Enum):
 
 
 _OPEN, _LAST, _ENDED = Phase
+_NO_HEAD = RequestHead()
 
 
 class Connection(asyncio.Protocol):
@@ -81,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._known = context.heads.exact
         self._phase = Phase.OPEN
         self._call: InferCall | AsgiCall | None = None
-        self._head: RequestHead | None = None
+        self._head = _NO_HEAD
         self._blockage: asyncio.Event | None = None  # set when it is over
         self._reading = True
         self._advancing = False
@@ -134,7 +135,7 @@ class Connection(asyncio.Protocol):
             return False
         if self._phase is not _ENDED:
             self._phase = _ENDED
-            if self._head is None or not self._head.old:
+            if not self._head.old:
                 transport.write(call.filler if isinstance(call, AsgiCall) else CONTINUE)
             self._look()
         return True
@@ -297,7 +298,7 @@ class Connection(asyncio.Protocol):
         if len(body) > _SMALL_BODY or self._held.size:
             self._held.resize(len(body))
         received_ns, self._received_ns, self._head_since = self._received_ns, 0, None
-        if head.model is not None:
+        if head.model:
             self._infer(head, body, received_ns)
             return
         self._head = head
@@ -311,7 +312,6 @@ class Connection(asyncio.Protocol):
         self.context.tasks.create_task(call.run())
 
     def _infer(self, head: RequestHead, body: Buffer, received_ns: int = 0) -> None:
-        assert head.model is not None, "the head of an inference names a model: this is a bug"
         if not head.keep_alive:
             self._read_no_more()
         self._head = head
@@ -322,10 +322,9 @@ class Connection(asyncio.Protocol):
 
     def _respond(self, outcome: Body | ModserveError) -> None:
         """Write the outcome of an inference. Never raises: the caller has other requests to look after."""
-        head = self._head
-        assert head is not None, "set when the call began: this is a bug"
-        lines = head.cors
         try:
+            head = self._head
+            lines = head.cors
             keep_alive = head.keep_alive and self._phase is not _LAST
             if head.old or not keep_alive:
                 lines += persistence(keep_alive, head.old)

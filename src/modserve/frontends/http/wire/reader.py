@@ -181,7 +181,7 @@ class Reader:
             self._framing = 0
             if self.missing:
                 self._parser = None
-            if whole and self.head is not None and self.head.model is not None:
+            if whole and self.head is not None and self.head.model:
                 self._heads.remember(piece, self.head, self.missing)
 
     def _parse_chunks(self, piece: bytes) -> None:
