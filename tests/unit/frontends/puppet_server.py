@@ -23,13 +23,13 @@ from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.http.connection import Connection
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import AsgiApp, Site
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
 from modserve.repository.manager import ModelManager
 from modserve.server import Server
+from modserve.settings import HttpSettings
 from modserve.testing import config, write_model
 
 MAX_JSON = 4096
@@ -326,7 +326,7 @@ async def stage(
     app: AsgiApp | None = plain_app,
     *,
     automatic: bool = True,
-    options: HttpOptions = HttpOptions(MAX_JSON),  # noqa: B008  # frozen
+    options: HttpSettings = HttpSettings(max_json=MAX_JSON),  # noqa: B008  # frozen
 ) -> AsyncIterator[Stage]:
     """A site whose tasks have ended when the block has; without an `app`, that of the REST surface."""
     loader = PuppetLoader()

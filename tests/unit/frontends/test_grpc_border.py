@@ -20,7 +20,6 @@ from modserve.core.version import ModelId
 from modserve.frontends.grpc import border, listener, reading, service
 from modserve.frontends.grpc.border import Border, CallTable
 from modserve.frontends.grpc.inflating import Inflating
-from modserve.frontends.grpc.options import GrpcOptions
 from modserve.frontends.grpc.reflection import ReflectionService
 from modserve.frontends.grpc.service import call_table
 from modserve.frontends.grpc.stream import InferStreams
@@ -28,6 +27,7 @@ from modserve.pb import inference as pb
 from modserve.pb import reflection
 from modserve.protocol import grpc_messages, long_messages
 from modserve.server import Server
+from modserve.settings import GrpcSettings
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -251,7 +251,7 @@ async def test_refusals_are_held_back_while_the_port_closes(server: Server) -> N
 
 async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simple: PuppetServable) -> None:
     """And before the port closes, those under way are answered."""
-    port = listener.GrpcListener(server, "127.0.0.1", 0, GrpcOptions())
+    port = listener.GrpcListener(server, "127.0.0.1", 0, GrpcSettings())
     simple.automatic = False
     under_way = asyncio.ensure_future(call(port._table, "ModelInfer", REQUEST))
     await turns()
@@ -267,7 +267,7 @@ async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simp
 
 
 async def test_a_machine_that_stood_still_has_not_been_quiet(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = listener.GrpcListener(server, "127.0.0.1", 0, GrpcOptions())
+    port = listener.GrpcListener(server, "127.0.0.1", 0, GrpcSettings())
     late = [0.5, 0.5, 0.0]
     loop = asyncio.get_running_loop()
     offset, looks, now = 0.0, 0, loop.time

@@ -32,12 +32,12 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.http.gone import unless_gone
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
 from modserve.frontends.threads import on_thread
+from modserve.settings import HttpSettings
 
-OPTIONS = HttpOptions(64 * 1024 * 1024)
+OPTIONS = HttpSettings(max_json=64 * 1024 * 1024)
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from puppet_server import (
 from modserve.core import tensor as tensors
 from modserve.core.response import InferenceResponse
 from modserve.frontends.http import infer
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.protocol import compression, http_infer
 from modserve.protocol.http_infer import Body, Reply, encode_response
+from modserve.settings import HttpSettings
 
 PATH = "/v2/models/simple/infer"
 HEADER = "Inference-Header-Content-Length"
@@ -122,7 +122,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """Over a loaded server of its own. Making one takes a while."""
     server = server_over(tmp_path_factory.mktemp("repository"), PuppetLoader())
     asyncio.run(server.load())
-    return create_app(server, HttpOptions(MAX_JSON))
+    return create_app(server, HttpSettings(max_json=MAX_JSON))
 
 
 async def through_the_application(app: FastAPI, path: str, body: bytes, headers: dict[str, str]) -> Answer:

@@ -21,10 +21,10 @@ from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import threads
 from modserve.frontends.http import streams
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
 from modserve.protocol import json_data
+from modserve.settings import HttpSettings
 
 EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = (
@@ -33,7 +33,7 @@ NOT_ONE = (
 )
 ASK = b'{"IN": 1, "id": "q"}'
 INFER = b'{"id":"q","inputs":[{"name":"IN","datatype":"INT32","shape":[1],"data":[1]}]}'
-OPTIONS = HttpOptions(MAX_JSON, header_pattern=re.compile("(?i)^x-"))
+OPTIONS = HttpSettings(max_json=MAX_JSON, header_pattern=re.compile("(?i)^x-"))
 
 
 class Models:

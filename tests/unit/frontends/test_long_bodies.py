@@ -19,13 +19,13 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.memory import MemoryBudget
 from modserve.core.tensor import Tensor, digest_ahead
 from modserve.frontends.http import incoming
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
 from modserve.frontends.threads import RequestMemory, on_thread
 from modserve.protocol import generate, http_infer, predict_v1, repository
+from modserve.settings import HttpSettings
 
-OPTIONS = HttpOptions(64 * 1024 * 1024)
+OPTIONS = HttpSettings(max_json=64 * 1024 * 1024)
 MEGABYTE = 1024 * 1024
 
 

@@ -13,16 +13,16 @@ from puppet_server import JSON_BODY, Client, PuppetLoader, PuppetServable, reque
 from modserve.core.errors import unavailable
 from modserve.core.version import ModelId
 from modserve.frontends.http import generate, infer, v1
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
 from modserve.protocol import generate as generate_codec
 from modserve.protocol import http_infer, predict_v1
 from modserve.repository.manager import ModelManager
 from modserve.server import Server
+from modserve.settings import HttpSettings
 from modserve.testing import write_model
 
-OPTIONS = HttpOptions(1 << 20)
+OPTIONS = HttpSettings(max_json=1 << 20)
 GENERATE = b'{"INPUT0": [1, 2], "INPUT1": [10, 10]}'
 INSTANCES = b'{"instances": [' + b",".join([b'{"INPUT0": [1, 2], "INPUT1": [10, 10]}'] * 24) + b"]}"
 

@@ -7,11 +7,10 @@ import grpc
 
 from modserve.frontends.certificates import Certificates, Identity
 from modserve.server import Server
-from modserve.settings import TlsFiles
+from modserve.settings import GrpcSettings, TlsFiles
 
 from .arguments import channel_arguments
 from .border import Border
-from .options import GrpcOptions
 from .service import call_table
 from .stream import InferStreams
 
@@ -45,7 +44,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 class GrpcListener:
     """Serves `server` on one port."""
 
-    def __init__(self, server: Server, address: str, port: int, options: GrpcOptions) -> None:
+    def __init__(self, server: Server, address: str, port: int, options: GrpcSettings) -> None:
         self._address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         self._tls = options.tls
         _log.addFilter(_is_news)
@@ -54,9 +53,9 @@ class GrpcListener:
             server,
             options.header_pattern,
             server_timing=options.server_timing,
-            max_message=options.max_message,
+            max_message=options.max_message or 0,
         )
-        self._border = Border(server, max_message=options.max_message)
+        self._border = Border(server, max_message=options.max_message or 0)
         self._table = call_table(server, self._streams, options, self._border)
         self._grpc.add_generic_rpc_handlers((self._table,))
 

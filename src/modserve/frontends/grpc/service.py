@@ -33,17 +33,17 @@ from modserve.protocol import (
 from modserve.protocol.long_messages import Tensors
 from modserve.protocol.restricted import RPC_CATEGORY
 from modserve.server import FutureSink, Server
+from modserve.settings import GrpcSettings
 
 from . import tracing
 from .border import Border, Call, CallTable, Context, DeadlinePassedError
 from .health import HealthService
-from .options import GrpcOptions
 from .reading import Held, parse, read_request
 from .reflection import SERVICES as REFLECTION
 from .reflection import ReflectionService
 from .stream import InferStreams
 
-_DEFAULTS = GrpcOptions()
+_DEFAULTS = GrpcSettings()
 _NO_PLACES: Mapping[str, Place] = {}
 _NO_COUNTS: Mapping[str, int] = {}
 
@@ -51,7 +51,7 @@ _NO_COUNTS: Mapping[str, int] = {}
 class InferenceService:
     """The calls that are served, each named like its RPC: message in, message out; raises `ModserveError`."""
 
-    def __init__(self, server: Server, options: GrpcOptions) -> None:
+    def __init__(self, server: Server, options: GrpcSettings) -> None:
         self._server = server
         self._header_pattern = options.header_pattern
         self._server_timing = options.server_timing
@@ -213,7 +213,7 @@ def _encoded(
 def call_table(
     server: Server,
     streams: InferStreams | None = None,
-    options: GrpcOptions = _DEFAULTS,
+    options: GrpcSettings = _DEFAULTS,
     border: Border | None = None,
 ) -> CallTable:
     """All that the port serves; RPCs that are not served yet answer UNIMPLEMENTED and say so."""

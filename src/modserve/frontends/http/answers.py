@@ -11,10 +11,10 @@ from pydantic.json_schema import models_json_schema
 from modserve.protocol import deadlines, header_forwarding
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.status import MIME_JSON
+from modserve.settings import HttpSettings
 
 from .asgi import HEADERS_AS_SENT
 from .infer import check_json_size
-from .options import HttpOptions
 
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 
@@ -84,7 +84,7 @@ def json_answer(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type=MIME_JSON)
 
 
-def forwarded_headers(request: Request, options: HttpOptions) -> Forwarded:
+def forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
     """The request's headers that become parameters of an inference request."""
     if options.header_pattern is None:
         return ()

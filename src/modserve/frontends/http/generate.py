@@ -16,11 +16,11 @@ from modserve.protocol import generate as codec
 from modserve.protocol import header_forwarding, http_infer, limits
 from modserve.protocol.status import MIME_JSON
 from modserve.protocol.streams import EVENTS
+from modserve.settings import HttpSettings
 
 from .answers import ERRORS, Described, answers, deadline_ns, forwarded_headers, read_body
 from .gone import unless_gone
 from .infer import LARGE_JSON
-from .options import HttpOptions
 from .streams import Outcome, StreamCall, StreamedAnswer, Streams, borrowed, next_message
 
 
@@ -55,7 +55,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-def router(options: HttpOptions, streams: Streams) -> APIRouter:
+def router(options: HttpSettings, streams: Streams) -> APIRouter:
     """The routes of both calls."""
     found = APIRouter()
 
@@ -98,7 +98,7 @@ def router(options: HttpOptions, streams: Streams) -> APIRouter:
 
 
 async def _begun(
-    request: Request, model: str, version: int | None, options: HttpOptions, streams: Streams
+    request: Request, model: str, version: int | None, options: HttpSettings, streams: Streams
 ) -> StreamCall:
     """The request in the hands of its model. Raises what is wrong with it."""
     now_ns = time.monotonic_ns()

@@ -33,9 +33,9 @@ from modserve.protocol.deadlines import Timeouts
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http_infer import Body, Reply
 from modserve.server import Server
+from modserve.settings import HttpSettings
 
 from . import tracing
-from .options import HttpOptions
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class InferCall(OneAnswer):
         version: int | None,
         head: InferHead,
         body: Buffer,
-        options: HttpOptions,
+        options: HttpSettings,
         loop: asyncio.AbstractEventLoop,
         received_ns: int = 0,
     ) -> None:
@@ -292,7 +292,7 @@ def read_request(
     version: int | None,
     head: InferHead,
     body: Buffer | Inflater,
-    options: HttpOptions,
+    options: HttpSettings,
     now_ns: int,
     lend: Lend,
     take: Callable[[int], None] | None = None,

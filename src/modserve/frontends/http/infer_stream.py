@@ -16,11 +16,11 @@ from modserve.protocol import streams as framings
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http_infer import Reply
 from modserve.protocol.streams import EVENTS, LINES
+from modserve.settings import HttpSettings
 
 from .answers import ERRORS, forwarded_headers, raw_header
 from .gone import unless_gone
 from .infer import InferHead, inflated, is_long, read_request
-from .options import HttpOptions
 from .streams import Encode, Outcome, StreamCall, StreamedAnswer, Streams, borrowed, next_message
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -32,7 +32,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def router(options: HttpOptions, streams: Streams, body: dict[str, Any]) -> APIRouter:
+def router(options: HttpSettings, streams: Streams, body: dict[str, Any]) -> APIRouter:
     """The routes; `body` documents the request, which is that of ``infer``."""
     found = APIRouter()
 
@@ -71,7 +71,7 @@ def router(options: HttpOptions, streams: Streams, body: dict[str, Any]) -> APIR
 
 
 async def _read(
-    call: StreamCall, version: int | None, request: Request, options: HttpOptions, now_ns: int
+    call: StreamCall, version: int | None, request: Request, options: HttpSettings, now_ns: int
 ) -> tuple[InferenceRequest, Reply]:
     head = InferHead(
         raw_header(request, http_infer.HEADER_LENGTH),

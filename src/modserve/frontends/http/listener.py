@@ -7,9 +7,9 @@ from typing import Any
 
 from modserve.frontends.certificates import Certificates
 from modserve.server import Server
+from modserve.settings import HttpSettings
 
 from .connection import Connection
-from .options import HttpOptions
 from .rest import create_app
 from .site import Site
 from .streams import Streams
@@ -31,7 +31,9 @@ questions without an answer: a client that has vanished costs nothing after two 
 class HttpListener:
     """Serves `server` on one port. `tasks` is the parent of the application's tasks."""
 
-    def __init__(self, server: Server, address: str, port: int, options: HttpOptions, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, server: Server, address: str, port: int, options: HttpSettings, tasks: asyncio.TaskGroup
+    ) -> None:
         self._server = server
         self._address = address
         self._port = port

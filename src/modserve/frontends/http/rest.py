@@ -32,6 +32,7 @@ from modserve.protocol import (
 from modserve.protocol.http_infer import Body
 from modserve.protocol.status import MIME_JSON
 from modserve.server import Phase, Server
+from modserve.settings import HttpSettings
 
 from . import docs, generate, infer_stream, methods, v1
 from .answers import (
@@ -48,7 +49,6 @@ from .answers import (
     read_body,
 )
 from .infer import LARGE_JSON, InferCall, InferHead
-from .options import HttpOptions
 from .restricted import RestrictedApp
 from .shared_memory import shared_memory_router
 from .streams import Streams
@@ -199,7 +199,7 @@ class _App(FastAPI):
         return super().openapi()
 
 
-def create_app(server: Server, options: HttpOptions) -> FastAPI:
+def create_app(server: Server, options: HttpSettings) -> FastAPI:
     """The application over `server`. Its ``state.streams`` are the `Streams` that are open."""
     max_json = options.max_json
     app = _App(
@@ -380,7 +380,7 @@ def _logging(server: Server, max_json: int) -> APIRouter:
     return router
 
 
-def _inference(server: Server, options: HttpOptions) -> APIRouter:
+def _inference(server: Server, options: HttpSettings) -> APIRouter:
     router = APIRouter()
 
     async def infer(request: Request, model: str, version: int | None = None) -> Response:

@@ -12,8 +12,8 @@ from email.utils import formatdate
 from typing import Any, Protocol, TypeAlias
 
 from modserve.server import Server
+from modserve.settings import HttpSettings
 
-from .options import HttpOptions
 from .responses import BINARY_HEAD, JSON_HEAD, dated
 from .routes import InferRoute
 
@@ -123,7 +123,7 @@ class Site:
         app: AsgiApp,
         tasks: asyncio.TaskGroup,
         loop: asyncio.AbstractEventLoop,
-        options: HttpOptions,
+        options: HttpSettings,
     ) -> None:
         self.server = server
         self.memory = server.memory

@@ -26,12 +26,12 @@ from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.predict_v1 import Prediction
 from modserve.protocol.status import MIME_JSON
 from modserve.server import Phase, Server
+from modserve.settings import HttpSettings
 
 from . import docs
 from .answers import ERRORS, Described, ErrorAnswer, answer, answers, deadline_ns, forwarded_headers, json_answer
 from .gone import unless_gone
 from .infer import check_json_size, inflated
-from .options import HttpOptions
 from .streams import borrowed
 from .tracing import traced
 
@@ -108,7 +108,7 @@ _LABEL = _MODEL + "/labels/{label}"
 _CALLS = (":predict", ":classify", ":regress", ":explain")
 
 
-def router(server: Server, options: HttpOptions) -> APIRouter:
+def router(server: Server, options: HttpSettings) -> APIRouter:
     """The routes of both dialects."""
     found = APIRouter()
     _add_inference(found, server, options)
@@ -117,7 +117,7 @@ def router(server: Server, options: HttpOptions) -> APIRouter:
     return found
 
 
-def _add_inference(found: APIRouter, server: Server, options: HttpOptions) -> None:
+def _add_inference(found: APIRouter, server: Server, options: HttpSettings) -> None:
     async def predict(request: Request, model: str, version: int | None = None) -> Response:
         """Run an inference on `instances` (row format) or `inputs` (column format)."""
         now_ns = time.monotonic_ns()
@@ -254,7 +254,7 @@ async def _predict(
     version: int | None,
     request: Request,
     body: bytes,
-    options: HttpOptions,
+    options: HttpSettings,
     now_ns: int,
 ) -> Response:
     coding = request.headers.get("content-encoding")
@@ -276,7 +276,7 @@ async def _answered(
     version: int | None,
     request: Request,
     asked: Prediction,
-    options: HttpOptions,
+    options: HttpSettings,
     now_ns: int,
 ) -> Response:
     parts = predict_v1.batches(servable.config, asked.inputs)
@@ -294,7 +294,7 @@ async def _answered(
 
 
 def _read(
-    servable: Servable, body: bytes | Inflater, options: HttpOptions, take: Callable[[int], None] | None = None
+    servable: Servable, body: bytes | Inflater, options: HttpSettings, take: Callable[[int], None] | None = None
 ) -> Prediction:
     if isinstance(body, Inflater):
         body = body.read_all() if take is None else body.read_all(take)
