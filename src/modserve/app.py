@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -21,8 +21,6 @@ from .core.servable import Servable
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
 from .frontends.grpc.aio import GrpcListener
-from .frontends.grpc.options import Connections, GrpcOptions
-from .frontends.http.options import HttpOptions
 from .frontends.http.wire.listener import HttpListener
 from .frontends.metrics import MetricsListener
 from .models.advice import absent_backends
@@ -41,7 +39,7 @@ from .resources.machine_memory import allowed_memory
 from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
 from .server import Server
-from .settings import Settings
+from .settings import GrpcSettings, HttpSettings, Settings
 
 _log = logging.getLogger(__name__)
 
@@ -55,9 +53,9 @@ class InferenceServer(Server):
             response = await server.infer("simple", {"INPUT0": a, "INPUT1": b})
             print(response.outputs["OUTPUT0"].array)
 
-    Entering loads all models; those that fail are listed by `index` with the reason. Leaving finishes what is in
-    flight, for at most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones; `logs`
-    is what clients may change by the log settings calls, which are refused without it.
+    Entering loads all models; `index` lists those that fail, with the reason. Leaving finishes what is in flight, for
+    at most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones. Clients may change
+    `logs` by the log settings calls, which are refused without it.
     """
 
     def __init__(
@@ -130,67 +128,34 @@ class InferenceServer(Server):
 
 
 def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
-    """What each of the backends `names` is told: the options for all backends, over which its own go."""
-    given = settings.backend_config
-    return {name: {**given.get("", {}), **given.get(name, {})} for name in names}
+    """The options of each of the backends `names`: its own, over those for all backends."""
+    by_backend = settings.backend_config
+    return {name: {**by_backend.get("", {}), **by_backend.get(name, {})} for name in names}
 
 
 def request_memory_limit(settings: Settings) -> int:
-    """Bytes that all requests together may hold: half of the process's memory if the settings do not say."""
+    """Bytes that all requests together may hold: half of the process's memory if nothing is set."""
     return allowed_memory() // 2 if settings.request_memory_limit is None else settings.request_memory_limit
 
 
+def http_settings(settings: Settings) -> HttpSettings:
+    """How HTTP is served, with no more connections than the process may open files for."""
+    return replace(settings.http, max_connections=open_files.connections(settings.http.max_connections))
+
+
 _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
-"""By default: tensors of 300 MB are within it, and none holds the event loop for much longer than half a second."""
+"""By default: it has room for tensors of 300 MB, and none holds the event loop for much longer than half a second."""
 
 
-def grpc_message_limit(settings: Settings) -> int:
-    """Bytes of a message from a gRPC client, 0 for any number.
+def grpc_settings(settings: Settings) -> GrpcSettings:
+    """How gRPC is served, with a limit on messages.
 
-    The library copies a message several times as it arrives, on the event loop's thread: a second for each GiB, and
-    four times the memory.
+    The library copies a message several times as it arrives, on the event loop's thread: that takes a second for each
+    GiB, and four times the memory.
     """
     if settings.grpc.max_message is not None:
-        return settings.grpc.max_message
-    return min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8)
-
-
-def http_options(settings: Settings) -> HttpOptions:
-    return HttpOptions(
-        max_json=settings.http.max_json,
-        max_connections=open_files.connections(settings.http.max_connections),
-        idle_timeout=settings.http.idle_timeout,
-        client_timeout=settings.http.client_timeout,
-        restrictions=settings.http.restrictions,
-        tls=settings.http.tls,
-        reuse_port=settings.http.reuse_port,
-        header_pattern=settings.http.header_pattern,
-        cors_origins=settings.http.cors_origins,
-        server_timing=settings.http.server_timing,
-    )
-
-
-def grpc_options(settings: Settings) -> GrpcOptions:
-    return GrpcOptions(
-        restrictions=settings.grpc.restrictions,
-        tls=settings.grpc.tls,
-        reuse_port=settings.grpc.reuse_port,
-        compression=settings.grpc.compression,
-        max_message=grpc_message_limit(settings),
-        max_streams=settings.grpc.max_streams,
-        connections=Connections(
-            keepalive_time=settings.grpc.keepalive_time,
-            keepalive_timeout=settings.grpc.keepalive_timeout,
-            keepalive_permit_without_calls=settings.grpc.keepalive_permit_without_calls,
-            max_pings_without_data=settings.grpc.max_pings_without_data,
-            min_recv_ping_interval_without_data=settings.grpc.min_recv_ping_interval_without_data,
-            max_ping_strikes=settings.grpc.max_ping_strikes,
-            max_age=settings.grpc.max_age,
-            max_age_grace=settings.grpc.max_age_grace,
-        ),
-        header_pattern=settings.grpc.header_pattern,
-        server_timing=settings.grpc.server_timing,
-    )
+        return settings.grpc
+    return replace(settings.grpc, max_message=min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +178,8 @@ async def serve(
 
     The ports open first and `on_open` is called, then the models load and `on_loaded` is called. On the first signal:
     not ready, accept nothing new, finish what is in flight for at most `exit_timeout_secs`, return 0 (1 if the time was
-    too short). On a second signal the process exits at once. Also 1 if a port or repository can not be opened, or, with
-    `exit_on_error`, a model fails to load. `logs` is what clients may change by the log settings calls.
+    too short). On a second signal the process exits at once. Also 1 if a port or repository cannot be opened, or, with
+    `exit_on_error`, a model fails to load. Clients may change `logs` by the log settings calls.
     """
     stopping = asyncio.Event()
     _handle_signals(stopping)
@@ -265,7 +230,7 @@ def stopping_line(in_flight: Mapping[str, int], seconds: int) -> str:
 async def _load(
     server: InferenceServer, settings: Settings, freezer: Freezer, on_loaded: Callable[[InferenceServer], None]
 ) -> bool:
-    """Load everything; False if the server should not go on."""
+    """Load everything; False if the server should stop."""
     try:
         await server.load()
     except ModserveError as error:
@@ -350,9 +315,9 @@ class FrontEnds:
         self._grpc: GrpcListener | None = None
         self._metrics: MetricsListener | None = None
         if settings.http.allow:
-            self._http = HttpListener(server, settings.http.address, settings.http.port, http_options(settings), tasks)
+            self._http = HttpListener(server, settings.http.address, settings.http.port, http_settings(settings), tasks)
         if settings.grpc.allow:
-            self._grpc = GrpcListener(server, settings.grpc.address, settings.grpc.port, grpc_options(settings))
+            self._grpc = GrpcListener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
         if settings.allow_metrics:
             registry = prometheus.registry(server.ready_models, self._figures)
             registry.register(watchdog)
@@ -375,7 +340,7 @@ class FrontEnds:
         """Open every port. Raises PortError, or CertificateError."""
         settings = self._settings
         if self._grpc and not settings.grpc.reuse_port:
-            # Asked beforehand, since gRPC's library writes lines of its own to standard error when it fails.
+            # Tried beforehand, since gRPC's library writes lines of its own to standard error when it fails.
             with _opening("gRPC", settings.grpc.address, settings.grpc.port):
                 await probe_port(settings.grpc.address, settings.grpc.port)
         with _opening("HTTP", settings.http.address, settings.http.port):
@@ -417,7 +382,7 @@ class FrontEnds:
 
 
 async def _stop_grpc(listener: GrpcListener, grace: float, keepers: Sequence[Servable]) -> None:
-    """Sequences that have begun go on over the streams that are open: those are told to end when these have."""
+    """Let sequences that have begun go on over the open streams until they end, and then end the streams."""
     loop = asyncio.get_running_loop()
     end = loop.time() + grace
     try:

@@ -21,12 +21,12 @@ from modserve.core.response import InferenceResponse, Outcome, SingleResponseSin
 from modserve.core.servable import Handle, Servable, submit_traced
 from modserve.core.shared_memory import RegionLease
 from modserve.core.tracing import RequestTrace
+from modserve.frontends.offload import RequestMemory, is_long_response
 from modserve.protocol import reply
 from modserve.protocol.http import server_timing
 from modserve.protocol.reply import Reply
 from modserve.server import Server
-
-from .offload import Limits, RequestMemory, is_long_response
+from modserve.settings import Limits
 
 
 class Wire(NamedTuple):

@@ -1,5 +1,6 @@
 """Every setting of a server, and the only place that reads the command line, the environment and option files."""
 
+from .limits import Limits
 from .options import OptionError
 from .reading import CommandLine, from_command_line
 from .settings import OPTIONS, GrpcSettings, HttpSettings, Settings, TlsFiles
@@ -10,6 +11,7 @@ __all__ = [
     "CommandLine",
     "GrpcSettings",
     "HttpSettings",
+    "Limits",
     "OptionError",
     "Settings",
     "TlsFiles",

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass as validated_dataclass
 from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.core.trace_settings import TraceLevel, TraceSettings
 
+from .limits import Limits
 from .options import Option, did_you_mean, option, options_of
 from .values import (
     AnyFlag,
@@ -84,6 +85,9 @@ class FrontEndSettings:
     server_timing: bool = option(
         False, "Report what each inference has cost with its response, over HTTP and gRPC.", "server-timing"
     )
+
+    limits: Limits = Limits()
+    """How much work is done on the event loop."""
 
     @property
     def tls(self) -> TlsFiles | None:

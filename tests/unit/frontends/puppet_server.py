@@ -26,10 +26,8 @@ from modserve.core.version import ModelId
 from modserve.frontends.grpc.aio import CallTable
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.inflating import Inflating
-from modserve.frontends.grpc.options import GrpcOptions
 from modserve.frontends.grpc.service import rpc_table
 from modserve.frontends.grpc.stream import InferStreams
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.connection import Connection
 from modserve.frontends.http.wire.context import AsgiApp, HttpContext
@@ -39,6 +37,7 @@ from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable
 from modserve.server import Server
+from modserve.settings import GrpcSettings, HttpSettings
 from modserve.testing import config, write_model
 
 MAX_JSON = 4096
@@ -167,14 +166,14 @@ def server_over(
     return Server(manager, local_repositories([repository]), name="modserve", logs=logs, memory=memory)
 
 
-def infer_streams(server: Server, options: GrpcOptions = GrpcOptions()) -> InferStreams:  # noqa: B008  # frozen
+def infer_streams(server: Server, options: GrpcSettings = GrpcSettings()) -> InferStreams:  # noqa: B008  # frozen
     return InferStreams(server, options, Inflating(server.memory, 0, options.limits))
 
 
 def call_table(
     server: Server,
     streams: InferStreams | None = None,
-    options: GrpcOptions = GrpcOptions(),  # noqa: B008  # frozen
+    options: GrpcSettings = GrpcSettings(),  # noqa: B008  # frozen
     dispatcher: Dispatcher | None = None,
 ) -> CallTable:
     """What the gRPC port serves, as the library sees it."""
@@ -350,7 +349,7 @@ async def stage(
     app: AsgiApp | None = plain_app,
     *,
     automatic: bool = True,
-    options: HttpOptions = HttpOptions(MAX_JSON),  # noqa: B008  # frozen
+    options: HttpSettings = HttpSettings(max_json=MAX_JSON),  # noqa: B008  # frozen
 ) -> AsyncIterator[Stage]:
     """A site whose tasks have ended when the block has; without an `app`, that of the REST surface."""
     loader = PuppetLoader()

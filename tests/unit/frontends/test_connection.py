@@ -23,9 +23,9 @@ from puppet_server import (
     stage,
 )
 
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.wire.reader import Reader
 from modserve.protocol.restricted import Restriction
+from modserve.settings import HttpSettings
 
 GET = request("GET", "/hello?a=1")
 HELLO = b"GET /hello ? a=1 = "
@@ -782,12 +782,12 @@ async def test_a_head_is_another_if_a_line_that_matters_differs(tmp_path: Path, 
 @pytest.mark.parametrize(
     "options",
     [
-        HttpOptions(MAX_JSON, header_pattern=re.compile("x-request-id", re.IGNORECASE)),
-        HttpOptions(MAX_JSON, restrictions={"inference": Restriction("X-Request-Id", "1", "API")}),
+        HttpSettings(max_json=MAX_JSON, header_pattern=re.compile("x-request-id", re.IGNORECASE)),
+        HttpSettings(max_json=MAX_JSON, restrictions={"inference": Restriction("X-Request-Id", "1", "API")}),
     ],
     ids=["forwarded", "restricted"],
 )
-async def test_a_line_that_matters_here_is_not_left_out(tmp_path: Path, options: HttpOptions) -> None:
+async def test_a_line_that_matters_here_is_not_left_out(tmp_path: Path, options: HttpSettings) -> None:
     async with stage(tmp_path, options=options) as on:
         client = on.connect()
         client.send(infer(X_Request_Id="1"), infer(X_Request_Id="2"))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from puppet_server import JSON_ANSWER, MAX_JSON, Client, infer, request, stage
 
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.wire import connection
+from modserve.settings import HttpSettings
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 HELLO = request("GET", "/hello")
@@ -162,7 +162,7 @@ async def test_one_that_has_gone_cancels_its_request(
     tmp_path: Path, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_LOOK", 0)
-    async with stage(tmp_path, automatic=False, options=HttpOptions(MAX_JSON)) as on:
+    async with stage(tmp_path, automatic=False, options=HttpSettings(max_json=MAX_JSON)) as on:
         client = on.connect()
         client.send(infer())
         opened = FakeSocket()

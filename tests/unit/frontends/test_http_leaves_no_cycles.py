@@ -31,13 +31,13 @@ from modserve.core.errors import ModserveError, internal
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.disconnect import unless_gone
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.frontends.offload import on_thread
+from modserve.settings import HttpSettings
 
-OPTIONS = HttpOptions(64 * 1024 * 1024)
+OPTIONS = HttpSettings(max_json=64 * 1024 * 1024)
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,12 @@ from puppet_server import (
 
 from modserve.core import tensor as tensors
 from modserve.core.response import InferenceResponse
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.offload import Limits
 from modserve.protocol import compression
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body, encode_response
 from modserve.protocol.reply import Reply
+from modserve.settings import HttpSettings, Limits
 
 PATH = "/v2/models/simple/infer"
 HEADER = "Inference-Header-Content-Length"
@@ -124,7 +123,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """Over a loaded server of its own. Making one takes a while."""
     server = server_over(tmp_path_factory.mktemp("repository"), PuppetLoader())
     asyncio.run(server.load())
-    return create_app(server, HttpOptions(MAX_JSON))
+    return create_app(server, HttpSettings(max_json=MAX_JSON))
 
 
 async def through_the_application(app: FastAPI, path: str, body: bytes, headers: dict[str, str]) -> Answer:
@@ -186,7 +185,7 @@ async def test_an_answer_that_can_not_be_compressed(
         raise MemoryError
 
     monkeypatch.setattr(compression, "encode", broken)
-    async with stage(tmp_path, options=HttpOptions(MAX_JSON, limits=Limits(elements=limit))) as on:
+    async with stage(tmp_path, options=HttpSettings(max_json=MAX_JSON, limits=Limits(elements=limit))) as on:
         answer = await through_a_connection(on, [wire(*REQUESTS["answer in gzip"])])
     assert (answer.status, answer.body) == (500, b'{"error":"unforeseen MemoryError: "}')
 

@@ -19,11 +19,10 @@ from modserve.core.errors import internal, invalid
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
-from modserve.frontends.offload import Limits
 from modserve.protocol.json import json_data
+from modserve.settings import HttpSettings, Limits
 
 EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = (
@@ -32,7 +31,7 @@ NOT_ONE = (
 )
 ASK = b'{"IN": 1, "id": "q"}'
 INFER = b'{"id":"q","inputs":[{"name":"IN","datatype":"INT32","shape":[1],"data":[1]}]}'
-OPTIONS = HttpOptions(MAX_JSON, header_pattern=re.compile("(?i)^x-"))
+OPTIONS = HttpSettings(max_json=MAX_JSON, header_pattern=re.compile("(?i)^x-"))
 
 
 class Models:

@@ -13,12 +13,12 @@ import pytest
 from puppet_server import JSON_ANSWER, JSON_BODY, MAX_JSON, Client, Stage, infer, infer_binary, request, stage
 
 from garbage import garbage_left
-from modserve.frontends.http.options import HttpOptions
 from modserve.protocol.restricted import Restriction
+from modserve.settings import HttpSettings
 
 GET = request("GET", "/hello")
 KIB = 1024
-TIMES = HttpOptions(MAX_JSON, max_connections=3, idle_timeout=100, client_timeout=10)
+TIMES = HttpSettings(max_json=MAX_JSON, max_connections=3, idle_timeout=100, client_timeout=10)
 
 
 def message(client: Client) -> str:
@@ -46,7 +46,7 @@ BODY_AS_CHUNK = b"%x\r\n%b\r\n0\r\n" % (len(JSON_BODY), JSON_BODY)
 
 @pytest.mark.parametrize("target", ["/v2/models/simple/infer", "/v2/models/simple/generate"])
 async def test_a_trailer_opens_no_restricted_call(tmp_path: Path, target: str) -> None:
-    options = HttpOptions(MAX_JSON, restrictions={"inference": Restriction("key", "open", "API")})
+    options = HttpSettings(max_json=MAX_JSON, restrictions={"inference": Restriction("key", "open", "API")})
     async with stage(tmp_path, None, options=options) as on:
         client = on.connect()
         head = request(target=target, Transfer_Encoding="chunked")
@@ -412,7 +412,7 @@ async def test_a_response_that_nobody_reads(tmp_path: Path, closing: bool, block
 
 
 async def test_no_time_is_all_time(tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
+    async with stage(tmp_path, options=HttpSettings(idle_timeout=0, client_timeout=0)) as on:
         idle, slow = on.connect(), on.connect()
         slow.send(b"GET /")
         look(on, 0, 10.0**9)
@@ -539,7 +539,7 @@ async def test_a_request_in_flight_whose_client_goes(tmp_path: Path) -> None:
         await receive()
         await go.wait()
 
-    async with stage(tmp_path, app, options=HttpOptions()) as on:
+    async with stage(tmp_path, app, options=HttpSettings()) as on:
         client = on.connect()
         client.send(request(target="/other", body=bytes(LARGE)))
         assert on.server.memory.held == LARGE

@@ -18,15 +18,15 @@ from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
 from modserve.core.memory import MemoryBudget
 from modserve.core.tensor import Tensor, digest_ahead
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire import body as incoming_body
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.frontends.offload import RequestMemory, on_thread
 from modserve.protocol.control import repository
 from modserve.protocol.http import generate, infer_request, v1_predict_request
+from modserve.settings import HttpSettings
 
-OPTIONS = HttpOptions(64 * 1024 * 1024)
+OPTIONS = HttpSettings(max_json=64 * 1024 * 1024)
 MEGABYTE = 1024 * 1024
 
 

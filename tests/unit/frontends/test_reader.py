@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from puppet_server import JSON_BODY, infer, infer_binary, request
 
 from modserve.core.memory import MemoryBudget
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.wire import head as head_module
 from modserve.frontends.http.wire import head_memory
 from modserve.frontends.http.wire.head import RefusedRequestError
@@ -20,12 +19,13 @@ from modserve.frontends.http.wire.reader import BODY, HEAD, IDLE, Reader
 from modserve.protocol.http import deadlines
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.restricted import Restriction
+from modserve.settings import HttpSettings
 
 OPTIONS = {
-    "plain": HttpOptions(300),
-    "forwarded": HttpOptions(300, header_pattern=re.compile("x-|trace|length", re.IGNORECASE)),
-    "restricted": HttpOptions(300, restrictions={"inference": Restriction("X-Key", "open", "API")}),
-    "cross-origin": HttpOptions(300, cors_origins=frozenset({"http://a"})),
+    "plain": HttpSettings(max_json=300),
+    "forwarded": HttpSettings(max_json=300, header_pattern=re.compile("x-|trace|length", re.IGNORECASE)),
+    "restricted": HttpSettings(max_json=300, restrictions={"inference": Restriction("X-Key", "open", "API")}),
+    "cross-origin": HttpSettings(max_json=300, cors_origins=frozenset({"http://a"})),
 }
 
 
@@ -48,11 +48,11 @@ class Counting(HeadMemory):
 Event = tuple[RequestHead, bytes] | tuple[int, str, bytes]
 
 
-def reader_with(heads: HeadMemory, options: HttpOptions = OPTIONS["plain"], limit: int = 0) -> Reader:
+def reader_with(heads: HeadMemory, options: HttpSettings = OPTIONS["plain"], limit: int = 0) -> Reader:
     return Reader(heads, options, MemoryBudget(limit))
 
 
-def memory(options: HttpOptions = OPTIONS["plain"], limit: int = 0) -> Counting:
+def memory(options: HttpSettings = OPTIONS["plain"], limit: int = 0) -> Counting:
     return Counting(options, MemoryBudget(limit))
 
 

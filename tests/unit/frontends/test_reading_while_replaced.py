@@ -12,16 +12,15 @@ from puppet_server import JSON_BODY, Client, PuppetLoader, PuppetServable, reque
 
 from modserve.core.errors import unavailable
 from modserve.core.version import ModelId
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
-from modserve.frontends.offload import Limits
 from modserve.protocol.http import generate as generate_codec
 from modserve.protocol.http import infer_request, v1_predict_request
 from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable
 from modserve.server import Server
+from modserve.settings import HttpSettings, Limits
 from modserve.testing import write_model
 
 GENERATE = b'{"INPUT0": [1, 2], "INPUT1": [10, 10]}'
@@ -71,7 +70,7 @@ class Bench:
 @asynccontextmanager
 async def benched(repository: Path, **limits: int) -> AsyncIterator[Bench]:
     """Reads everything on a thread, unless `limits` differ."""
-    options = HttpOptions(1 << 20, limits=Limits(**(limits or {"json": 0})))
+    options = HttpSettings(max_json=1 << 20, limits=Limits(**(limits or {"json": 0})))
     loader = PuppetLoader()
     for name in loader.models:
         write_model(repository, name)

@@ -8,20 +8,20 @@ from fastapi import FastAPI
 from puppet_server import JSON_ANSWER, JSON_BODY, PuppetLoader, Stage, infer, request, server_over, stage
 from starlette.routing import Route
 
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.restricted import path_category
 from modserve.protocol.restricted import CATEGORIES, OPEN_PATHS, PATH_CATEGORY, http_restrictions
+from modserve.settings import HttpSettings
 
 REFUSED = b'{"error":"This API is restricted, expecting header \'%b\'"}'
-OPTIONS = HttpOptions(
+OPTIONS = HttpSettings(
     restrictions=http_restrictions({category: (f"{category}-key", "open") for category in CATEGORIES})
 )
 
 
 @pytest.fixture
 def app(tmp_path: Path) -> FastAPI:
-    return create_app(server_over(tmp_path, PuppetLoader()), HttpOptions())
+    return create_app(server_over(tmp_path, PuppetLoader()), HttpSettings())
 
 
 def test_every_path_that_is_served_has_a_category_or_is_open(app: FastAPI) -> None:
@@ -149,7 +149,7 @@ async def test_a_head_that_was_refused_is_not_remembered_for_the_next(restricted
 
 
 async def test_a_category_that_is_not_restricted_is_open(tmp_path: Path) -> None:
-    options = HttpOptions(restrictions=http_restrictions({"logging": ("key", "open")}))
+    options = HttpSettings(restrictions=http_restrictions({"logging": ("key", "open")}))
     async with stage(tmp_path, None, options=options) as found:
         assert (await ask(found, infer()))[0] == 200
         assert (await ask(found, request("GET", "/v2/health/ready")))[0] == 200

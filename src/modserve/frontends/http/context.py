@@ -2,8 +2,7 @@
 
 from modserve.protocol.http.infer_request import JsonHeads
 from modserve.server import Server
-
-from .options import HttpOptions
+from modserve.settings import HttpSettings
 
 
 class CallContext:
@@ -11,7 +10,7 @@ class CallContext:
 
     __slots__ = ("heads", "limits", "max_json", "options", "server", "server_timing")
 
-    def __init__(self, server: Server, options: HttpOptions) -> None:
+    def __init__(self, server: Server, options: HttpSettings) -> None:
         self.server = server
         self.options = options
         self.limits = options.limits

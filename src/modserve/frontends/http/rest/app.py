@@ -19,14 +19,14 @@ from modserve.core.lifecycle import IndexEntry
 from modserve.core.version import parse_requested
 from modserve.frontends.http.context import CallContext
 from modserve.frontends.http.infer import InferCall
-from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.offload import Limits, on_thread
+from modserve.frontends.offload import on_thread
 from modserve.protocol import compression, failures
 from modserve.protocol.control import logging_settings, metadata, repository, statistics
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
+from modserve.settings import HttpSettings, Limits
 
 from . import docs, generate, infer_stream, methods, v1
 from .messages import infer_head, json_response, read_body
@@ -86,7 +86,7 @@ class _App(FastAPI):
         return super().openapi()
 
 
-def create_app(server: Server, options: HttpOptions) -> FastAPI:
+def create_app(server: Server, options: HttpSettings) -> FastAPI:
     """The application over `server`. Its ``state.streams`` are the `Streams` that are open."""
     max_json, limits, context = options.max_json, options.limits, CallContext(server, options)
     app = _App(

@@ -3,7 +3,6 @@
 import orjson
 from fastapi import Request, Response
 
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.wire.asgi import HEADERS_AS_SENT
 from modserve.protocol import header_forwarding
 from modserve.protocol.header_forwarding import Forwarded
@@ -11,6 +10,7 @@ from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.json.json_text import MIME_JSON
+from modserve.settings import HttpSettings
 
 
 async def read_body(request: Request, max_json: int) -> bytes:
@@ -24,7 +24,7 @@ def json_response(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type=MIME_JSON)
 
 
-def forwarded_headers(request: Request, options: HttpOptions) -> Forwarded:
+def forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
     """The request's headers that become parameters of an inference request."""
     if options.header_pattern is None:
         return ()
@@ -37,7 +37,7 @@ def deadline_ns(request: Request, now_ns: int) -> int:
     return deadlines.deadline_ns(deadlines.timeouts(request.headers.items()), now_ns)
 
 
-def infer_head(request: Request, options: HttpOptions, response_encoding: str | None = None) -> RequestHead:
+def infer_head(request: Request, options: HttpSettings, response_encoding: str | None = None) -> RequestHead:
     """What the headers of an inference request say of its body and its response."""
     headers = request.headers
     return RequestHead(

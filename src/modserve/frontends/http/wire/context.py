@@ -11,8 +11,8 @@ from email.utils import formatdate
 from typing import Any, Protocol, TypeAlias
 
 from modserve.frontends.http.context import CallContext
-from modserve.frontends.http.options import HttpOptions
 from modserve.server import Server
+from modserve.settings import HttpSettings
 
 from .head_memory import HeadMemory
 from .responses import BINARY_HEAD, JSON_HEAD, dated
@@ -94,7 +94,7 @@ class HttpContext:
         app: AsgiApp,
         tasks: asyncio.TaskGroup,
         loop: asyncio.AbstractEventLoop,
-        options: HttpOptions,
+        options: HttpSettings,
     ) -> None:
         self.server = server
         self.memory = server.memory

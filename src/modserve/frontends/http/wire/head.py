@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from modserve.frontends.http.options import HttpOptions
 from modserve.protocol import compression, header_forwarding
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.request_head import RequestHead
+from modserve.settings import HttpSettings
 
 from .routes import match_infer, may_be_binary
 
@@ -59,7 +59,7 @@ class Framing(NamedTuple):
 
 
 def read_head(
-    lines: HeadLines, method: bytes, version: str, keep_alive: bool, cors: bytes, options: HttpOptions
+    lines: HeadLines, method: bytes, version: str, keep_alive: bool, cors: bytes, options: HttpSettings
 ) -> tuple[RequestHead, Framing]:
     """Check a head and understand it. Raises RefusedRequestError."""
     if version not in _VERSIONS:

@@ -17,10 +17,10 @@ from itertools import islice
 from typing import TypeAlias, TypeVar
 
 from modserve.core.memory import MemoryBudget
-from modserve.frontends.http.options import HttpOptions
 from modserve.protocol import header_forwarding
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.request_head import RequestHead
+from modserve.settings import HttpSettings
 
 Known: TypeAlias = tuple[RequestHead, int]
 """A head, and the Content-Length that comes with it."""
@@ -53,7 +53,7 @@ class HeadMemory:
     if `traced`.
     """
 
-    def __init__(self, options: HttpOptions, memory: MemoryBudget, traced: bool = False) -> None:
+    def __init__(self, options: HttpSettings, memory: MemoryBudget, traced: bool = False) -> None:
         self.exact: dict[bytes, Known] = {}
         self._essences: dict[tuple[bytes, ...], RequestHead] = {}
         self._memory = memory

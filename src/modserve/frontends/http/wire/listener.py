@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from modserve.frontends.certificates import Certificates
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.streams import Streams
 from modserve.server import Server
+from modserve.settings import HttpSettings
 
 from .connection import Connection
 from .context import HttpContext
@@ -31,7 +31,9 @@ without a reply: a client that has vanished costs nothing after two minutes."""
 class HttpListener:
     """Serves `server` on one port. `tasks` is the parent of the application's tasks."""
 
-    def __init__(self, server: Server, address: str, port: int, options: HttpOptions, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, server: Server, address: str, port: int, options: HttpSettings, tasks: asyncio.TaskGroup
+    ) -> None:
         self._server = server
         self._address = address
         self._port = port

@@ -22,10 +22,10 @@ import httptools
 from modserve.core.errors import ModserveError
 from modserve.core.memory import MemoryBudget
 from modserve.core.tensor import Buffer
-from modserve.frontends.http.options import HttpOptions
 from modserve.protocol.failures import STATUS
 from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.http.request_head import RequestHead
+from modserve.settings import HttpSettings
 
 from . import cors
 from .body import IncomingBody
@@ -65,7 +65,7 @@ Request: TypeAlias = tuple[RequestHead, Buffer]
 class Reader:
     """The upper half of its methods is for the connection, the lower half is called by the parser."""
 
-    def __init__(self, heads: HeadMemory, options: HttpOptions, memory: MemoryBudget) -> None:
+    def __init__(self, heads: HeadMemory, options: HttpSettings, memory: MemoryBudget) -> None:
         self.state = IDLE
         self.rest = b""
         self.at = 0
