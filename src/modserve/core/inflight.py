@@ -1,12 +1,10 @@
 """Our bookkeeping for one accepted request."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from .errors import ModserveError, cancelled, unavailable
-from .flow import LONGEST_S, STALLED_S, Flow
-from .memory import MemoryBudget
+from .errors import ModserveError, cancelled
 from .request import InferenceRequest
 from .response import NOBODY, Outcome, ResponseSink
 from .sequence import SequenceStates
@@ -18,6 +16,39 @@ from .version import ModelId
 _log = logging.getLogger(__name__)
 
 SINK_FAILED = "the receiver of a response failed"
+
+
+class FlowControl(Protocol):
+    """Keeps an engine that responds many times from running ahead of its client: `resources.flow.Flow`."""
+
+    def given(self, size: int) -> None:
+        """The engine is about to give a response with tensors of `size` bytes. On any thread, as all methods."""
+        ...
+
+    def wait(self) -> None:
+        """Return when there is room for another response. Blocks."""
+        ...
+
+    def sent(self) -> None:
+        """The first unsent response has been sent, or dropped."""
+        ...
+
+    def progressed(self) -> None:
+        """A part of a response has been sent."""
+        ...
+
+    @property
+    def room(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
+        ...
+
+    def release(self) -> None:
+        """Nobody sends any more: let the engine go on, now and later."""
+        ...
 
 
 class Inflight:
@@ -91,8 +122,8 @@ class Inflight:
         self.states: SequenceStates | None = None
         self.ordered = False
         """Its answers wait for those of the requests before it."""
-        self.flow: Flow | None = None
-        """Of those who send many responses on, see `pace`."""
+        self.flow: FlowControl | None = None
+        """For requests with many responses; None for all others."""
         self.cancelled = False
         self.settled = False
         self.on_cancel: Callable[[Inflight], None] | None = None
@@ -103,28 +134,13 @@ class Inflight:
         """When it is too late to begin its execution, for its client or its queue; 0 for never."""
         return min(self.deadline_ns, self.queue_limit_ns) or self.deadline_ns or self.queue_limit_ns
 
-    def pace(self, memory: MemoryBudget) -> None:
-        """Keep the engine from running ahead of a slow client: call `sent` for each response that the sink has sent on.
-
-        It runs ahead by less while the server's `memory` is used up. A client that takes nothing for long is given up:
-        its request fails. Nothing is kept back of a model that preserves the order of its responses, since those of
-        this request may wait for another's. On the event loop's thread.
-        """
-        if not self.ordered:
-            loop = asyncio.get_running_loop()
-            self.flow = Flow(
-                lambda waiting: loop.call_soon_threadsafe(self._give_up, waiting),
-                memory=memory,
-                later=lambda seconds, callback: loop.call_soon_threadsafe(loop.call_later, seconds, callback),
-            )
-
     def sent(self) -> None:
-        """Of the answers given to the sink, one has left."""
+        """One of the responses that the sink got has been sent."""
         if self.flow is not None:
             self.flow.sent()
 
     def sent_some(self) -> None:
-        """Of an answer given to the sink, a part has left."""
+        """A part of a response that the sink got has been sent."""
         if self.flow is not None:
             self.flow.progressed()
 
@@ -155,15 +171,10 @@ class Inflight:
         if self.flow is not None:
             self.flow.release()
         if not self.settled and not self.cancelled:
-            self._end(cancelled())
+            self.end(cancelled())
 
-    def _give_up(self, waiting: int) -> None:
-        why = f"did not read its responses for {STALLED_S:g} s"
-        if self.flow is not None and self.flow.slow:
-            why = f"read its responses so slowly that the model waited {LONGEST_S:g} s for it"
-        self._end(unavailable(f"the client {why}; {waiting} responses waited for it"))
-
-    def _end(self, error: ModserveError) -> None:
+    def end(self, error: ModserveError) -> None:
+        """Fail it before its execution is over, and let that stop."""
         if self.settled or self.cancelled:
             return
         self.cancelled = True

@@ -35,7 +35,7 @@ class CudaRegion:
     byte_size: int
 
 
-class Lease(Protocol):
+class RegionLease(Protocol):
     """The regions that one request uses: none of them goes away before `release`. Usable from one thread at a time."""
 
     def read(self, place: Place) -> Buffer:
@@ -54,5 +54,5 @@ class Lease(Protocol):
         """The request is over. Later calls do nothing."""
 
 
-Lend: TypeAlias = Callable[[], Lease]
+Lend: TypeAlias = Callable[[], RegionLease]
 """Gives a request its lease; requests without shared memory need none."""

@@ -1,7 +1,7 @@
 """A loaded model with all that its configuration asks for, put together of parts that know nothing of each other.
 
-    OrderedModel(CachedModel(Model))                    models, each of which submits to the next
-    Model → Grouped(Grouped(QueuedScheduler)) → InstancePool
+    OrderedModel(CachedModel(Model))                  models, each of which submits to the next
+    Model: grouped(grouped(Signature.accept)), then QueuedScheduler, then InstancePool
 
 Only the parts that the configuration names are there.
 """
@@ -19,11 +19,11 @@ from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling import batching
 from modserve.scheduling.adaptive.adaptation import Adaptation
 from modserve.scheduling.adaptive.buckets import LengthBuckets
-from modserve.scheduling.grouping import Grouped, by_parameters
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import Clock, OnDrop, Scheduler
 
 from .cached import CachedModel
+from .grouping import Accept, by_parameters, grouped
 from .model import Model, Opened, SequenceModel
 from .ordered import OrderedModel
 from .wrapper import ModelWrapper
@@ -41,16 +41,41 @@ def assemble_model(
     The model closes what was `opened`; if this raises, that is left to the caller.
     """
     config = opened.config
+    signature = Signature(config)
     if config.sequence_batching is not None:
-        return wrapped(SequenceModel(model_id, opened, loop), loop, cache)
+        return wrapped(SequenceModel(model_id, opened, loop, signature.accept), loop, cache)
     adaptation = Adaptation(config)
+    accept, alike = _accept(config, signature)
 
     def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
-        return _scheduler(config, adaptation, pool, clock, on_drop)
+        return QueuedScheduler(
+            adaptation.rule,
+            pool,
+            clock,
+            on_drop,
+            adaptation.policy,
+            ripe_size=batching.ripe_size(adaptation.policy, config.max_batch_size),
+            alike=alike,
+            gate=adaptation.gate(pool.remaining_ns),
+        )
 
-    model = Model(model_id, opened, loop, make_scheduler, adaptation.observe if adaptation.learns else None)
+    model = Model(model_id, opened, loop, accept, make_scheduler, adaptation.observe if adaptation.learns else None)
     model.statistics.tuner = adaptation.statistics
     return wrapped(model, loop, cache)
+
+
+def _accept(config: ModelConfig, signature: Signature) -> tuple[Accept, bool]:
+    """How requests are accepted, and whether a batch may then have any of them, or each runs alone."""
+    accept: Accept = signature.accept
+    policy, padding = config.dynamic_batching, config.padding
+    if policy is None:
+        return accept, True
+    if padding is not None and padding.buckets > 1:
+        buckets = LengthBuckets(padding.buckets, padding.multiple_of, padding.relearn_every)
+        accept = grouped(accept, lambda inflight: buckets.of(inflight.length))
+    if policy.separate_by:
+        accept = grouped(accept, by_parameters(policy.separate_by, config.name))
+    return accept, signature.alike and not policy.separate_by
 
 
 def wrapped(
@@ -70,27 +95,3 @@ def wrapped(
     if config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering:
         outer = OrderedModel(outer)
     return outer
-
-
-def _scheduler(
-    config: ModelConfig, adaptation: Adaptation, pool: InstancePool, clock: Clock, on_drop: OnDrop
-) -> Scheduler:
-    policy, padding = adaptation.policy, config.padding
-    ranges = padding is not None and padding.buckets > 1 and config.dynamic_batching is not None
-    alone = config.dynamic_batching is None
-    scheduler: Scheduler = QueuedScheduler(
-        adaptation.rule,
-        pool,
-        clock,
-        on_drop,
-        policy,
-        ripe_size=batching.ripe_size(policy, config.max_batch_size),
-        alike=alone or (Signature(config).alike and not policy.separate_by),
-        gate=adaptation.gate(pool.remaining_ns),
-    )
-    if policy.separate_by:
-        scheduler = Grouped(scheduler, by_parameters(policy.separate_by, config.name))
-    if padding is not None and ranges:
-        buckets = LengthBuckets(padding.buckets, padding.multiple_of, padding.relearn_every)
-        scheduler = Grouped(scheduler, lambda inflight: buckets.of(inflight.length))
-    return scheduler

@@ -26,6 +26,7 @@ from modserve.core.servable import Borrow, Handle, Servable, submit_traced
 from modserve.core.version import ModelId
 from modserve.execution.instance import InstanceThread
 from modserve.execution.running import RunningRequest
+from modserve.resources import flow
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class ModelCalls:
     ) -> None:
         self.model = model
         self.borrow = borrow
-        self.memory = MemoryBudget() if control is None else control.memory
+        self._memory = MemoryBudget() if control is None else control.memory
         self._control = control
         self._loop = loop
         # It is made on the event loop's thread.
@@ -158,6 +159,9 @@ class ModelCalls:
     def soon(self, callback: Callable[[], object]) -> None:
         self._loop.call_soon(callback)
 
+    def pace(self, inflight: Inflight) -> None:
+        flow.pace(inflight, self._memory, self._loop)
+
     def _check_thread(self) -> None:
         if threading.get_ident() == self._thread:
             raise RuntimeError(_BLOCKING)
@@ -222,7 +226,7 @@ class RunningCall:
         inflight.callers = callers
         self._inflight = inflight
         if self._paced:
-            inflight.pace(self._calls.memory)
+            self._calls.pace(inflight)
 
     def settle(self, outcome: Outcome, final: bool) -> None:
         if self._over:

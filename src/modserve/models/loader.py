@@ -14,9 +14,10 @@ from modserve import config as model_config
 from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
+from modserve.core.loading import CONFIG_FILE, Blueprint, Listing, Needs, UnreadableModelError
 from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.core.sequence import file_state
-from modserve.core.servable import Borrow, ModelDirectory, Servable, UnreadableModelError
+from modserve.core.servable import Borrow, Servable
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.placement import placements, thread_share
@@ -29,7 +30,6 @@ from .ensemble_loader import LoadedEnsemble, assemble, nothing_to_borrow, read_e
 from .instances import make_anew, make_instance, specs_of
 from .model import Opened
 
-CONFIG_FILE = "config.pbtxt"
 INITIAL_STATE_FOLDER = "initial_state"
 
 _log = logging.getLogger(__name__)
@@ -47,8 +47,19 @@ class LoaderOptions:
     """For the models that ask for it."""
 
 
+@dataclass(frozen=True)
+class _Design:
+    """What all versions of a load share, from one reading of the configuration."""
+
+    draft: model_config.Draft
+    versions: tuple[int, ...]
+    needs: Needs
+    cpu_instances: int
+    """Of all the versions."""
+
+
 class Loader:
-    """Implements `core.servable.ModelLoader`. Blocking work runs on `executor`.
+    """Implements `core.loading.ModelLoader`. Blocking work runs on `executor`.
 
     Ensembles, and engines that call other models, `borrow` these; `control` is what such engines may do to them.
     `on_health` is called when a model may have become ready, or not ready, by itself.
@@ -73,24 +84,24 @@ class Loader:
         self._checked: set[str] = set()
         """The backends whose options have been looked at."""
 
-    async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
+    async def inspect(self, listing: Listing) -> Blueprint:
         loop = asyncio.get_running_loop()
-        doing = f"failed to look at model '{model.name}'"
-        versions, cpu_instances = await loop.run_in_executor(self._executor, _mapped, doing, self._inspect, model)
+        doing = f"failed to look at model '{listing.name}'"
+        design = await loop.run_in_executor(self._executor, _mapped, doing, self._inspect, listing)
         # Known before the first model loads, so that each gets its share of the cores from the start.
-        self._cpu_instances[model.name] = cpu_instances * len(versions)
-        return versions
+        self._cpu_instances[listing.name] = design.cpu_instances
+        return Blueprint(listing, design.versions, design.needs, functools.partial(self._load_version, design))
 
-    async def needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
+    async def _load_version(self, design: _Design, path: Path, version: int) -> Servable:
+        """Load one version from the model's directory at `path`."""
         loop = asyncio.get_running_loop()
-        doing = f"failed to look at model '{model.name}'"
-        return await loop.run_in_executor(self._executor, _mapped, doing, self._needs, model)
-
-    async def load(self, model: ModelDirectory, version: int) -> Servable:
-        loop = asyncio.get_running_loop()
+        name = design.draft.name
+        self._cpu_instances.setdefault(name, design.cpu_instances)
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        calls = ModelCalls(ModelId(model.name, version), self._borrow, self._control, loop)
-        loading = self._executor.submit(_mapped, _doing(model, version), self._load, model, version, share, calls)
+        calls = ModelCalls(ModelId(name, version), self._borrow, self._control, loop)
+        loading = self._executor.submit(
+            _mapped, _doing(name, version), self._load, design.draft, path, version, share, calls
+        )
         try:
             loaded = await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
@@ -98,47 +109,40 @@ class Loader:
             raise
         cache = self._options.response_cache
         if isinstance(loaded, LoadedEnsemble):
-            return wrapped(assemble(ModelId(model.name, version), loaded, self._borrow, loop), loop, cache)
+            return wrapped(assemble(ModelId(name, version), loaded, self._borrow, loop), loop, cache)
         try:
-            return assemble_model(ModelId(model.name, version), loaded, loop, cache)
+            return assemble_model(ModelId(name, version), loaded, loop, cache)
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
-            raise from_exception(error, _doing(model, version)) from error
+            raise from_exception(error, _doing(name, version)) from error
 
     def forget(self, name: str) -> None:
         self._cpu_instances.pop(name, None)
 
-    def _inspect(self, model: ModelDirectory) -> tuple[list[int], int]:
-        draft = self._draft(model)
-        versions = draft.provisional().version_policy.select(model.versions)
-        cpu_instances = 0
-        if not draft.is_ensemble:
+    def _inspect(self, listing: Listing) -> _Design:
+        draft = self._draft(listing)
+        if draft.is_ensemble:
+            config, cpu_instances = draft.provisional(), 0
+        else:
             backend, config = self._backend(draft)
             cpu_instances = _count_cpu(_place(config, backend))
+        versions = tuple(config.version_policy.select(listing.versions))
         if not versions:
             failure = invalid(
-                f"at least one version must be available under the version policy of model '{model.name}'"
+                f"at least one version must be available under the version policy of model '{listing.name}'"
             )
-            raise _advised(failure, advice.versions(model.path, model.versions, self._registry.names))
-        return versions, cpu_instances
+            raise _advised(failure, advice.versions(listing.path, listing.versions, self._registry.names))
+        needs = config.ensemble.needs if config.ensemble is not None else {}
+        return _Design(draft, versions, needs, cpu_instances * len(versions))
 
-    def _needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
-        try:
-            text = (model.path / CONFIG_FILE).read_bytes() if model.config is None else model.config.encode()
-            if b"nsemble" not in text:  # of one that is none, the configuration need not be read again
-                return {}
-            ensembling = self._draft(model).provisional().ensemble
-        except (OSError, ModserveError):
-            return {}
-        return {} if ensembling is None else ensembling.needs
-
-    def _load(self, model: ModelDirectory, version: int, share: int, calls: ModelCalls) -> Opened | LoadedEnsemble:
-        draft = self._draft(model)
+    def _load(
+        self, draft: model_config.Draft, path: Path, version: int, share: int, calls: ModelCalls
+    ) -> Opened | LoadedEnsemble:
         if draft.is_ensemble:
             ensemble = read_ensemble(draft, auto_complete=self._options.auto_complete)
             for warning in ensemble.warnings:
                 _log.warning("%s", warning)
-            return LoadedEnsemble(ensemble, _read_labels(model.path, ensemble.config))
+            return LoadedEnsemble(ensemble, _read_labels(path, ensemble.config))
         backend, provisional = self._backend(draft)
         filename = provisional.default_model_filename or backend.default_model_filename
         places = _place(provisional, backend)
@@ -147,8 +151,8 @@ class Loader:
         source = ModelSource(
             config=provisional,
             version=version,
-            path=model.path / str(version) / filename,
-            model_directory=model.path,
+            path=path / str(version) / filename,
+            model_directory=path,
             cpu_threads=share,
             cpu_instances=max(1, _count_cpu(places)),
             placements=tuple(placement for _, placement in places),
@@ -156,13 +160,13 @@ class Loader:
             models=calls,
             write_config=functools.cache(lambda: model_config.to_text(draft.identified)),
         )
-        labels = _read_labels(model.path, provisional)
-        initial_states = _read_initial_states(model.path, provisional)
+        labels = _read_labels(path, provisional)
+        initial_states = _read_initial_states(path, provisional)
         try:
             engine = backend.open(source)
         except ModserveError as error:
             installed = self._registry.names
-            hint = advice.model_file(model.path, version, source.path, installed) if filename else ""
+            hint = advice.model_file(path, version, source.path, installed) if filename else ""
             raise _advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:
@@ -195,16 +199,16 @@ class Loader:
             self._on_health,
         )
 
-    def _draft(self, model: ModelDirectory) -> model_config.Draft:
-        """The configuration as far as it is known without the engine's help; read once for all versions of a load."""
-        if isinstance(model.memory.draft, model_config.Draft):
-            return model.memory.draft
-        path = model.path / CONFIG_FILE
+    def _draft(self, listing: Listing) -> model_config.Draft:
+        """The configuration as far as it is known without the engine's help."""
+        path = listing.path / CONFIG_FILE
         try:
-            if model.config is None:
-                draft = model_config.read(path, model.name)
+            if listing.config is not None:
+                draft = model_config.read_override(listing.config, path, listing.name)
+            elif isinstance(listing.content, ModserveError):
+                raise listing.content
             else:
-                draft = model_config.read_override(model.config, path, model.name)
+                draft = model_config.decode(listing.content, path, listing.name)
         except ModserveError as error:
             raise UnreadableModelError(error.code, error.message) from error
         try:
@@ -212,10 +216,9 @@ class Loader:
         except ModserveError as error:
             if draft.backend or draft.is_ensemble:
                 raise
-            raise _advised(error, advice.layout(model.path, self._registry.names)) from error
-        if not draft.exists and (warning := advice.misspelt_config(model.path)):
-            _log.warning("model '%s': %s", model.name, warning)
-        model.memory.draft = draft
+            raise _advised(error, advice.layout(listing.path, self._registry.names)) from error
+        if not draft.exists and (warning := advice.misspelt_config(listing.path)):
+            _log.warning("model '%s': %s", listing.name, warning)
         return draft
 
     def _check_options(self, name: str, backend: Backend, options: Mapping[str, str]) -> None:
@@ -301,8 +304,8 @@ def _advised(error: ModserveError, advice: str) -> ModserveError:
     return ModserveError(error.code, f"{error.message}\n{advice}") if advice else error
 
 
-def _doing(model: ModelDirectory, version: int) -> str:
-    return f"failed to load model '{model.name}' version {version}"
+def _doing(name: str, version: int) -> str:
+    return f"failed to load model '{name}' version {version}"
 
 
 def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:

@@ -11,7 +11,6 @@ from modserve.backends.api import BackendModel, Executor
 from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
-from modserve.core.normalize import Signature
 from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
 from modserve.core.sequence import SequenceId
@@ -27,6 +26,7 @@ from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
+from .grouping import Accept
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class Model:
         model_id: ModelId,
         opened: Opened,
         loop: asyncio.AbstractEventLoop,
+        accept: Accept,
         make_scheduler: SchedulerFactory,
         observe: Observe | None = None,
     ) -> None:
@@ -77,7 +78,7 @@ class Model:
         self.statistics = ModelStatistics()
         self.labels = opened.labels
         self._engine = opened.engine
-        self._signature = Signature(config)
+        self._accept = accept
         self._outstanding = 0
         self._settled = asyncio.Event()
         self._settled.set()
@@ -108,7 +109,7 @@ class Model:
         return f"Model({self.id.name}, version {self.id.version}, {self._outstanding} outstanding, {self._pool!r})"
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        inflight = self._signature.accept(request, sink, now_ns)
+        inflight = self._accept(request, sink, now_ns)
         try:
             self._scheduler.enqueue(inflight)
         except BaseException as error:
@@ -173,14 +174,14 @@ class Model:
 class SequenceModel(Model):
     """A model with a sequence batcher. Implements `core.servable.SequenceKeeper`, too."""
 
-    def __init__(self, model_id: ModelId, opened: Opened, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, model_id: ModelId, opened: Opened, loop: asyncio.AbstractEventLoop, accept: Accept) -> None:
         sequences: list[SequenceScheduler[Instance]] = []
 
         def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
             sequences.append(SequenceScheduler(opened.config, pool, clock, on_drop, opened.initial_states))
             return sequences[0]
 
-        super().__init__(model_id, opened, loop, make_scheduler)
+        super().__init__(model_id, opened, loop, accept, make_scheduler)
         self._sequences = sequences[0]
         self._sequences.on_end = self._settled.set
 

@@ -25,7 +25,7 @@ class ModelWrapper:
 
     @property
     def unready_reason(self) -> str | None:
-        return getattr(self._servable, "unready_reason", None)
+        return self._servable.unready_reason
 
     @property
     def outstanding(self) -> int:

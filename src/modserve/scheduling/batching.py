@@ -58,8 +58,8 @@ class Together:
     The queue that holds them keeps sums over them, so that a rule need not read every request at every look. `size` is
     the sum of their batch sizes, `elements` that of their batch sizes times their lengths. These and `count` are always
     right. The extremes (`longest`, `oldest_ns`, and the earliest `deadline_ns` and `limit_ns`, where 0 is none) are
-    right unless `stale`: call `renew` then. Rules without a delay or a limit of elements never read `elements` and the
-    extremes, and queues for such rules leave them alone.
+    right unless `stale`: call `renew` then. Most rules without a delay or a limit of elements never read the extremes,
+    and queues for such rules leave them stale.
 
     `whole` is False if iterating leaves out some of those that are in the sums. `closed` is True if no request that
     arrives from now on can join the next batch.

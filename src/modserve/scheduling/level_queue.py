@@ -20,7 +20,7 @@ batch, the group of the request that came first, and those of the requests that 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from modserve.core.inflight import Inflight
@@ -67,9 +67,7 @@ class LevelQueue(RequestQueue):
     Groups are ripe whose batch sizes sum to `ripe_size`, or which have so many `ripe_elements`; 0 for none, both.
     """
 
-    def __init__(
-        self, *, sums: bool = True, ripe_size: int = 0, ripe_elements: int = 0, look_ahead: int = 1024
-    ) -> None:
+    def __init__(self, *, sums: bool, ripe_size: int = 0, ripe_elements: int = 0, look_ahead: int = 1024) -> None:
         super().__init__(sums=sums)
         self._ripe_size = ripe_size
         self._ripe_elements = ripe_elements
@@ -96,19 +94,20 @@ class LevelQueue(RequestQueue):
             self._remember(inflight, timeout_ns)
 
     def left(self, inflight: Inflight) -> None:
-        self._remove(inflight)
+        self._remove((inflight,))
         if self.timed and not self.count:
             self._forget_times()
 
     def take(self, together: Together, count: int) -> list[Inflight]:
         batch = list(islice(together, count))
-        for inflight in batch:
-            self.left(inflight)
+        self._remove(batch)
+        if self.timed and not self.count:
+            self._forget_times()
         return batch
 
     def move(self, inflight: Inflight, level: int, now_ns: int) -> None:
         """Let a request that waits go on waiting at another level, behind all that are there."""
-        self._remove(inflight)
+        self._remove((inflight,))
         self._insert(inflight, level, now_ns)
 
     def age(self, now_ns: int, ageing_ns: int) -> None:
@@ -142,26 +141,31 @@ class LevelQueue(RequestQueue):
         group.elements += size * inflight.length
         if self._sums:
             group.joined(inflight)
+        else:
+            group.stale = True
         if self._ripe_size and self._is_ripe(group):
             self._ripe[group] = None
 
-    def _remove(self, inflight: Inflight) -> None:
-        number, key = inflight.level, inflight.shape_key
-        group, level = self._groups[key], self._levels[number]
-        lane = group.lanes[number]
-        del lane[inflight], level.line[inflight]
-        inflight.level = GONE
-        size = inflight.batch_size or 1
-        self.count -= 1
-        level.size -= size
-        group.count -= 1
-        group.size -= size
-        group.elements -= size * inflight.length
+    def _remove(self, gone: Sequence[Inflight]) -> None:
+        """Remove requests of one group."""
+        key = gone[0].shape_key
+        group = self._groups[key]
+        for inflight in gone:
+            number = inflight.level
+            level, lane = self._levels[number], group.lanes[number]
+            del lane[inflight], level.line[inflight]
+            inflight.level = GONE
+            size = inflight.batch_size or 1
+            level.size -= size
+            group.size -= size
+            group.elements -= size * inflight.length
+            if not lane:
+                del group.lanes[number]
+                if not level.line:
+                    del self._levels[number]
+        self.count -= len(gone)
+        group.count -= len(gone)
         group.stale = True
-        if not level.line:
-            del self._levels[number]
-        if not lane:
-            del group.lanes[number]
         if not group.count:
             del self._groups[key]
         if group in self._ripe and not self._is_ripe(group):
@@ -173,10 +177,10 @@ class LevelQueue(RequestQueue):
     # What may run
 
     def candidates(self) -> Iterable[Together]:
-        asked: set[_Group] = set()
+        yielded: set[_Group] = set()
         for group in self._in_turn():
-            if group not in asked:
-                asked.add(group)
+            if group not in yielded:
+                yielded.add(group)
                 yield self._looked_at(group)
 
     def _looked_at(self, group: _Group) -> _Group:
@@ -188,8 +192,9 @@ class LevelQueue(RequestQueue):
         return group
 
     def _in_turn(self) -> Iterator[_Group]:
-        heads = [next(iter(level.line)) for _, level in sorted(self._levels.items())]
-        yield self._groups[heads[0].shape_key]
+        levels = self._levels
+        yield self._groups[next(iter(levels[min(levels)].line)).shape_key]
         yield from islice(self._ripe, _RIPE_LOOKED_AT)
-        for inflight in (min(heads, key=lambda head: head.arrival), *self._pressing()):
+        oldest = min([next(iter(level.line)) for level in levels.values()], key=lambda head: head.arrival)
+        for inflight in (oldest, *self._pressing()):
             yield self._groups[inflight.shape_key]

@@ -140,6 +140,8 @@ class PlainQueue(RequestQueue):
         if self._sums:
             together.elements += size * inflight.length
             together.joined(inflight)
+        else:
+            together.stale = True
         if inflight.deadline_ns or timeout_ns:
             self._remember(inflight, timeout_ns)
 

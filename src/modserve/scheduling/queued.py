@@ -56,19 +56,18 @@ class QueuedScheduler(Generic[SlotT]):
             or any(each.default_timeout_ns for each in policies)
         )
         """Whether `_place` has something to say about every request, not only about those with a time-out."""
-        levels = policy.priority_levels or any(each.delay for each in policies)
-        self._levels = (
-            None
-            if alike and not levels
-            else LevelQueue(
+        sums = bool(policy.max_queue_delay_ns or policy.max_batch_elements)
+        self._levels: LevelQueue | None = None
+        self._queue: RequestQueue
+        if alike and not policy.priority_levels and not any(each.delay for each in policies):
+            self._queue = PlainQueue(sums=sums)
+        else:
+            self._queue = self._levels = LevelQueue(
+                sums=sums,
                 ripe_size=ripe_size if policy.max_queue_delay_ns else 0,
                 ripe_elements=policy.max_batch_elements,
                 look_ahead=policy.look_ahead,
             )
-        )
-        self._queue: RequestQueue = self._levels or PlainQueue(
-            sums=bool(policy.max_queue_delay_ns or policy.max_batch_elements)
-        )
         self._stopped = False
         self._pump_due = False
         self._alarm = Alarm(clock, self._pump)

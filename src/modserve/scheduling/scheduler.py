@@ -15,7 +15,7 @@ class Scheduler(Protocol):
     """Owns the waiting requests of one model version. All methods run on the event loop's thread and never wait."""
 
     def enqueue(self, inflight: Inflight) -> None:
-        """Take the request, or raise UNAVAILABLE when full or stopping (it is then not taken)."""
+        """Take the request, or raise UNAVAILABLE and leave it alone when full or stopping."""
         ...
 
     def stop(self) -> None:
@@ -32,7 +32,7 @@ class Scheduler(Protocol):
 
 
 SlotT = TypeVar("SlotT")
-"""A place to run one batch, whatever the runner makes of it."""
+"""A place to run one batch. Only the runner knows what it is."""
 
 
 class BatchRunner(Protocol[SlotT]):
@@ -41,7 +41,7 @@ class BatchRunner(Protocol[SlotT]):
     on_free: Callable[[], None]
 
     def reserve(self) -> SlotT | None:
-        """A free slot, or None. A reserved slot must be given to `run` or `release`."""
+        """A free slot, or None. Call `run` or `release` with each reserved slot."""
         ...
 
     def release(self, slot: SlotT) -> None: ...
@@ -55,12 +55,12 @@ class BatchRunner(Protocol[SlotT]):
 
 
 class PinnedRunner(BatchRunner[SlotT], Protocol):
-    """A runner whose slots are told apart, for schedulers that keep requests in their places.
+    """A runner with numbered slots, for schedulers that keep requests in their places.
 
-    `on_done` is called with requests whose execution is over in every respect, before their slot is free: what they
-    leave behind for their sequence is there. In its place `on_again` is called with one that is to run again. `on_lost`
-    is called with the number of a slot that can run nothing until it is free again, why, and whether that was said
-    before.
+    `on_done` is called with requests whose execution is over in every respect, before their slot is free: the states
+    that they leave to their sequence are there. `on_again` is called instead with a request that has to run again.
+    `on_lost` is called with the number of a slot that can run nothing until it is free again, with the reason, and with
+    whether the slot was lost before.
     """
 
     on_done: Callable[[list[Inflight]], None] | None
@@ -77,7 +77,7 @@ class PinnedRunner(BatchRunner[SlotT], Protocol):
         ...
 
     def run(self, slot: SlotT, batch: list[Inflight], close_reason: str, rows: list[Inflight] | None = None) -> None:
-        """As for any runner. `rows` are the batch in the model's rows, with fillers between, which count nowhere."""
+        """As for any runner. `rows` are the requests in the model's rows, with fillers between, which count nowhere."""
         ...
 
 
@@ -97,7 +97,7 @@ class Clock(Protocol):
     def call_soon(self, callback: Callable[[], None]) -> object: ...
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
-        """Call back at `when_ns` or some milliseconds earlier; who cares looks at the clock and asks again."""
+        """Call back at `when_ns` or up to some milliseconds earlier: look at the clock then, and call this again."""
         ...
 
 
@@ -133,7 +133,7 @@ class Alarm:
         self.when_ns = 0
 
     def end(self) -> None:
-        """It never rings again, and forgets whom it would call."""
+        """Never ring again, and forget the callback."""
         self.cancel()
         self._ring = _nothing
 
@@ -147,9 +147,9 @@ def _nothing() -> None: ...
 
 
 _FAR_NS = 3_000_000
-"""What is to happen later than this is not yet given to the exact timers, which keep what is cancelled."""
+"""Moments that are farther away are not yet for the exact timers, since these keep what was cancelled."""
 _EARLY_NS = 1_500_000
-"""How much earlier event loops ring then, since they round to whole milliseconds, from when their turn began."""
+"""So much earlier the event loop's own timer rings then: it rounds to milliseconds, counted from its turn's begin."""
 
 
 class LoopClock:
@@ -164,7 +164,7 @@ class LoopClock:
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         left_ns = when_ns - time.monotonic_ns()
         if left_ns > _FAR_NS:
-            # Event loops keep time in whole milliseconds: it rings early, and the last one is asked for then.
+            # This rings early. Whoever calls again then gets an exact timer.
             return self._loop.call_later((left_ns - _EARLY_NS) // 1_000_000 / 1e3, callback)
         exact = self._exact
         if exact is None:

@@ -5,6 +5,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import numpy as np
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
+from modserve.core.loading import Blueprint, Listing
 from modserve.core.memory import MemoryBudget
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.normalize import Signature
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, ResponseSink
-from modserve.core.servable import ModelDirectory
 from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
@@ -28,7 +29,9 @@ from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import AsgiApp, Site
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
+from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
 from modserve.server import Server
 from modserve.testing import config, write_model
 
@@ -66,6 +69,8 @@ def echo(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 class PuppetServable:
     """A model version; `automatic` ones answer in the next turn of the event loop, others when told to."""
+
+    unready_reason: str | None = None
 
     def __init__(
         self, model_id: ModelId, model_config: ModelConfig, compute: Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -127,22 +132,19 @@ class PuppetLoader:
     def __post_init__(self) -> None:
         self.go.set()
 
-    async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
-        if model.name in self.problems:
-            raise self.problems[model.name]
-        return model.versions
+    async def inspect(self, listing: Listing) -> Blueprint:
+        if listing.name in self.problems:
+            raise self.problems[listing.name]
+        return Blueprint(listing, listing.versions, load=partial(self.load, listing.name))
 
-    async def needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
-        return {}
-
-    async def load(self, model: ModelDirectory, version: int) -> PuppetServable:
+    async def load(self, name: str, path: Path, version: int) -> PuppetServable:
         self.begun.set()
         await self.go.wait()
-        model_id = ModelId(model.name, version)
+        model_id = ModelId(name, version)
         if model_id in self.failures:
             raise self.failures[model_id]
-        compute = echo if model.name == "echo" else sum_and_difference
-        self.loaded[model_id] = PuppetServable(model_id, self.models[model.name], compute)
+        compute = echo if name == "echo" else sum_and_difference
+        self.loaded[model_id] = PuppetServable(model_id, self.models[name], compute)
         return self.loaded[model_id]
 
     def forget(self, name: str) -> None:
@@ -155,7 +157,8 @@ def server_over(
     """Nothing is loaded yet."""
     for name in loader.models:
         write_model(repository, name, versions=tuple(str(version) for version in loader.versions.get(name, (1,))))
-    return Server(ModelManager(loader, 8), [repository], name="modserve", logs=logs, memory=memory)
+    manager = ModelManager(ModelTable(), loader, 8)
+    return Server(manager, local_repositories([repository]), name="modserve", logs=logs, memory=memory)
 
 
 class MockTransport(asyncio.Transport):

@@ -26,7 +26,9 @@ from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
 from modserve.protocol import classification
 from modserve.protocol.grpc import grpc_messages
+from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
 from modserve.server import Server
 from modserve.testing import write_model
 
@@ -799,8 +801,8 @@ async def test_shutdown_while_a_request_is_read(
 async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLoader, held: Held) -> None:
     """The model takes it all the same, and is given back then."""
     write_model(tmp_path, "simple")
-    manager = ModelManager(loader, 8)
-    server = Server(manager, [tmp_path], name="modserve")
+    manager = ModelManager(ModelTable(), loader, 8)
+    server = Server(manager, local_repositories([tmp_path]), name="modserve")
     await server.load()
     simple = loader.loaded[ModelId("simple", 1)]
     drained = asyncio.Event()

@@ -18,7 +18,9 @@ from modserve.frontends.http.rest import create_app
 from modserve.frontends.http.site import Site
 from modserve.protocol.http import generate as generate_codec
 from modserve.protocol.http import infer_request, v1_predict_request
+from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
 from modserve.server import Server
 from modserve.testing import write_model
 
@@ -72,8 +74,8 @@ async def benched(repository: Path) -> AsyncIterator[Bench]:
     loader = PuppetLoader()
     for name in loader.models:
         write_model(repository, name)
-    manager = ModelManager(loader, 8)
-    server = Server(manager, [repository], name="modserve")
+    manager = ModelManager(ModelTable(), loader, 8)
+    server = Server(manager, local_repositories([repository]), name="modserve")
     await server.load()
     async with asyncio.TaskGroup() as tasks:
         site = Site(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)

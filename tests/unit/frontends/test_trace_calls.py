@@ -188,7 +188,7 @@ async def test_settings_of_a_model_outlive_it(tmp_path: Path) -> None:
     server = server_over(tmp_path, PuppetLoader())
     await server.load()
     server.tracer_for("simple").change({"rate": 5}, "simple")
-    await server._manager.reconcile({})
+    await server._control.stop()
     with pytest.raises(ModserveError, match="Request for unknown model : simple"):
         server.tracer_for("simple")
     await server.load()

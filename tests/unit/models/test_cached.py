@@ -25,6 +25,7 @@ class ByHand:
 
     config_message = b""
     labels: Mapping[str, tuple[str, ...]] = {}
+    unready_reason: str | None = None
 
     def __init__(self, **more: Any) -> None:
         self.id = ModelId("model", 1)

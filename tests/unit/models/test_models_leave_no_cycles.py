@@ -34,6 +34,7 @@ from modserve.models.assembly import assemble_model
 from modserve.models.cached import CachedModel
 from modserve.models.ensemble import EnsembleModel
 from modserve.models.model import Model, Opened
+from modserve.resources.flow import pace
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import config, instance_spec, request, tensor
@@ -284,7 +285,7 @@ async def test_a_paced_request_of_a_decoupled_model() -> None:
 
     async def drive() -> list[str]:
         sink = Sink()
-        submit(made, 1, sink).pace(MemoryBudget())
+        pace(submit(made, 1, sink), MemoryBudget(), asyncio.get_running_loop())
         return await outcomes(sink)
 
     await drive()

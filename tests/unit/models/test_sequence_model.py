@@ -20,6 +20,7 @@ from modserve.core.sequence_config import Control, ControlKind, OldestStrategy, 
 from modserve.core.servable import SequenceKeeper
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
+from modserve.models.assembly import assemble_model
 from modserve.models.model import Opened, SequenceModel
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
@@ -41,7 +42,9 @@ class Bench:
         made = [("model_0", engine.instance(instance_spec(given)))]
         first = {"SUM": Tensor.from_array(np.full(4, 100, np.int32))}
         opened = Opened(given, b"", engine, made, False, initial_states=first)
-        self.model = SequenceModel(ModelId("model", 1), opened, asyncio.get_running_loop())
+        made_model = assemble_model(ModelId("model", 1), opened, asyncio.get_running_loop())
+        assert isinstance(made_model, SequenceModel)
+        self.model = made_model
 
     def submit(self, id: int, value: int, *, sink: RecordingSink | None = None, **parameters: Any) -> Inflight:
         parameters["sequence_id"] = id

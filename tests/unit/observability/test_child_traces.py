@@ -95,6 +95,7 @@ class ByHand:
     """Implements `core.servable.Servable` and `Handle`: each request returns its input when the test says so."""
 
     config_message = b""
+    unready_reason = None
     labels: Mapping[str, tuple[str, ...]] = {}
 
     def __init__(self, name: str, **more: Any) -> None:

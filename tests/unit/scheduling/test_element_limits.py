@@ -86,7 +86,7 @@ def ripe(queue: LevelQueue) -> list[Inflight]:
 
 
 def test_the_queue_finds_it_behind_others() -> None:
-    queue = LevelQueue(ripe_size=8, ripe_elements=100)
+    queue = LevelQueue(sums=True, ripe_size=8, ripe_elements=100)
     first = inflight(shape_key="odd")
     queue.append(first)
     members = waiting(40, 40, 40)

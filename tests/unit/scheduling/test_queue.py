@@ -16,6 +16,9 @@ from modserve.testing import RecordingSink, inflight
 class Queue(LevelQueue):
     """With questions that only tests ask."""
 
+    def __init__(self, **more: int) -> None:
+        super().__init__(sums=True, **more)
+
     def __len__(self) -> int:
         return self.count
 

@@ -5,8 +5,9 @@ import logging
 
 import grpc
 
-from modserve.frontends.certificates import Certificates, Identity, TlsFiles
+from modserve.frontends.certificates import Certificates, Identity
 from modserve.server import Server
+from modserve.settings import TlsFiles
 
 from .arguments import channel_arguments
 from .border import Border

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from modserve.core.errors import invalid
 from modserve.core.request import InferenceRequest
 from modserve.core.servable import Handle, Servable
-from modserve.core.shared_memory import Lease
+from modserve.core.shared_memory import RegionLease
 from modserve.core.tensor import LONG_BYTES, Tensor, count_ahead, digest_ahead, long_texts
 from modserve.frontends.threads import RequestMemory, on_thread
 from modserve.pb import inference as pb
@@ -63,7 +63,7 @@ async def read_request(
     message: pb.ModelInferRequest,
     tensors: Tensors | None,
     deadline_ns: int,
-    lease: Lease,
+    lease: RegionLease,
 ) -> tuple[InferenceRequest, Held | None]:
     """The request that `servable` shall get; read on a thread where that takes long.
 

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from modserve.core.errors import Code, ModserveError, unsupported
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable, submit_traced
-from modserve.core.shared_memory import CudaRegion, Lease, Place, SystemRegion
+from modserve.core.shared_memory import CudaRegion, Place, RegionLease, SystemRegion
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import has_many_elements, on_thread
 from modserve.pb import health as health_pb
@@ -193,7 +193,7 @@ class InferenceService:
 def _encoded(
     response: InferenceResponse,
     places: Mapping[str, Place],
-    lease: Lease,
+    lease: RegionLease,
     counts: Mapping[str, int],
     servable: Servable,
 ) -> bytes:

@@ -17,7 +17,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget, UnsentResponses
 from modserve.core.response import InferenceResponse, Outcome, bare_end
 from modserve.core.servable import Servable, submit_traced
-from modserve.core.shared_memory import Lease, Place
+from modserve.core.shared_memory import Place, RegionLease
 from modserve.core.tracing import RequestTrace
 from modserve.core.version import parse_requested
 from modserve.frontends.threads import RequestMemory, has_many_elements, on_thread
@@ -121,7 +121,7 @@ class _Call:
         self.id = self.model = self.version = ""
         self.class_counts: Mapping[str, int] = {}
         self.places: Mapping[str, Place] = {}
-        self.lease: Lease | None = None
+        self.lease: RegionLease | None = None
         self.inflated: RequestMemory | None = None
         """Of a message that came compressed."""
         self.read: Held | None = None
@@ -175,7 +175,7 @@ class _Call:
         if self.read is not None:
             self.read.give_back_model()
         if not self.ordered:
-            self.inflight.pace(server.memory)
+            server.pace(self.inflight)
 
     @property
     def accepted_by(self) -> str:

@@ -13,7 +13,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, SingleResponseSink
 from modserve.core.servable import Handle, Servable, submit_traced
-from modserve.core.shared_memory import Lease, Lend
+from modserve.core.shared_memory import Lend, RegionLease
 from modserve.core.tensor import LONG_BYTES, Buffer, count_ahead, digest_ahead, long_texts
 from modserve.core.tracing import RequestTrace
 from modserve.frontends.threads import RequestMemory
@@ -89,7 +89,7 @@ class InferCall(SingleResponseSink):
         self._encoding: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
-        self._lease: Lease | None = None
+        self._lease: RegionLease | None = None
         """Of requests with tensors in shared memory."""
         self._memory: RequestMemory | None = None
         """Of requests that are read on a thread."""
@@ -249,7 +249,7 @@ class InferCall(SingleResponseSink):
             self._server.failure_log.record("HTTP", model, version, request_id, status, error.message)
             self._finish(error)
 
-    def _lend(self) -> Lease:
+    def _lend(self) -> RegionLease:
         assert self._server is not None, "set before the request was read: this is a bug"
         lease = self._lease = self._server.shared_memory.lease()
         return lease

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modserve.frontends.certificates import TlsFiles
 from modserve.protocol.restricted import Restriction
+from modserve.settings import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)

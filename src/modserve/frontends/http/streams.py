@@ -14,7 +14,7 @@ from modserve.core.memory import UnsentResponses
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.servable import Servable, submit_traced
-from modserve.core.shared_memory import Lease
+from modserve.core.shared_memory import RegionLease
 from modserve.frontends.threads import RequestMemory, has_many_elements, on_thread
 from modserve.protocol import failures
 from modserve.protocol.http import server_timing
@@ -49,7 +49,7 @@ class StreamCall:
     def __init__(self, streams: "Streams", servable: Servable, now_ns: int) -> None:
         self.servable = servable
         self.trace = tracing.begun(streams.server, servable, now_ns, now_ns) if streams.server.tracer.on else None
-        self.lease: Lease | None = None
+        self.lease: RegionLease | None = None
         """Of requests with tensors in shared memory."""
         self.memory = RequestMemory(streams.server.memory, asyncio.get_running_loop())
         self.id = ""
@@ -62,7 +62,7 @@ class StreamCall:
         self._ended = False
         streams.opened(self)
 
-    def lend(self) -> Lease:
+    def lend(self) -> RegionLease:
         """The request's lease, which ends with the call."""
         self.lease = self._streams.server.shared_memory.lease()
         return self.lease
@@ -74,7 +74,7 @@ class StreamCall:
             self._inflight = self.servable.submit(request, self, self._now_ns)
         else:
             self._inflight = submit_traced(self.trace, self.servable, request, self, self._now_ns)
-        self._inflight.pace(self._streams.server.memory)
+        self._streams.server.pace(self._inflight)
 
     async def answer(self) -> tuple[Outcome, bool]:
         """The next answer, and whether it is the last. Asking for one says that the one before it has been sent."""

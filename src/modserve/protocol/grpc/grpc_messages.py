@@ -13,7 +13,7 @@ from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from modserve.core.response import InferenceResponse
-from modserve.core.shared_memory import Lease, Place
+from modserve.core.shared_memory import Place, RegionLease
 from modserve.core.tensor import Array, Buffer, Shape, Tensor, encode_elements
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
@@ -50,7 +50,7 @@ def _take_nothing(size: int) -> None: ...
 def decode_request(
     message: pb.ModelInferRequest,
     deadline_ns: int = 0,
-    lease: Lease | None = None,
+    lease: RegionLease | None = None,
     tensors: Tensors | None = None,
     take: Callable[[int], None] = _take_nothing,
 ) -> InferenceRequest:
@@ -70,7 +70,7 @@ def decode_request(
     return InferenceRequest(message.model_name, inputs, outputs, version, message.id, given, deadline_ns, limit_ns)
 
 
-def output_places(message: pb.ModelInferRequest, lease: Lease) -> dict[str, Place]:
+def output_places(message: pb.ModelInferRequest, lease: RegionLease) -> dict[str, Place]:
     """Which outputs go where in shared memory; the regions are reserved. Raises INVALID_ARG and NOT_FOUND."""
     places: dict[str, Place] = {}
     for output in message.outputs:
@@ -161,7 +161,7 @@ def encode_stream_error(
 
 
 def _inputs(
-    message: pb.ModelInferRequest, lease: Lease | None, tensors: Tensors | None, take: Callable[[int], None]
+    message: pb.ModelInferRequest, lease: RegionLease | None, tensors: Tensors | None, take: Callable[[int], None]
 ) -> Mapping[str, Tensor]:
     raws: Sequence[Buffer] = message.raw_input_contents if tensors is None else tensors.raws
     model = message.model_name
@@ -218,7 +218,7 @@ def _shared_input(
     datatype: Datatype,
     place: Place,
     model: str,
-    lease: Lease | None,
+    lease: RegionLease | None,
     typed: bool,
 ) -> Tensor:
     if typed:

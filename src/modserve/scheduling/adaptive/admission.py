@@ -1,4 +1,4 @@
-"""Refusing at once what would come too late, by prediction."""
+"""The gate before a queue: it refuses at once what would come too late, by prediction."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,12 +12,12 @@ _OFF = Admission()
 
 
 class Gate:
-    """Says who may queue.
+    """Says which requests may queue.
 
-    `run_ns` tells what a batch of a size takes, 0 for unknown, and `remaining_ns` what still runs at a moment, by slot.
-    Where `run_ns` does not know, it should guess low: what is refused is not found out. Batches have up to `limit`
-    items; 0 for models that run each request on its own. The queue delay is not counted: it ends early for a request
-    with a deadline or a queue limit.
+    `run_ns` predicts how long a batch of a size runs, 0 for unknown. It should rather guess too low: a request that was
+    refused never shows that it would have been in time. `remaining_ns` predicts at a time how long each slot is busy.
+    Batches have up to `limit` items; 0 for models that run each request on its own. The queue delay does not count,
+    since it ends early for a request with a deadline or a queue limit.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class Gate:
     def check(self, inflight: Inflight, count: int, size: int, now_ns: int) -> None:
         """Raises `OverloadedError` if the request would come too late behind `count` others, whose sizes sum to `size`.
 
-        Its queue limit bounds the waiting alone; its deadline and the goal bound waiting and execution together. One
-        that finds a free slot and nobody waiting is let in, whatever the prediction: that may be wrong, and would
-        stay so if nothing ran any more.
+        Its queue limit bounds the waiting alone; its deadline and the goal bound waiting and execution together. A
+        request may always come in while a slot is free and nobody waits: the prediction may be wrong, and would stay so
+        if nothing ran any more.
         """
         allowed_ns = self._options.latency_goal_ns
         if inflight.deadline_ns:
@@ -77,7 +77,7 @@ class Gate:
         )
 
     def full(self, inflight: Inflight, count: int, size: int, now_ns: int) -> OverloadedError:
-        """What a request is told for which the queue has no room; `count` and `size` are of all that wait there."""
+        """The refusal of a request for which the queue has no room. `count` and `size` are of all that wait there."""
         return OverloadedError(
             f"{inflight.request.label}Exceeds maximum queue size",
             self._wait_ns(count, size, now_ns),

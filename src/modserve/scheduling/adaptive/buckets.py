@@ -1,22 +1,19 @@
-"""Which lengths share a batch: ranges learnt from the traffic."""
+"""Which lengths share a batch: ranges that are learnt from the traffic."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-FIRST_LESSON = 128
-"""Requests before the first ranges; until then all lengths share batches."""
-WORTH = 0.05
-"""The share of a batch's elements that another range, or other ranges, must save: less would only part the requests."""
-CELLS = 32
-"""The work of finding the best ranges grows with the square of the lengths that are told apart."""
+FIRST_LESSON = 128  # requests before the first ranges; until then all lengths share batches
+WORTH = 0.05  # the share of elements that one more range, or new ranges, must save: less is not worth smaller batches
+CELLS = 32  # finding the best ranges takes time that grows with the square of the number of lengths: group them
 
 
 class LengthBuckets:
-    """Tells the range of each request's length, and learns the ranges on the way.
+    """Finds the range of each request's length, and learns the ranges on the way.
 
-    A range is named by the longest padded length in it; 0 is the one above all of them, and the only one at first.
-    Requests keep the range they were given. What was learnt counts half with every `relearn_every` requests, and other
-    ranges are only taken if they save `WORTH` of all elements: a steady load keeps its ranges.
+    The name of a range is the longest padded length in it; 0 is the range above all others, and the only one at first.
+    A request keeps the range that it got on arrival. After every `relearn_every` requests earlier ones count half, and
+    new ranges replace the old ones if they save `WORTH` of all elements: a steady load keeps its ranges.
     """
 
     def __init__(self, most: int, multiple_of: int = 1, relearn_every: int = 1024) -> None:
@@ -46,9 +43,9 @@ class LengthBuckets:
     def _learn(self) -> None:
         self._due = self._every
         counts = self._counts
-        found = best_bounds(counts, self._most)
-        if not self.bounds or elements(counts, found) <= (1 - WORTH) * elements(counts, self.bounds):
-            self.bounds = found
+        bounds = best_bounds(counts, self._most)
+        if not self.bounds or elements(counts, bounds) <= (1 - WORTH) * elements(counts, self.bounds):
+            self.bounds = bounds
         self._counts = {length: count / 2 for length, count in counts.items() if count >= 1}
 
 
@@ -98,13 +95,13 @@ def best_bounds(counts: Mapping[int, float], most: int) -> tuple[int, ...]:
 
 def _bounds(lengths: Sequence[int], cuts: Sequence[Sequence[int]]) -> tuple[int, ...]:
     end = len(lengths) - 1
-    found: list[int] = []
+    bounds: list[int] = []
     for starts in reversed(cuts):
-        found.append(lengths[end])
+        bounds.append(lengths[end])
         end = starts[end] - 1
         if end < 0:
             break
-    return tuple(reversed(found))
+    return tuple(reversed(bounds))
 
 
 def _cells(counts: Mapping[int, float]) -> tuple[list[int], list[float]]:

@@ -1,24 +1,19 @@
-"""How long batches are likely to run, and how long a request is likely to wait: from what was seen so far."""
+"""How long batches are likely to run, and how long a request is likely to wait, by the executions so far."""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-_WEIGHT = 0.2
-"""Of the latest execution in the average of its size, which counts less if it is old."""
-_EXACT = 32
-"""Sizes up to this are told apart; of larger ones, 16 between two powers of two."""
-_FORGET_AFTER = 1024
-"""A size that was not seen among so many executions is forgotten: the others may have changed since."""
-_FORGET_FIRST_AFTER = 32
-"""As long does who hopes for the best believe in the first execution of a size."""
-_SURE = 0.25
-"""Of that time, in which there is no doubt."""
+_WEIGHT = 0.2  # the share of the latest execution in the mean of its size; more if that mean is old
+_EXACT = 32  # sizes up to this have a mean each; above, 16 sizes between two powers of two have one
+_FORGET_AFTER = 1024  # executions after which a size that did not occur is forgotten: all may run differently now
+_FORGET_FIRST_AFTER = 32  # the same for `at_best` while a size has occurred only once
+_SURE = 0.25  # the share of that time in which `at_best` has no doubt
 
 
 class RunTimes:
-    """What executions take by batch size: exponentially weighted means, and straight lines between them.
+    """How long executions run, by batch size: exponentially weighted means, and straight lines between them.
 
-    The first of a size counts until the second: engines often have something to prepare for it.
+    The first execution of a size only counts until the second: engines often have something to prepare for it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +29,7 @@ class RunTimes:
     def observe(self, batch_size: int, ns: int) -> None:
         """A batch of `batch_size` took `ns`."""
         self._count += 1
-        size = _told_apart(batch_size)
+        size = _counted_as(batch_size)
         times = self._times.get(size, 0)
         if not times:
             insort(self._sizes, size)
@@ -49,8 +44,8 @@ class RunTimes:
     def __call__(self, batch_size: int) -> int:
         """How long a batch of `batch_size` is likely to run, in nanoseconds; 0 while nothing is known.
 
-        Below the smallest size seen it is that one's time. Above the largest it goes on as between the two largest, and
-        in proportion to the size if there is one only.
+        Sizes below the smallest known one take as long as that. Above the largest the line between the two largest goes
+        on; with only one known size, time is in proportion to size.
         """
         sizes, means = self._sizes, self._means
         if not sizes:
@@ -66,18 +61,18 @@ class RunTimes:
         return int(means[below] + share * (means[above] - means[below]))
 
     def at_best(self, batch_size: int) -> int:
-        """As when called, but low where it is not known, or not for sure any more: for who refuses by a prediction.
+        """Like a call, but low where the time is not known, or not sure any more: for refusing by a prediction.
 
-        What is refused does not run, so that a prediction which is too high would stay so; one that is too low is found
-        out by the next execution. A batch larger than the largest seen is taken to cost no more than that one, and one
-        smaller than another no more than the other.
+        A refused request does not run. So a prediction that is too high would stay so, while the next execution
+        corrects one that is too low. A batch above the largest known size is taken to cost no more than that size, and
+        a smaller batch no more than a larger one.
         """
         sizes = self._sizes
         if not sizes:
             return 0
         sure = len(sizes) - 1
         while self._doubt(sizes[sure]) > _SURE:
-            sure -= 1  # there is none about the size seen last
+            sure -= 1  # this ends: there is no doubt about the latest size
         place = min(bisect_left(sizes, batch_size), len(sizes) - 1)
         above, above_ns = sizes[place], self._believed(place, sure)
         if place == 0 or above <= batch_size:
@@ -86,9 +81,10 @@ class RunTimes:
         return int(below_ns + (batch_size - below) / (above - below) * (above_ns - below_ns))
 
     def _believed(self, place: int, sure: int) -> float:
-        """The mean of a size; of one above all seen lately, less and less of it, down to that of the largest of those.
+        """The mean of the size at a place, or less of it if the size is larger than the largest sure one, at `sure`.
 
-        `sure` is the place of that one. Batches then become larger step by step until one takes too long.
+        The longer such a size has not occurred, the less, down to the mean of the largest sure size. Batches then
+        become larger step by step until one takes too long.
         """
         size = self._sizes[place]
         mean_ns = self._means[size]
@@ -116,7 +112,7 @@ class RunTimes:
         self._times = {size: self._times[size] for size in self._sizes}
 
 
-def _told_apart(size: int) -> int:
+def _counted_as(size: int) -> int:
     """The size under which a batch is counted: bounded in number, whatever sizes come."""
     if size <= _EXACT:
         return max(1, size)
@@ -125,9 +121,9 @@ def _told_apart(size: int) -> int:
 
 
 def wait_ns(batches: int, batch_ns: int, remaining_ns: Sequence[int]) -> int:
-    """How long it is likely to take until a batch starts that has so many before it, which take `batch_ns` each.
+    """How long a batch is likely to wait behind `batches` others, which take `batch_ns` each.
 
-    `remaining_ns` has one entry a slot: how long what runs there still takes, 0 for a free one.
+    `remaining_ns` says for each slot how long it is still busy, 0 for a free one.
     """
     rounds, left = divmod(batches, len(remaining_ns))
     return sorted(remaining_ns)[left] + rounds * batch_ns

@@ -1,8 +1,24 @@
-"""A batcher that tunes itself: queue delay and batch size for a latency goal, as large batches as that allows.
+"""A batcher that tunes itself: it finds queue delay and batch size for a latency goal, by trial.
 
-The goal is for what 99 of 100 requests stay below, from queueing to the end of their execution. Longer delays make
-larger batches, which cost less a request; they also make requests wait. Under load both directions can be the right
-one: where executions get in each other's way, waiting for fewer and larger ones is faster. So it is found by trial.
+The goal is a latency that 99 of 100 requests stay below, from queueing to the end of their execution. Within it batches
+should be as large as possible, since a request costs less in a larger one.
+
+`Tuner` measures. It divides time into windows: a window begins when the last decision takes effect, and ends with
+enough requests, earlier if many are late. `Controller` decides, at the end of each window, by four numbers of it:
+
+- The goal is held with some slack: wait longer, so that batches become larger. If they are full already, allow larger
+  ones, as long as these run in their share of the goal; if too few requests come, waiting is useless: no delay.
+- The goal is just held: change nothing.
+- Latencies are too long, and batches are full: their size decides, not the delay. Where requests stand behind others
+  (latency is many times the execution), batches are too small for the load: larger ones. This size is a *floor* for
+  some time. Otherwise batches run for too long: smaller ones.
+- Latencies are too long, and batches are not full. If the delay makes up much of the latency, it is to blame: shorten
+  it. If not, executions may be in each other's way, and waiting for fewer and larger ones may be faster: a *climb* of
+  longer and longer delays begins. If the latency only grows by what the delay does, the climb was in vain: go back to
+  where it began, and *rest* for some windows. If it helped, the delay at its beginning was too *short*, which is
+  remembered for some time, so that shortening stops half way to it.
+
+A single window that is a little above the goal may be chance, and changes nothing.
 """
 
 import time
@@ -17,47 +33,35 @@ from modserve.core.timing import ExecutionTiming
 
 from ..batching import Decision, Rule, Together
 
-_AIM = 0.96
-"""Of the goal: where a change is meant to lead."""
-_SLACK = 0.92
-"""Of the goal: from here up to the goal itself nothing is changed."""
-_CLEARLY = 1.1
-"""Of the goal: what is above for two windows, or above this for one, is above it."""
-_GAIN = 0.65
-"""Of the way to the aim: by how much the delay changes, since the latency changes by more than it."""
-_STEP = 0.15
-"""Of the goal: by how much the delay grows when that is tried against too long latencies."""
-_DELAYED = 0.35
-"""Of the latency: a delay longer than that is to blame for it."""
-_NEAR = 0.05
-"""Of the goal: delays that differ by less are not told apart."""
-_REST = 10
-_LARGEST_DELAY = 0.75
-"""Of the goal: a longer delay would leave no time to run."""
-_RUN_SHARE = 0.5
-"""Of the goal: a batch that runs longer makes the next one late, which waits for it."""
-_WORTH = 0.5
-"""Items that must be likely to join a batch during a delay."""
-_BACKLOG = 4
-"""Requests that take so many times as long as a full batch stand behind others."""
-_FLOOR_FOR = 20
-_SHORT_FOR = 40
-_MANY = 0.5
-"""A share of batches that tells how most of them come about."""
-_ENOUGH = 300
-_FEW = 50
-_LONG_NS = 2_000_000_000
-_LATE = 12
-"""A window ends with `_ENOUGH` requests, or after a long time with a few; early if so many were late, and of them all
-one in `_LATE_SHARE`."""
-_LATE_SHARE = 20
-_PAUSE_NS = 1_000_000_000
-_PAUSE_SHARE = 20
-"""A longer time without a request is a pause, unless there are as many of them as one in so many requests."""
+# Shares of the goal
+_AIM = 0.96  # where a change is meant to lead
+_SLACK = 0.92  # a latency from here up to the goal is left as it is
+_CLEARLY = 1.1  # a latency above this is too long in one window, one above the goal in two
+_STEP = 0.15  # by how much the delay grows in a climb
+_NEAR = 0.05  # delays that differ by less are the same
+_LARGEST_DELAY = 0.75  # a longer delay would leave no time to run
+_RUN_SHARE = 0.5  # a batch that runs longer makes the next one late, which waits for it
+# Other shares
+_GAIN = 0.65  # of the way to the aim: how far the delay goes, since the latency changes by more than it
+_DELAYED = 0.35  # of the latency: a longer delay is to blame for it
+_MANY = 0.5  # of the batches: if so many are full, batches are full
+_CHANCE = 1.08  # of the latency before a climb: what is above has not come by chance
+_IN_VAIN = 0.75  # of what the delay has grown by in a climb: the latency has grown by more than that, and chance
+# Numbers
+_WORTH = 0.5  # items must be likely to join a batch during a delay
+_BACKLOG = 4  # requests that take so many times as long as a full batch stand behind others
+_REST = 10  # windows in which the delay stays, after no other was better
+_FLOOR_FOR = 20  # windows for which a floor is remembered
+_SHORT_FOR = 40  # windows for which a delay that was too short is remembered
+# Windows
+_ENOUGH = 300  # requests end a window
+_FEW, _LONG_NS = 50, 2_000_000_000  # so do fewer after a long time
+_LATE, _LATE_SHARE = 12, 20  # so do so many late ones, if they are at least one in so many
+_PAUSE_NS, _PAUSE_SHARE = 1_000_000_000, 20  # longer without a request is a pause, unless one in so many has one
 
 
 class Window(NamedTuple):
-    """What was seen since the last decision took effect."""
+    """What the tuner measured since the last decision took effect."""
 
     p99_ns: int
     run_ns: int
@@ -75,18 +79,18 @@ class Targets(NamedTuple):
 
 
 class _Climb(NamedTuple):
-    """Where a try with longer and longer delays began."""
+    """The delay and the latency where a climb began."""
 
     delay_ns: int
     p99_ns: int
 
     def in_vain(self, delay_ns: int, p99_ns: int) -> bool:
-        """Whether the latency has grown by most of what the delay has, and more than it does by chance."""
-        return p99_ns > 1.08 * self.p99_ns + 0.75 * (delay_ns - self.delay_ns)
+        """Whether the latency has grown by most of what the delay has, and by more than chance."""
+        return p99_ns > _CHANCE * self.p99_ns + _IN_VAIN * (delay_ns - self.delay_ns)
 
 
 class Controller:
-    """Decides from one window to the next; pure but for its memory of the last step."""
+    """Decides from one window to the next; pure but for its memory of the last steps."""
 
     def __init__(
         self, goal_ns: int, max_batch_size: int, delay_limit_ns: int = 0, run_ns: Callable[[int], int] = lambda _: 0
@@ -101,12 +105,11 @@ class Controller:
         """The last window was above the goal, but not clearly."""
         self._climb: _Climb | None = None
         self._rest = 0
-        """Windows for which the delay is left alone, since no other was better."""
+        """Windows for which the delay stays."""
         self._floor = 0
-        """Smaller batches were seen to be too few for the requests, so many windows ago that `_floor_left` are left."""
         self._floor_left = 0
+        """Windows for which the floor is still remembered."""
         self._short: _Climb | None = None
-        """A delay seen to be too short, where a longer one helped; `_short_left` as above."""
         self._short_left = 0
 
     def decide(self, window: Window) -> Targets:
@@ -159,7 +162,7 @@ class Controller:
         return self._set("waiting for fewer, larger batches", self.delay_ns + int(_STEP * self.goal_ns))
 
     def _shorten(self, p99_ns: int) -> Targets:
-        """Less delay, but not as little as was seen to be worse."""
+        """Less delay, but not as little as was too short before."""
         climb, self._climb = self._climb, None
         if climb is not None and p99_ns < climb.p99_ns:
             self._short, self._short_left = climb, _SHORT_FOR
@@ -205,7 +208,7 @@ class Controller:
 
 
 class Tuner:
-    """Measures executions, asks the controller, and is the rule that does what it says."""
+    """Measures executions, lets the controller decide, and has the rule that follows its decisions."""
 
     def __init__(
         self,
@@ -215,7 +218,10 @@ class Tuner:
         make_rule: Callable[[DynamicBatching, int], Rule],
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`make_rule` gives the dynamic batcher's rule for a policy and a largest batch size; `run_ns` predicts."""
+        """`make_rule` makes the dynamic batcher's rule for a policy and a largest batch size.
+
+        `run_ns` predicts how long a batch of a size runs.
+        """
         largest = max(1, max_batch_size)
         self._policy = policy
         self._rule_for = make_rule
@@ -229,14 +235,14 @@ class Tuner:
         self._since_ns = self._now_ns()
         self._latencies: list[int] = []
         self._backlog: list[int] = []
-        """Of requests that came before the last decision, and tell nothing of it, unless there are very many."""
+        """The latencies of requests that came before the last decision. They count only if there are very many."""
         self._run_ns: int = 0
         self._items: int = 0
         self._batches: int = 0
         self._filled: int = 0
         self._late: int = 0
         self._start_ns: int = 0
-        """When the first request came, or the window began, if there were some then; 0: no request yet."""
+        """When the first request came, or the window began if some waited then; 0 before the first request."""
         self._latest_ns: int = 0
         self._pauses: int = 0
         self._paused_ns: int = 0
@@ -270,7 +276,7 @@ class Tuner:
             self._decide()
 
     def _came(self, at_ns: int) -> None:
-        """Takes the time."""
+        """A request of the window came at a time, or waited when the window began."""
         if not self._start_ns:
             self._start_ns = self._latest_ns = at_ns
         elif at_ns > self._latest_ns:
@@ -281,7 +287,7 @@ class Tuner:
             self._latest_ns = at_ns
 
     def _busy_ns(self) -> int:
-        """The window's time without its pauses; where requests are always that rare, those are none."""
+        """The window's time without its pauses. If requests are always that rare, there are no pauses."""
         rare = self._pauses > 1 and self._pauses * _PAUSE_SHARE > len(self._latencies)
         return max(1, self._now_ns() - self._start_ns - (0 if rare else self._paused_ns))
 
@@ -290,17 +296,15 @@ class Tuner:
         p99_ns = latencies[int(0.99 * (len(latencies) - 1))]
         per_second = self._items * 1e9 / self._busy_ns()
         window = Window(p99_ns, self._run_ns, per_second, self._filled / self._batches)
-        before = self.statistics
+        statistics = self.statistics
         targets = self._controller.decide(window)
-        if (targets.delay_ns, targets.batch_size) != (before.delay_ns, before.batch_size):
+        if (targets.delay_ns, targets.batch_size) != (statistics.delay_ns, statistics.batch_size):
             self._rule = self._make_rule()
-        found = self.statistics
-        found.p99_ns, found.delay_ns, found.batch_size = p99_ns, targets.delay_ns, targets.batch_size
-        found.decisions.append(
-            TunerDecision(
-                int(time.time() * 1e3), targets.reason, p99_ns, per_second, targets.delay_ns, targets.batch_size
-            )
+        statistics.p99_ns, statistics.delay_ns, statistics.batch_size = p99_ns, targets.delay_ns, targets.batch_size
+        decision = TunerDecision(
+            int(time.time() * 1e3), targets.reason, p99_ns, per_second, targets.delay_ns, targets.batch_size
         )
+        statistics.decisions.append(decision)
         self._begin()
 
     def _make_rule(self) -> Rule:

@@ -1,0 +1,18 @@
+"""Every setting of a server, and the only place that reads the command line, the environment and option files."""
+
+from .options import OptionError
+from .reading import CommandLine, from_command_line
+from .settings import OPTIONS, GrpcSettings, HttpSettings, Settings, TlsFiles
+from .values import header_pattern
+
+__all__ = [
+    "OPTIONS",
+    "CommandLine",
+    "GrpcSettings",
+    "HttpSettings",
+    "OptionError",
+    "Settings",
+    "TlsFiles",
+    "from_command_line",
+    "header_pattern",
+]
