@@ -88,7 +88,14 @@ async def test_without_any_requests_are_refused_until_there_is_one(served: Serve
     with pytest.raises(ModserveError, match="was lost: its worker ended with status -9") as caught:
         await served.double(1)
     assert caught.value.code is Code.UNAVAILABLE
+    server = served.server
+    assert not server.ready
+    assert not server.model_ready("model", None)
+    [unready] = server.unready_reasons()
+    assert "model 'model'" in unready.reason
+    assert [entry.reason for entry in server.index()] == [unready.reason]
     served.backend.broken = False
     await until(lambda: not served.lost)
     assert await served.double(1) == [2.0, 2.0]
     assert served.restarts == 2
+    assert server.ready
