@@ -79,7 +79,7 @@ class InferenceServer(Server):
         )
         table = ModelTable()
         table.expect(None)  # until the repositories have been looked through
-        loader = Loader(registry, options, self._executor, table.borrow, self, lambda: table.on_change())
+        loader = Loader(registry, options, self._executor, table.borrow, self, lambda: self.changes.notify())
         super().__init__(
             ModelManager(table, loader, threads, settings.model_load_retry_count),
             local_repositories(settings.repositories),

@@ -79,6 +79,23 @@ async def test_the_engine_of_the_page_that_responds_by_request(names: dict[str, 
     assert [each.parameters for each in responses] == [{"of": "three"}] * 2
 
 
+def test_the_tables_of_options_say_what_the_settings_say() -> None:
+    page = option_tables.PAGE.read_text("utf-8")
+    assert option_tables.renewed(page) == page, "python scripts/option_tables.py writes the tables anew"
+
+
+def test_the_option_file_of_the_page_on_operations(tmp_path: Path) -> None:
+    (shown,) = re.findall(
+        r"^```yaml\n(model-repository.*?)^```", option_tables.PAGE.read_text("utf-8"), re.M | re.DOTALL
+    )
+    file = tmp_path / "modserve.yaml"
+    file.write_text(shown, "utf-8")
+    settings = from_command_line(["--config", str(file)], {}).settings
+    assert settings.repositories == (Path("/models"), Path("/more-models"))
+    assert settings.backend_config == {"onnxruntime": {"default-max-batch-size": "4"}}
+    assert (settings.http.port, *settings.trace_level, settings.trace_file) == (8000, "TIMESTAMPS", "trace.json")
+
+
 async def test_the_engine_of_the_page_in_another_process(names: dict[str, Any], tmp_path: Path) -> None:
     write_model(tmp_path, "double", DOUBLE)
     settings = Settings(model_repository=(tmp_path,))
@@ -95,20 +112,3 @@ async def test_the_engine_of_the_page_that_calls_another_model(names: dict[str, 
     engines = {"double": names["DoubleBackend"](), "quadruple": backend(names, names["QuadrupleModel"])}
     async with InferenceServer(settings, backends=engines) as server:
         assert await double(server, "quadruple", 1) == [[4.0, 8.0]]
-
-
-def test_the_tables_of_options_say_what_the_settings_say() -> None:
-    page = option_tables.PAGE.read_text("utf-8")
-    assert option_tables.renewed(page) == page, "python scripts/option_tables.py writes the tables anew"
-
-
-def test_the_option_file_of_the_page_on_operations(tmp_path: Path) -> None:
-    (shown,) = re.findall(
-        r"^```yaml\n(model-repository.*?)^```", option_tables.PAGE.read_text("utf-8"), re.M | re.DOTALL
-    )
-    file = tmp_path / "modserve.yaml"
-    file.write_text(shown, "utf-8")
-    settings = from_command_line(["--config", str(file)], {}).settings
-    assert settings.repositories == (Path("/models"), Path("/more-models"))
-    assert settings.backend_config == {"onnxruntime": {"default-max-batch-size": "4"}}
-    assert (settings.http.port, *settings.trace_level, settings.trace_file) == (8000, "TIMESTAMPS", "trace.json")

@@ -29,14 +29,6 @@ class FlowControl(Protocol):
         """Return when there is room for another response. Blocks."""
         ...
 
-    def sent(self) -> None:
-        """The first unsent response has been sent, or dropped."""
-        ...
-
-    def progressed(self) -> None:
-        """A part of a response has been sent."""
-        ...
-
     @property
     def room(self) -> bool:
         """Whether `wait` would return at once."""
@@ -44,6 +36,14 @@ class FlowControl(Protocol):
 
     def on_room(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
+        ...
+
+    def sent(self) -> None:
+        """The first unsent response has been sent, or dropped."""
+        ...
+
+    def progressed(self) -> None:
+        """A part of a response has been sent."""
         ...
 
     def release(self) -> None:

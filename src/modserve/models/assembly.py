@@ -6,7 +6,6 @@
 Only the parts that the configuration names are there.
 """
 
-import asyncio
 import logging
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from modserve.scheduling import batching
 from modserve.scheduling.adaptive.adaptation import Adaptation
 from modserve.scheduling.adaptive.buckets import LengthBuckets
 from modserve.scheduling.queued import QueuedScheduler
-from modserve.scheduling.scheduler import Clock, OnDrop, Scheduler
+from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
 
 from .cached import CachedModel
 from .grouping import Accept, by_parameters, grouped
@@ -34,7 +33,7 @@ ServableT = TypeVar("ServableT", bound=Servable)
 
 
 def assemble_model(
-    model_id: ModelId, opened: Opened, loop: asyncio.AbstractEventLoop, cache: ResponseCache | None = None
+    model_id: ModelId, opened: Opened, clock: LoopClock, cache: ResponseCache | None = None
 ) -> Model | ModelWrapper:
     """Make a model that takes requests. `cache` is the server's. For the event loop's thread.
 
@@ -43,7 +42,7 @@ def assemble_model(
     config = opened.config
     signature = Signature(config)
     if config.sequence_batching is not None:
-        return wrapped(SequenceModel(model_id, opened, loop, signature.accept), loop, cache)
+        return wrapped(SequenceModel(model_id, opened, clock, signature.accept), clock, cache)
     adaptation = Adaptation(config)
     accept, alike = _accept(config, signature)
 
@@ -59,9 +58,9 @@ def assemble_model(
             gate=adaptation.gate(pool.remaining_ns),
         )
 
-    model = Model(model_id, opened, loop, accept, make_scheduler, adaptation.observe if adaptation.learns else None)
+    model = Model(model_id, opened, clock, accept, make_scheduler, adaptation.observe if adaptation.learns else None)
     model.statistics.tuner = adaptation.statistics
-    return wrapped(model, loop, cache)
+    return wrapped(model, clock, cache)
 
 
 def _accept(config: ModelConfig, signature: Signature) -> tuple[Accept, bool]:
@@ -78,9 +77,7 @@ def _accept(config: ModelConfig, signature: Signature) -> tuple[Accept, bool]:
     return accept, signature.alike and not policy.separate_by
 
 
-def wrapped(
-    servable: ServableT, loop: asyncio.AbstractEventLoop, cache: ResponseCache | None
-) -> ServableT | ModelWrapper:
+def wrapped(servable: ServableT, clock: Clock, cache: ResponseCache | None) -> ServableT | ModelWrapper:
     """A model or an ensemble behind the cache and the order of its responses, if it has these."""
     config = servable.config
     outer: ServableT | ModelWrapper = servable
@@ -91,7 +88,7 @@ def wrapped(
             servable.id.name,
         )
     elif config.cached and cache is not None:
-        outer = CachedModel(outer, cache, loop)
+        outer = CachedModel(outer, cache, clock)
     if config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering:
         outer = OrderedModel(outer)
     return outer

@@ -1,6 +1,5 @@
 """A model version whose responses are kept: a request like one before gets its response without running."""
 
-import asyncio
 import time
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ from modserve.core.servable import Servable
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
 from modserve.resources.response_cache import ResponseCache, key
+from modserve.scheduling.scheduler import Clock
 
 from .wrapper import ModelWrapper
 
@@ -21,10 +21,10 @@ class CachedModel(ModelWrapper):
     Of an ensemble the response of the whole is kept, and a hit runs none of its models.
     """
 
-    def __init__(self, servable: Servable, cache: ResponseCache, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, servable: Servable, cache: ResponseCache, clock: Clock) -> None:
         super().__init__(servable)
         self._cache = cache
-        self._loop = loop
+        self._clock = clock
         self._stopped = False
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
@@ -75,7 +75,7 @@ class CachedModel(ModelWrapper):
             outputs = {name: Tensor.from_raw(one.datatype, one.shape, one.raw) for name, one in kept.outputs.items()}
             inflight.settle(replace(kept, id=request.id, outputs=outputs))
 
-        self._loop.call_soon(respond)
+        self._clock.call_soon(respond)
         return inflight
 
 

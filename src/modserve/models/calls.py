@@ -57,7 +57,7 @@ class ModelCalls:
     ) -> None:
         self.model = model
         self.borrow = borrow
-        self._memory = MemoryBudget() if control is None else control.memory
+        self.memory = MemoryBudget() if control is None else control.memory
         self._control = control
         self._loop = loop
         # It is made on the event loop's thread.
@@ -146,6 +146,10 @@ class ModelCalls:
             raise unavailable("models cannot be loaded or unloaded by other models here")
         return self._control
 
+    def pace(self, inflight: Inflight) -> None:
+        """Keep the callee from running ahead of the model that takes its responses."""
+        flow.pace(inflight, self.memory, self._loop)
+
     def on_loop(self, callback: Callable[[], object]) -> None:
         """Call back on the event loop's thread: at once if this is it."""
         if threading.get_ident() == self._thread:
@@ -158,9 +162,6 @@ class ModelCalls:
 
     def soon(self, callback: Callable[[], object]) -> None:
         self._loop.call_soon(callback)
-
-    def pace(self, inflight: Inflight) -> None:
-        flow.pace(inflight, self._memory, self._loop)
 
     def _check_thread(self) -> None:
         if threading.get_ident() == self._thread:

@@ -1,6 +1,5 @@
 """From the configuration of an ensemble to a model that takes requests, once its models are READY."""
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from modserve.core.errors import ModserveError, invalid, not_found
 from modserve.core.model_config import ModelConfig
 from modserve.core.servable import Borrow, Handle, Servable
 from modserve.core.version import ModelId
-from modserve.scheduling.scheduler import LoopClock
+from modserve.scheduling.scheduler import Clock
 
 from .ensemble import EnsembleModel
 
@@ -25,8 +24,8 @@ class LoadedEnsemble:
 
 
 def nothing_to_borrow(name: str, version: int | None) -> Handle:
-    """A `Borrow` for loaders that load no ensembles."""
-    raise not_found(f"model '{name}' cannot be used by other models here")
+    """A `Borrow` for loaders whose models call no others."""
+    raise not_found(f"model '{name}' cannot be called by other models here")
 
 
 def read_ensemble(draft: Draft, *, auto_complete: bool) -> model_config.Complete:
@@ -36,9 +35,7 @@ def read_ensemble(draft: Draft, *, auto_complete: bool) -> model_config.Complete
     )
 
 
-def assemble(
-    model_id: ModelId, loaded: LoadedEnsemble, borrow: Borrow, loop: asyncio.AbstractEventLoop
-) -> EnsembleModel:
+def assemble(model_id: ModelId, loaded: LoadedEnsemble, borrow: Borrow, clock: Clock) -> EnsembleModel:
     """The ensemble, checked against its models. For the event loop's thread.
 
     It is decoupled if one of them is. Outputs without a label file have the labels of the outputs they come from.
@@ -55,7 +52,7 @@ def assemble(
         replace(config, decoupled=decoupled),
         message.SerializeToString(deterministic=True),
         borrow,
-        LoopClock(loop),
+        clock,
         labels,
     )
 

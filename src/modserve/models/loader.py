@@ -22,6 +22,7 @@ from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.placement import placements, thread_share
 from modserve.resources.response_cache import ResponseCache
+from modserve.scheduling.scheduler import LoopClock
 
 from . import advice
 from .assembly import assemble_model, wrapped
@@ -81,6 +82,7 @@ class Loader:
         self._options = options
         self._executor = executor
         self._cpu_instances: dict[str, int] = {}
+        self._clock: LoopClock | None = None
         self._checked: set[str] = set()
         """The backends whose options have been looked at."""
 
@@ -108,10 +110,11 @@ class Loader:
             loading.add_done_callback(_discard)  # a load that has begun ends, and nobody takes what comes of it
             raise
         cache = self._options.response_cache
+        clock = self._clock = self._clock or LoopClock(loop)
         if isinstance(loaded, LoadedEnsemble):
-            return wrapped(assemble(ModelId(name, version), loaded, self._borrow, loop), loop, cache)
+            return wrapped(assemble(ModelId(name, version), loaded, self._borrow, clock), clock, cache)
         try:
-            return assemble_model(ModelId(name, version), loaded, loop, cache)
+            return assemble_model(ModelId(name, version), loaded, clock, cache)
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
             raise from_exception(error, _doing(name, version)) from error

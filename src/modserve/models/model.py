@@ -65,7 +65,7 @@ class Model:
         self,
         model_id: ModelId,
         opened: Opened,
-        loop: asyncio.AbstractEventLoop,
+        clock: LoopClock,
         accept: Accept,
         make_scheduler: SchedulerFactory,
         observe: Observe | None = None,
@@ -82,7 +82,6 @@ class Model:
         self._outstanding = 0
         self._settled = asyncio.Event()
         self._settled.set()
-        clock = LoopClock(loop)
         self._on_health = opened.on_health
         self._pool = InstancePool(
             model_id,
@@ -90,7 +89,7 @@ class Model:
             list(opened.instances),
             self.statistics,
             self._on_settled,
-            loop,
+            clock.loop,
             opened.any_thread and could_be_quick(config),
             observe,
             make=opened.make,
@@ -174,14 +173,14 @@ class Model:
 class SequenceModel(Model):
     """A model with a sequence batcher. Implements `core.servable.SequenceKeeper`, too."""
 
-    def __init__(self, model_id: ModelId, opened: Opened, loop: asyncio.AbstractEventLoop, accept: Accept) -> None:
+    def __init__(self, model_id: ModelId, opened: Opened, clock: LoopClock, accept: Accept) -> None:
         sequences: list[SequenceScheduler[Instance]] = []
 
         def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
             sequences.append(SequenceScheduler(opened.config, pool, clock, on_drop, opened.initial_states))
             return sequences[0]
 
-        super().__init__(model_id, opened, loop, accept, make_scheduler)
+        super().__init__(model_id, opened, clock, accept, make_scheduler)
         self._sequences = sequences[0]
         self._sequences.on_end = self._settled.set
 

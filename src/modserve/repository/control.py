@@ -15,7 +15,7 @@ from modserve.core.loading import Blueprint, Listing, Repository
 from . import overrides
 from .background import Background
 from .manager import ModelManager
-from .scan import Scan, changes, scan
+from .scan import changes, scan
 
 _log = logging.getLogger(__name__)
 
@@ -80,13 +80,19 @@ class ModelControl:
             self._tasks.start(self._keep_polling(self._options.poll_seconds))
 
     async def _start(self) -> None:
-        present = await scan(self._repositories)
-        chosen = self._chosen(present)
+        counts = await self._names()
+        load = self._options.load
+        if self._options.mode is ControlMode.EXPLICIT and load != (ALL,):
+            present = await scan(self._repositories, load)
+            chosen = set(load)
+        else:
+            present = await scan(self._repositories)
+            chosen = {*present.models, *present.duplicates}
         self._table.expect(chosen & present.models.keys())
         for repository in self._repositories:
             for remark in await repository.remarks():
                 _log.warning("%s", remark)
-        if not present.models and not present.duplicates:
+        if not counts:
             places = ", ".join(f"'{repository}'" for repository in self._repositories)
             _log.warning("there are no models in %s: each folder in it would be one", places)
         for name in chosen & set(present.duplicates):
@@ -98,10 +104,10 @@ class ModelControl:
             self._table.refuse(name, failure.reason)
         self._seen = dict(present.models)
         self._by_name |= chosen
-        targets = await self._manager.inspect(listing for name, listing in present.models.items() if name in chosen)
+        targets = await self._manager.inspect(present.models.values())
         targets |= await self._composing(targets)
         self._targets.update(targets)
-        self.waiting = tuple(sorted(present.models.keys() - targets.keys()))
+        self.waiting = tuple(sorted(name for name in counts.keys() - targets.keys() if counts[name] == 1))
         if targets:
             _log.info("loading %d model%s", len(targets), "s" if len(targets) > 1 else "")
         await self._manager.update(targets)
@@ -259,21 +265,17 @@ class ModelControl:
         """The index of the models, with those in the repositories that were never loaded."""
         counts: Counter[str] = Counter()
         try:
-            for repository in self._repositories:
-                counts.update(await repository.names())
+            counts = await self._names()
         except ModserveError as error:
             _log.warning("the repository index has only models that were loaded: %s", error.message)
-            counts.clear()
         entries = self._table.index()
         for name in counts.keys() - {entry.name for entry in entries}:
             entries.append(IndexEntry(name, None, State.UNKNOWN, DUPLICATE if counts[name] > 1 else ""))
         return sorted(entries, key=lambda entry: (entry.name, entry.version or 0))
 
-    def _chosen(self, present: Scan) -> set[str]:
-        """The names of the models to load at the start."""
-        if self._options.mode is ControlMode.EXPLICIT and self._options.load != (ALL,):
-            return set(self._options.load)
-        return {*present.models, *present.duplicates}
+    async def _names(self) -> Counter[str]:
+        """In how many repositories each model is."""
+        return Counter([name for repository in self._repositories for name in await repository.names()])
 
 
 def _some(names: Sequence[str]) -> str:

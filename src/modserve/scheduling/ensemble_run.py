@@ -52,7 +52,6 @@ class EnsembleRun:
     """
 
     def __init__(self, surroundings: Surroundings, plan: Plan, inflight: Inflight, on_end: OnEnd) -> None:
-        self.model = ModelId(surroundings.config.name, surroundings.version)
         self.inflight = inflight
         self.plan = plan
         self.clock = surroundings.clock
@@ -77,6 +76,10 @@ class EnsembleRun:
         self._count = itertools.count()
         self._start_ns = 0
         self._alarm = Alarm(self.clock, self._look)
+
+    @property
+    def callers(self) -> tuple[ModelId, ...]:
+        return (*self.inflight.callers, ModelId(self._config.name, self._surroundings.version))
 
     def start(self) -> None:
         if self.over:

@@ -28,11 +28,14 @@ STUCK_S = 60.0
 class StepOwner(Protocol):
     """The request to the ensemble that a step belongs to. The methods never raise."""
 
-    model: ModelId
-    """The ensemble."""
     inflight: Inflight
     plan: Plan
     clock: Clock
+
+    @property
+    def callers(self) -> tuple[ModelId, ...]:
+        """The ensemble, behind the models that wait for its response."""
+        ...
 
     def begun(self, step: "StepExecution") -> None:
         """The step had to wait for the limit, and begins now."""
@@ -136,7 +139,7 @@ class StepExecution:
             self._owner.begun(self)
         try:
             self._inflight = inflight = self._submitted(self._request(now_ns), now_ns)
-            inflight.callers = (*self._owner.inflight.callers, self._owner.model)
+            inflight.callers = self._owner.callers
             self.batch_size = inflight.batch_size
             if self.decoupled:
                 self._pace(inflight)

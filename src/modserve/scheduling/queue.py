@@ -43,7 +43,7 @@ class RequestQueue:
     """
 
     def __init__(self, *, sums: bool) -> None:
-        """`sums`: the rule reads the elements and the extremes of `Together`."""
+        """`sums`: the rule reads the elements and the extremes of `Together`, so keep them up to date."""
         self.count = 0
         self.timed = False
         self._sums = sums
@@ -68,9 +68,9 @@ class RequestQueue:
         raise NotImplementedError
 
     def candidates(self) -> Iterable[Together]:
-        """The groups whose batch may be the next to run, in the order in which the rule is asked. Not for empty queues.
+        """The groups whose batch may be the next to run; the rule decides about them in this order.
 
-        They are valid until the queue changes.
+        The queue must not be empty. A group is valid until the queue changes.
         """
         raise NotImplementedError
 

@@ -60,7 +60,7 @@ class PinnedRunner(BatchRunner[SlotT], Protocol):
     `on_done` is called with requests whose execution is over in every respect, before their slot is free: the states
     that they leave to their sequence are there. `on_again` is called instead with a request that has to run again.
     `on_lost` is called with the number of a slot that can run nothing until it is free again, with the reason, and with
-    whether the slot was lost before.
+    whether that was said before.
     """
 
     on_done: Callable[[list[Inflight]], None] | None
@@ -153,22 +153,23 @@ _EARLY_NS = 1_500_000
 
 
 class LoopClock:
-    """The running event loop's clock."""
+    """The clock of an event loop. All schedulers of a loop share one, since it may hold a file descriptor."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._exact: ExactTimers | None = None
+        self.loop = loop
         self.now_ns = time.monotonic_ns
         self.call_soon = loop.call_soon
+        self._exact: ExactTimers | None = None
+        self._inexact = False
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         left_ns = when_ns - time.monotonic_ns()
         if left_ns > _FAR_NS:
             # This rings early. Whoever calls again then gets an exact timer.
-            return self._loop.call_later((left_ns - _EARLY_NS) // 1_000_000 / 1e3, callback)
-        exact = self._exact
-        if exact is None:
-            exact = self._exact = exact_timers(self._loop)
-            if exact is None:
-                return self._loop.call_later(-(-max(0, left_ns) // 1_000_000) / 1e3, callback)
-        return exact.call_at(when_ns, callback)
+            return self.loop.call_later((left_ns - _EARLY_NS) // 1_000_000 / 1e3, callback)
+        if self._exact is None and not self._inexact:
+            self._exact = exact_timers(self.loop)
+            self._inexact = self._exact is None
+        if self._exact is None:
+            return self.loop.call_later(-(-max(0, left_ns) // 1_000_000) / 1e3, callback)
+        return self._exact.call_at(when_ns, callback)

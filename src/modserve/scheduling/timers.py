@@ -1,7 +1,7 @@
 """Timers that are exact to some microseconds. Event loops have timers of their own, but those count milliseconds.
 
-On Linux: one ``timerfd`` for each event loop (timerfd_create(2)), which the loop watches as it watches sockets. A timer
-rings when its moment has come and never before, so that nobody has to look at the clock again and again.
+On Linux: one ``timerfd`` for each clock of an event loop (timerfd_create(2)), which the loop watches as it watches
+sockets. A timer rings when its moment has come and never before, so that nobody has to look at the clock repeatedly.
 """
 
 import asyncio
@@ -76,19 +76,8 @@ class ExactTimers:
             self._arm(heap[0][0])
 
 
-_timers: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ExactTimers | None]" = weakref.WeakKeyDictionary()
-
-
 def exact_timers(loop: asyncio.AbstractEventLoop) -> ExactTimers | None:
-    """The exact timers of an event loop, the same at each call; None if it cannot have any."""
-    try:
-        return _timers[loop]
-    except KeyError:
-        _timers[loop] = timers = _made(loop)
-        return timers
-
-
-def _made(loop: asyncio.AbstractEventLoop) -> ExactTimers | None:
+    """New exact timers for an event loop; None if it cannot have any."""
     # No kernel but Linux has timerfd: the C library lacks the function (AttributeError). A sandbox may forbid the call,
     # or the process may have no descriptor left (OSError). An event loop may be unable to watch descriptors
     # (NotImplementedError). The loop's own timers, which are later by up to a millisecond, do in all three cases.

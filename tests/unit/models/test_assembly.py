@@ -18,6 +18,7 @@ from modserve.models.assembly import assemble_model
 from modserve.models.model import Model, Opened
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.queued import QueuedScheduler
+from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, config, instance_spec
 
 VARIABLE = (TensorSpec("INPUT0", dtypes.INT32, (-1,)),)
@@ -44,7 +45,7 @@ async def assembled(given: ModelConfig, cache: ResponseCache | None = None) -> S
     engine = PuppetBackend().open(ModelSource(given, 1, Path(), Path()))
     instances = [("model_0", engine.instance(instance_spec(given)))]
     opened = Opened(given, b"", engine, instances, False)
-    return assemble_model(ModelId("model", 1), opened, asyncio.get_running_loop(), cache)
+    return assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()), cache)
 
 
 @pytest.mark.parametrize(

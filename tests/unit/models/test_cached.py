@@ -17,6 +17,7 @@ from modserve.core.statistics import FailureReason, ModelStatistics
 from modserve.core.version import ModelId
 from modserve.models.assembly import wrapped
 from modserve.resources.response_cache import ResponseCache
+from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import RecordingSink, config, request, tensor
 
 
@@ -52,8 +53,8 @@ class Bench:
     def __init__(self, **more: Any) -> None:
         self.behind = ByHand(**more)
         self.cache = ResponseCache(1 << 20)
-        self.loop = asyncio.get_running_loop()
-        self.model = wrapped(self.behind, self.loop, self.cache)
+        self.clock = LoopClock(asyncio.get_running_loop())
+        self.model = wrapped(self.behind, self.clock, self.cache)
 
     def ask(self, value: int, sink: RecordingSink | None = None, **more: Any) -> RecordingSink:
         found = sink or RecordingSink()
@@ -168,7 +169,7 @@ class Broken(ByHand):
 async def test_a_request_that_cannot_be_queued_holds_nobody_up() -> None:
     bench = Bench(dynamic_batching=DynamicBatching(preserve_ordering=True))
     bench.behind = Broken(dynamic_batching=bench.behind.config.dynamic_batching)
-    bench.model = wrapped(bench.behind, bench.loop, bench.cache)
+    bench.model = wrapped(bench.behind, bench.clock, bench.cache)
     with pytest.raises(RuntimeError):
         bench.ask(1, id="broken")
     sink = bench.ask(2, id="good")

@@ -22,6 +22,7 @@ from modserve.models.model import Opened
 from modserve.observability import prometheus
 from modserve.protocol.control.statistics import batches_json
 from modserve.scheduling.adaptive.buckets import FIRST_LESSON
+from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request
 
 CONFIG = config(
@@ -39,7 +40,7 @@ class Bench:
         instance = engine.instance(instance_spec(CONFIG))
         loop = asyncio.get_running_loop()
         opened = Opened(CONFIG, b"", engine, [("m_0", instance)], False)
-        self.model = assemble_model(ModelId("model", 1), opened, loop)
+        self.model = assemble_model(ModelId("model", 1), opened, LoopClock(loop))
 
     def submit(self, *lengths: int) -> list[Inflight]:
         """One request a length, all in one turn of the event loop."""

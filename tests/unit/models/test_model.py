@@ -24,6 +24,7 @@ from modserve.models.assembly import assemble_model
 from modserve.models.model import Model, Opened
 from modserve.scheduling.ordering import _Held
 from modserve.scheduling.queued import QueuedScheduler
+from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 BATCHING = DynamicBatching(preferred_batch_sizes=(8,))
@@ -35,7 +36,7 @@ class Bench:
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
         made = [(f"model_{index}", engine.instance(instance_spec(given))) for index in range(instances)]
         self.model = assemble_model(
-            ModelId("model", 1), Opened(given, b"", engine, made, False), asyncio.get_running_loop()
+            ModelId("model", 1), Opened(given, b"", engine, made, False), LoopClock(asyncio.get_running_loop())
         )
 
     def submit(self, *values: int, **more: Any) -> list[Inflight]:
@@ -351,7 +352,7 @@ async def test_the_engine_is_closed_though_an_instance_can_not_be() -> None:
     engine = backend.open(ModelSource(given, 1, Path(), Path()))
     instances: list[tuple[str, BackendInstance]] = [("model_0", _StubbornInstance())]
     opened = Opened(given, b"", engine, instances, False)
-    model = assemble_model(ModelId("model", 1), opened, asyncio.get_running_loop())
+    model = assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()))
     with pytest.raises(OSError, match="stuck"):
         await model.close()
     assert backend.open_models == 0

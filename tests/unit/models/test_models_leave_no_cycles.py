@@ -172,7 +172,7 @@ def model(given: ModelConfig, engine: Any = None) -> Servable:
     loop = asyncio.get_running_loop()
     states = {"SUM": Tensor.from_array(np.zeros(4, np.int32))}
     opened = Opened(given, b"", made, instances, True, initial_states=states)
-    return assemble_model(ModelId(given.name, 1), opened, loop)
+    return assemble_model(ModelId(given.name, 1), opened, LoopClock(loop))
 
 
 def submit(servable: Servable, value: int, sink: ResponseSink, **more: Any) -> Inflight:
@@ -351,7 +351,7 @@ async def test_a_paced_request_of_a_decoupled_model() -> None:
 
 @pytest.mark.parametrize("given", [config(), ORDERED], ids=["plain", "ordered"])
 async def test_a_cached_model(given: ModelConfig) -> None:
-    cached = CachedModel(model(given), ResponseCache(1 << 16), asyncio.get_running_loop())
+    cached = CachedModel(model(given), ResponseCache(1 << 16), LoopClock(asyncio.get_running_loop()))
     await asks(1)(cached)
     with no_garbage():
         assert await asks(1, 2, 99)(cached) == [R, R, INVALID]

@@ -23,6 +23,7 @@ from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.models.assembly import assemble_model
 from modserve.models.model import Opened, SequenceModel
+from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 CONTROLS = (Control("READY", ControlKind.READY, dtypes.INT32), Control("START", ControlKind.START, dtypes.INT32))
@@ -44,7 +45,7 @@ class Bench:
         first = {"SUM": Tensor.from_array(np.full(4, 100, np.int32))}
         # An instance that is lost waits for another one to be made.
         opened = Opened(given, b"", engine, made, False, initial_states=first, make=lambda number, close: Future())
-        made_model = assemble_model(ModelId("model", 1), opened, asyncio.get_running_loop())
+        made_model = assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()))
         assert isinstance(made_model, SequenceModel)
         self.model = made_model
 
