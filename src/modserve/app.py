@@ -22,8 +22,8 @@ from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
 from .frontends.grpc.listener import GrpcListener
 from .frontends.grpc.options import Connections, GrpcOptions
-from .frontends.http.listener import HttpListener
 from .frontends.http.options import HttpOptions
+from .frontends.http.wire.listener import HttpListener
 from .frontends.metrics import MetricsListener
 from .models.advice import absent_backends
 from .models.loader import Loader, LoaderOptions

@@ -23,10 +23,10 @@ from modserve.core.response import InferenceResponse, ResponseSink
 from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
-from modserve.frontends.http.connection import Connection
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
-from modserve.frontends.http.site import AsgiApp, Site
+from modserve.frontends.http.wire.connection import Connection
+from modserve.frontends.http.wire.context import AsgiApp, HttpContext
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
 from modserve.repository.local import local_repositories
@@ -243,7 +243,7 @@ class Answer:
 class Client:
     """The other end of a connection."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: HttpContext) -> None:
         self.connection = Connection(site)
         self.transport = MockTransport(self.connection)
         self.connection.connection_made(self.transport)
@@ -311,7 +311,7 @@ class Stage:
     """A loaded server, and the site that connections belong to."""
 
     server: Server
-    site: Site
+    site: HttpContext
     loader: PuppetLoader
 
     @property
@@ -339,7 +339,7 @@ async def stage(
         servable.automatic = automatic
     async with asyncio.TaskGroup() as tasks:
         found: AsgiApp = create_app(server, options) if app is None else app
-        site = Site(server, found, tasks, asyncio.get_running_loop(), options)
+        site = HttpContext(server, found, tasks, asyncio.get_running_loop(), options)
         site.turns.seconds = math.inf  # so that no test depends on how fast the machine is
         yield Stage(server, site, loader)
         for connection in list(site.connections):

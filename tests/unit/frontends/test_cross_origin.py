@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from puppet_server import JSON_BODY, MAX_JSON, Answer, infer, request, stage
 
-from modserve.frontends.http import cors
 from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.wire import cors
 
 PAGE = "https://page.example:8443"
 OTHER = "https://other.example"

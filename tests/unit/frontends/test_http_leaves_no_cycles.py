@@ -34,7 +34,7 @@ from modserve.core.version import ModelId
 from modserve.frontends.http.gone import unless_gone
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
-from modserve.frontends.http.site import Site
+from modserve.frontends.http.wire.context import HttpContext
 from modserve.frontends.threads import on_thread
 
 OPTIONS = HttpOptions(64 * 1024 * 1024)
@@ -42,7 +42,7 @@ OPTIONS = HttpOptions(64 * 1024 * 1024)
 
 @dataclass(frozen=True)
 class Bench:
-    site: Site
+    site: HttpContext
     many: PuppetServable
     loader: PuppetLoader
     clients: list[Client] = field(default_factory=list)
@@ -83,7 +83,7 @@ async def bench_over(repository: Path) -> AsyncIterator[Bench]:
     many = loader.loaded[ModelId("many", 1)]
     many.automatic = False
     async with asyncio.TaskGroup() as tasks:
-        site = Site(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
+        site = HttpContext(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
         yield Bench(site, many, loader)
         for connection in list(site.connections):
             connection.abort()

@@ -23,7 +23,7 @@ from modserve.frontends import threads
 from modserve.frontends.http import streams
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
-from modserve.frontends.http.site import Site
+from modserve.frontends.http.wire.context import HttpContext
 from modserve.protocol.json import json_data
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -66,7 +66,7 @@ async def eventually(fact: Callable[[], bool]) -> None:
 class Talk:
     """A connection, and the last request that reached the decoupled model on it."""
 
-    def __init__(self, site: Site, many: PuppetServable) -> None:
+    def __init__(self, site: HttpContext, many: PuppetServable) -> None:
         self.client = Client(site)
         self.memory = site.server.memory
         self._many = many
@@ -122,7 +122,7 @@ async def test_responses_that_wait_for_a_slow_client_count_as_memory(talk: Talk,
 async def talk(models: Models) -> AsyncIterator[Talk]:
     models.many.submitted.clear()
     async with asyncio.TaskGroup() as tasks:
-        site = Site(models.app.state.streams.server, models.app, tasks, asyncio.get_running_loop(), OPTIONS)
+        site = HttpContext(models.app.state.streams.server, models.app, tasks, asyncio.get_running_loop(), OPTIONS)
         yield Talk(site, models.many)
         for connection in list(site.connections):
             connection.abort()

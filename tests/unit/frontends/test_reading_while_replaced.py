@@ -15,7 +15,7 @@ from modserve.core.version import ModelId
 from modserve.frontends.http import generate, infer, v1
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest import create_app
-from modserve.frontends.http.site import Site
+from modserve.frontends.http.wire.context import HttpContext
 from modserve.protocol.http import generate as generate_codec
 from modserve.protocol.http import infer_request, v1_predict_request
 from modserve.repository.local import local_repositories
@@ -32,7 +32,7 @@ INSTANCES = b'{"instances": [' + b",".join([b'{"INPUT0": [1, 2], "INPUT1": [10, 
 class Bench:
     """A model that refuses requests once it is drained, as all do."""
 
-    def __init__(self, manager: ModelManager, site: Site, servable: PuppetServable) -> None:
+    def __init__(self, manager: ModelManager, site: HttpContext, servable: PuppetServable) -> None:
         self.manager = manager
         self.client = Client(site)
         self.servable = servable
@@ -78,7 +78,7 @@ async def benched(repository: Path) -> AsyncIterator[Bench]:
     server = Server(manager, local_repositories([repository]), name="modserve")
     await server.load()
     async with asyncio.TaskGroup() as tasks:
-        site = Site(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
+        site = HttpContext(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
         yield Bench(manager, site, loader.loaded[ModelId("simple", 1)])
         for connection in list(site.connections):
             connection.abort()

@@ -13,9 +13,9 @@ from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http import deadlines
 from modserve.protocol.json.json_text import MIME_JSON
 
-from .asgi import HEADERS_AS_SENT
 from .infer import check_json_size
 from .options import HttpOptions
+from .wire.asgi import HEADERS_AS_SENT
 
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 

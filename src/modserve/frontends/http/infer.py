@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError, internal, invalid
@@ -20,15 +20,14 @@ from modserve.frontends.threads import RequestMemory
 from modserve.protocol import classification, compression, failures, header_forwarding, shared_memory
 from modserve.protocol.classification import MANY_ELEMENTS
 from modserve.protocol.compression import Inflater
-from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http import deadlines, infer_request, infer_response, server_timing
-from modserve.protocol.http.deadlines import Timeouts
 from modserve.protocol.http.infer_request import Reply
 from modserve.protocol.http.infer_response import Body
 from modserve.server import Server
 
 from . import tracing
 from .options import HttpOptions
+from .wire.head import RequestHead
 
 _log = logging.getLogger(__name__)
 
@@ -42,19 +41,6 @@ _FROM_JSON = 4
 _TEXT = 64
 """Bytes that each element of BYTES takes beside its own once an engine reads it."""
 _LONG_TO_COMPRESS = 16 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class InferHead:
-    """What the headers of an inference request say of bodies, as sent; `answer_encoding` is already chosen."""
-
-    header_length: bytes | None = None
-    content_encoding: bytes | None = None
-    answer_encoding: str | None = None
-    forwarded: Forwarded = ()
-    """Headers that become parameters of the request."""
-    timeouts: Timeouts = ()
-    """Headers that tell how long the client waits."""
 
 
 class InferCall(SingleResponseSink):
@@ -103,7 +89,7 @@ class InferCall(SingleResponseSink):
         server: Server,
         model: str,
         version: int | None,
-        head: InferHead,
+        head: RequestHead,
         body: Buffer,
         options: HttpOptions,
         loop: asyncio.AbstractEventLoop,
@@ -111,7 +97,7 @@ class InferCall(SingleResponseSink):
     ) -> None:
         """Take the request, which began to come in at `received_ns` if that is known. Never raises."""
         now_ns = time.monotonic_ns()
-        self._encoding = head.answer_encoding
+        self._encoding = head.response_encoding
         self._loop = loop
         self._server = server
         self._timed = options.server_timing
@@ -271,7 +257,7 @@ def inflated(encoding: bytes, body: bytes, limit: int) -> bytes | Inflater:
     return begun
 
 
-def is_long(servable: Servable, head: InferHead, body: Buffer | Inflater) -> bool:
+def is_long(servable: Servable, head: RequestHead, body: Buffer | Inflater) -> bool:
     """Whether reading the body takes so long that the other connections should not wait for it."""
     if isinstance(body, Inflater):
         return True
@@ -289,7 +275,7 @@ def is_long(servable: Servable, head: InferHead, body: Buffer | Inflater) -> boo
 def read_request(
     servable: Servable,
     version: int | None,
-    head: InferHead,
+    head: RequestHead,
     body: Buffer | Inflater,
     options: HttpOptions,
     now_ns: int,

@@ -20,9 +20,10 @@ from modserve.protocol.http.infer_request import Reply
 
 from .answers import ERRORS, forwarded_headers, raw_header
 from .gone import unless_gone
-from .infer import InferHead, inflated, is_long, read_request
+from .infer import inflated, is_long, read_request
 from .options import HttpOptions
 from .streams import Encode, StreamCall, StreamedAnswer, Streams, borrowed, next_message
+from .wire.head import RequestHead
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -74,9 +75,9 @@ def router(options: HttpOptions, streams: Streams, body: dict[str, Any]) -> APIR
 async def _read(
     call: StreamCall, version: int | None, request: Request, options: HttpOptions, now_ns: int
 ) -> tuple[InferenceRequest, Reply]:
-    head = InferHead(
-        raw_header(request, infer_request.HEADER_LENGTH),
-        raw_header(request, "content-encoding"),
+    head = RequestHead(
+        header_length=raw_header(request, infer_request.HEADER_LENGTH),
+        content_encoding=raw_header(request, "content-encoding"),
         forwarded=forwarded_headers(request, options),
         timeouts=deadlines.timeouts(request.headers.items()),
     )

@@ -8,8 +8,8 @@ from starlette.routing import BaseRoute, Match
 
 from modserve.core.errors import ModserveError
 
-from .asgi import SLASH
-from .site import AsgiApp, Message
+from .wire.asgi import SLASH
+from .wire.context import AsgiApp, Message
 
 _ASTERISK = "*"
 _METHODS = ("GET", "POST")

@@ -40,12 +40,13 @@ from .answers import (
     raw_header,
     read_body,
 )
-from .infer import LARGE_JSON, InferCall, InferHead
+from .infer import LARGE_JSON, InferCall
 from .options import HttpOptions
 from .restricted import RestrictedApp
 from .shared_memory import shared_memory_router
 from .streams import Streams
 from .trace import router as trace_router
+from .wire.head import RequestHead
 
 
 class _VersionConvertor(Convertor[int]):
@@ -381,12 +382,12 @@ def _inference(server: Server, options: HttpOptions) -> APIRouter:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
         call = InferCall(outcome.set_result)
-        head = InferHead(
-            raw_header(request, infer_request.HEADER_LENGTH),
-            raw_header(request, "content-encoding"),
-            compression.choose(", ".join(request.headers.getlist("accept-encoding"))),
-            forwarded_headers(request, options),
-            deadlines.timeouts(request.headers.items()),
+        head = RequestHead(
+            header_length=raw_header(request, infer_request.HEADER_LENGTH),
+            content_encoding=raw_header(request, "content-encoding"),
+            response_encoding=compression.choose(", ".join(request.headers.getlist("accept-encoding"))),
+            forwarded=forwarded_headers(request, options),
+            timeouts=deadlines.timeouts(request.headers.items()),
         )
         call.start(server, model, version, head, await request.body(), options, loop)
         try:

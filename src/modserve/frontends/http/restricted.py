@@ -9,7 +9,7 @@ from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.protocol.restricted import PATH_CATEGORY, Restriction
 
-from .site import AsgiApp, Message
+from .wire.context import AsgiApp, Message
 
 FORBIDDEN = 403
 

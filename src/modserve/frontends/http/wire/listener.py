@@ -1,4 +1,4 @@
-"""The HTTP port: opens, stops accepting, waits for what is under way."""
+"""The HTTP port: it opens, stops accepting, and closes when the requests at hand have been served."""
 
 import asyncio
 import socket
@@ -6,26 +6,26 @@ from collections.abc import Callable
 from typing import Any
 
 from modserve.frontends.certificates import Certificates
+from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.streams import Streams
 from modserve.server import Server
 
 from .connection import Connection
-from .options import HttpOptions
-from .rest import create_app
-from .site import Site
-from .streams import Streams
+from .context import HttpContext
 
 _HANDSHAKE = 20.0
 """Seconds a client may take to agree on TLS."""
 
 _FAREWELL = 2.0
-"""Seconds a client may take to say good-bye over TLS."""
+"""Seconds a client may take to close TLS."""
 
 _FLUSH = 1.0
-"""Seconds for answers on their way when the port closes."""
+"""Seconds for responses on their way when the port closes."""
 
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""The system asks a silent client after so many seconds whether it is there, then so often, and gives up after so many
-questions without an answer: a client that has vanished costs nothing after two minutes."""
+"""After so many seconds the system probes a silent client, then at this interval, and gives up after so many probes
+without a reply: a client that has vanished costs nothing after two minutes."""
 
 
 class HttpListener:
@@ -37,65 +37,64 @@ class HttpListener:
         self._port = port
         self._options = options
         self._tasks = tasks
-        self._site: Site | None = None
+        self._context: HttpContext | None = None
         self._streams: Streams | None = None
         self._socket: asyncio.Server | None = None
 
     @property
     def connections(self) -> int:
         """How many are open."""
-        return 0 if self._site is None else len(self._site.connections)
+        return 0 if self._context is None else len(self._context.connections)
 
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError, or CertificateError."""
         loop = asyncio.get_running_loop()
         app = create_app(self._server, self._options)
         self._streams = app.state.streams
-        site = self._site = Site(self._server, app, self._tasks, loop, self._options)
-        factory: Callable[[], Connection] = lambda: Connection(site)  # noqa: E731
+        context = self._context = HttpContext(self._server, app, self._tasks, loop, self._options)
+        factory: Callable[[], Connection] = lambda: Connection(context)  # noqa: E731
         tls: dict[str, Any] = {}
         if self._options.tls is not None:
-            context = Certificates(self._options.tls).server_context()
-            tls = {"ssl": context, "ssl_handshake_timeout": _HANDSHAKE, "ssl_shutdown_timeout": _FAREWELL}
+            certificates = Certificates(self._options.tls).server_context()
+            tls = {"ssl": certificates, "ssl_handshake_timeout": _HANDSHAKE, "ssl_shutdown_timeout": _FAREWELL}
         self._socket = await loop.create_server(
             factory, self._address, self._port, backlog=2048, reuse_port=self._options.reuse_port or None, **tls
         )
         for listening in self._socket.sockets:
             _keep_alive(listening)
-        site.start_ticking()
+        context.start_ticking()
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
 
     def stop_accepting(self) -> None:
-        """Take no new connections; those there are answered and then closed."""
+        """Take no new connections; those that are open are served and then closed."""
         if self._socket is not None:
             self._socket.close()
-        if self._site is not None:
-            self._site.closing = True
-            for connection in list(self._site.connections):
+        if self._context is not None:
+            self._context.closing = True
+            for connection in list(self._context.connections):
                 connection.close_when_idle()
 
     async def close(self) -> None:
-        """Stop accepting, end streams, give what has been written a moment to leave, and close what is left."""
+        """Stop accepting, end streams, leave time for what has been written, and close what is left."""
         self.stop_accepting()
         if self._streams is not None:
             self._streams.stop()
-        site = self._site
-        if site is None:
+        if (context := self._context) is None:
             return
         try:
             async with asyncio.timeout(_FLUSH):
-                await site.idle.wait()
+                await context.idle.wait()
         except TimeoutError:
-            for connection in list(site.connections):
+            for connection in list(context.connections):
                 connection.abort()
-            await site.idle.wait()
+            await context.idle.wait()
         finally:
-            site.stop_ticking()
+            context.stop_ticking()
 
 
 def _keep_alive(listening: socket.socket) -> None:
-    """Let the system look after silent clients of all connections, which inherit it from the port's socket."""
+    """Let the system probe the silent clients of all connections, which inherit this from the port's socket."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE:
         if hasattr(socket, name):  # where it is missing, the system's own times hold

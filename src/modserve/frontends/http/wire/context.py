@@ -4,18 +4,17 @@ import asyncio
 import errno
 import logging
 import os
-import re
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from email.utils import formatdate
 from typing import Any, Protocol, TypeAlias
 
+from modserve.frontends.http.options import HttpOptions
 from modserve.server import Server
 
-from .options import HttpOptions
+from .head_memory import HeadMemory
 from .responses import BINARY_HEAD, JSON_HEAD, dated
-from .routes import InferRoute
 
 _log = logging.getLogger(__name__)
 
@@ -24,12 +23,8 @@ AsgiApp: TypeAlias = Callable[
     [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
 ]
 
-_HEADS = 1024
-_MEMORABLE = 2048
-"""Bytes of the longest head worth remembering; longer ones could fill the memory."""
-
 _TICK = 1.0
-"""Seconds between two looks at all connections; the resolution of time-outs and of the Date header."""
+"""Seconds between two checks of all connections: the resolution of time-outs and of the Date header."""
 
 _TURN = 0.001
 """Seconds in each turn of the event loop for requests that clients have sent ahead, over all connections."""
@@ -40,52 +35,32 @@ _CALLS = 16
 _WARN = 10.0
 """Seconds between two warnings that there are too many connections."""
 
-_INFERENCE = b"POST /v2/models/"
-_VOLATILE_NAMES = (
-    "baggage|b3|cookie|date|sentry-trace|traceparent|tracestate|uber-trace-id|"
-    "x-amzn-trace-id|x-b3-[a-z]+|x-cloud-trace-context|x-correlation-id|x-datadog-[a-z-]+|x-envoy-attempt-count|"
-    "x-forwarded-for|x-forwarded-port|x-ot-span-context|x-real-ip|x-request-id|x-request-start"
-)
-"""Headers that proxies and tracing write anew for each request, and that nothing here reads."""
-
-_VOLATILE_NAME = re.compile(_VOLATILE_NAMES, re.IGNORECASE)
-# Only whole lines of valid characters, that no folded line follows: others are for the parser to refuse.
-_VOLATILE = re.compile(rb"\r\n(?:%b):[\t\x20-\x7e\x80-\xff]*(?=\r\n[^ \t])" % _VOLATILE_NAMES.encode(), re.IGNORECASE)
-
 
 class OpenConnection(Protocol):
-    """A connection as its listener needs it."""
+    """What is called on a connection from here and by its listener; `check` takes seconds of the loop's clock."""
 
-    def close_when_idle(self) -> None:
-        """Answer what is under way, then close."""
-        ...
-
+    def close_when_idle(self) -> None: ...
     def abort(self) -> None: ...
-
-    def check(self, now: float) -> None:
-        """End the connection if its client has done nothing for too long at `now`, in seconds of the loop's clock."""
-        ...
-
-    def go_on(self) -> None:
-        """Read on in what the client has sent ahead."""
-        ...
+    def check(self, now: float) -> None: ...
+    def advance(self) -> None: ...
 
 
 class Turns:
-    """Shares the event loop's turns out between the connections whose clients have sent requests ahead.
+    """Shares out the turns of the event loop among the connections whose clients have sent requests ahead.
 
-    Such requests may be answered as soon as they are read, and there may be thousands: all connections together get
-    `seconds` in each turn of the loop, and `_CALLS` calls of the application, so that it also gets to the others.
+    There may be thousands of such requests, and each may be served as soon as it is read. So that the loop also gets
+    to everything else, all connections together get `seconds` and `_CALLS` calls of the application in each turn.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float = _TURN) -> None:
         self.seconds = seconds
         self._loop = loop
-        self._waiting: deque[OpenConnection] = deque()
+        self._waiting: OrderedDict[OpenConnection, None] = OrderedDict()
+        """Each once, in the order in which they came."""
         self._end: float | None = None
         """When this turn's time is over; None before anybody has asked for some of it."""
         self.calls = 0
-        """Calls of the application that were begun in this turn, or before it."""
+        """Calls of the application since the last turn began."""
 
     def time_left(self) -> bool:
         """Whether one more request may be begun in this turn."""
@@ -98,24 +73,19 @@ class Turns:
         return now < self._end and self.calls < _CALLS
 
     def later(self, connection: OpenConnection) -> None:
-        """Call the connection's `go_on` in one of the next turns."""
-        self._waiting.append(connection)
+        """Call the connection's `advance` in one of the next turns."""
+        self._waiting[connection] = None
 
     def _next(self) -> None:
         self._end = None
         for _ in range(len(self._waiting)):
-            self._waiting.popleft().go_on()
+            self._waiting.popitem(last=False)[0].advance()
             if not self.time_left():
                 return
 
 
-class Site:
-    """The server behind a listener, its limits, and its connections.
-
-    `heads` remembers what the head of an inference request means, byte for byte: clients send the same one again and
-    again. Behind proxies no two heads are the same, so `lines` remembers what is left of heads without the lines that
-    change with each request. What both hold is bounded.
-    """
+class HttpContext:
+    """What the connections of a listener share: the server behind them, its limits, and themselves."""
 
     def __init__(
         self,
@@ -133,12 +103,7 @@ class Site:
         self.options = options
         self.turns = Turns(loop)
         self.connections: set[OpenConnection] = set()
-        self.heads: dict[bytes, InferRoute] = {}
-        self.lines: dict[bytes, InferRoute] = {}
-        restriction = options.restrictions.get("inference")
-        self._looks_at_lines = options.header_pattern is None and (
-            restriction is None or _VOLATILE_NAME.fullmatch(restriction.name) is None
-        )
+        self.heads = HeadMemory(options, self.memory)
         self.closing = False
         self.idle = asyncio.Event()
         """Set while there is no connection."""
@@ -165,7 +130,7 @@ class Site:
     # Time
 
     def start_ticking(self) -> None:
-        """Look at the connections' time-outs from now on, until `stop_ticking`."""
+        """Check the connections' time-outs from now on, until `stop_ticking`."""
         self._ticking = self.loop.call_later(_TICK, self._tick)
 
     def stop_ticking(self) -> None:
@@ -181,7 +146,7 @@ class Site:
             connection.check(now)
 
     def _look_for_descriptors(self, now: float) -> None:
-        """Warn when no connection could be accepted any more, on any port: not every event loop tells of it."""
+        """Warn when no port can accept a connection any more, which not every event loop reports."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
@@ -194,7 +159,7 @@ class Site:
         self.binary_head = dated(BINARY_HEAD, self.date)
         self.json_head = dated(JSON_HEAD, self.date)
 
-    # How many connections there may be
+    # The number of connections
 
     def is_full(self) -> bool:
         limit = self.options.max_connections
@@ -212,27 +177,3 @@ class Site:
                 self._turned_away,
             )
             self._turned_away = 0
-
-    # The memory of heads
-
-    def known(self, head: bytes) -> InferRoute | None:
-        """What a head means that `heads` may not have, but that is like one seen before."""
-        route = self.heads.get(head)
-        if route is None and self._looks_at_lines and len(head) <= _MEMORABLE and head.startswith(_INFERENCE):
-            route = self.lines.get(_VOLATILE.sub(b"", head))
-            if route is not None:
-                _keep(self.heads, head, route)
-        return route
-
-    def remember(self, head: bytes, route: InferRoute) -> None:
-        if len(head) > _MEMORABLE:
-            return
-        _keep(self.heads, head, route)
-        if self._looks_at_lines:
-            _keep(self.lines, _VOLATILE.sub(b"", head), route)
-
-
-def _keep(memory: dict[bytes, InferRoute], key: bytes, route: InferRoute) -> None:
-    if len(memory) >= _HEADS:
-        memory.clear()
-    memory[key] = route

@@ -9,23 +9,22 @@ _REMEMBERED = b"Access-Control-Max-Age: 600\r\n"
 
 
 def header_block(origins: frozenset[str], method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The header lines of the answer to a request, by the origins that are let in; `headers` have lower-case names.
+    """The header lines of a response, by the origins that are let in; `headers` have lower-case names.
 
-    Empty if none are. Where any origin is let in, answers are the same for all, and caches may keep them.
+    Empty if none are. Where any origin is let in, responses are the same for all, and caches may keep them.
     """
     if not origins:
         return b""
-    asked = dict(headers)
-    origin = asked.get(b"origin")
+    fields = dict(headers)
+    origin = fields.get(b"origin")
     if ANY in origins:
         block = b"Access-Control-Allow-Origin: *\r\n" + _EXPOSED
     elif origin is None or origin.decode("latin-1").lower() not in origins:
         return b"Vary: Origin\r\n"
     else:
         block = b"Access-Control-Allow-Origin: %b\r\nVary: Origin\r\n%b" % (origin, _EXPOSED)
-    if method == b"OPTIONS" and b"access-control-request-method" in asked:
+    if method == b"OPTIONS" and b"access-control-request-method" in fields:
         block += _METHODS + _REMEMBERED
-        wanted = asked.get(b"access-control-request-headers")
-        if wanted:
-            block += b"Access-Control-Allow-Headers: %b\r\n" % wanted
+        if names := fields.get(b"access-control-request-headers"):
+            block += b"Access-Control-Allow-Headers: %b\r\n" % names
     return block
