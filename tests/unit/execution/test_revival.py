@@ -259,6 +259,19 @@ async def test_with_no_instance_left_there_is_trouble_until_one_is_made() -> Non
     assert bench.backend.open_instances == 0
 
 
+async def test_a_lost_instance_is_closed_once() -> None:
+    bench = PoolBench(1)
+    one, dying = bench.start(1)
+    dying.fail(InstanceLostError("killed"))
+    await until(lambda: one.settled)
+    bench.failing = invalid("no such device")
+    bench.clock.advance(S)
+    await until(lambda: bench.stuck)
+    assert bench.backend.open_instances == 0
+    bench.pool.close()
+    assert bench.backend.open_instances == 0
+
+
 async def test_closing_while_an_instance_is_lost() -> None:
     bench = PoolBench(2)
     one, dying = bench.start(1)
