@@ -245,7 +245,8 @@ async def test_with_no_instance_left_there_is_trouble_until_one_is_made() -> Non
     bench.failing = invalid("no such device")
     bench.clock.advance(S)
     await until(lambda: len(bench.troubles) == 2)
-    assert bench.stuck == bench.troubles[1:] == ["no such device"]
+    text = "model 'model', instance 'model_0' was lost and cannot be made anew: no such device"
+    assert bench.stuck == bench.troubles[1:] == [text]
     assert bench.lost == [(0, False), (0, True)]
     bench.failing = None
     bench.clock.advance(2 * S)

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from modserve.core.model_config import TensorSpec
 from modserve.core.request import ParameterValue
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
+from modserve.core.tracing import RequestTrace
 from modserve.resources.flow import Flow
 from modserve.testing import Execution, config
 
@@ -388,3 +389,32 @@ async def test_tensors_that_are_no_output(plain: Bench, output: Tensor, problem:
     end(execution)
     await plain.until_settled(1)
     assert refused(entry) == (Code.INTERNAL, problem)
+
+
+class Recorded:
+    """As much of a trace as an engine reaches."""
+
+    def __init__(self) -> None:
+        self.stamps: list[str] = []
+
+    def stamp(self, activity: str, ns: int = 0) -> None:
+        assert ns > 0
+        self.stamps.append(activity)
+
+    def settled(self, outcome: object, final: bool, timing: object) -> None:
+        self.stamps.append("settled")
+
+
+async def test_stamps_reach_the_trace_in_order(bench: Bench) -> None:
+    entry = member(1)
+    trace = Recorded()
+    entry.trace = cast(RequestTrace, trace)
+    execution = bench.run(entry)
+    [request] = execution.requests
+    request.stamp("TOKENIZED")
+    request.respond(rows(1))
+    request.stamp("SECOND")
+    request.complete()
+    end(execution)
+    await bench.until_settled(1)
+    assert trace.stamps == ["TOKENIZED", "settled", "SECOND", "settled"]
