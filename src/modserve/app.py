@@ -20,7 +20,7 @@ from .core.memory import MemoryBudget
 from .core.servable import Servable
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
-from .frontends.grpc.listener import GrpcListener
+from .frontends.grpc.aio import GrpcListener
 from .frontends.grpc.options import Connections, GrpcOptions
 from .frontends.http.options import HttpOptions
 from .frontends.http.wire.listener import HttpListener

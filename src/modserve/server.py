@@ -2,10 +2,8 @@
 
 import asyncio
 import enum
-import logging
-import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from .__about__ import __version__
@@ -14,12 +12,12 @@ from .core.errors import Code, ModserveError, invalid, unavailable
 from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
 from .core.loading import Repository
-from .core.memory import MemoryBudget, UnsentResponses
-from .core.request import InferenceRequest, ParameterValue, label, timeout_ns
-from .core.response import InferenceResponse, Outcome, SingleResponseSink
-from .core.servable import Handle, RequestHolder, Servable, Submitter, submit_traced
+from .core.memory import MemoryBudget
+from .core.request import ParameterValue
+from .core.response import InferenceResponse
+from .core.servable import Handle, RequestHolder, Servable
 from .core.tensor import Array, Tensor
-from .core.tracing import RequestTrace
+from .in_process import make_request, outcomes, response
 from .observability.failure_log import FailureLog
 from .observability.logging import Logs
 from .observability.trace import Tracer
@@ -27,8 +25,6 @@ from .repository.control import ControlOptions, ModelControl
 from .repository.manager import ModelManager
 from .resources import flow
 from .resources.shared_memory import SharedMemory
-
-_log = logging.getLogger(__name__)
 
 EXTENSIONS = (
     "classification",
@@ -137,8 +133,8 @@ class Server:
         Raises `ModserveError`: INVALID_ARG, NOT_FOUND, UNAVAILABLE (also past the timeout) or INTERNAL.
         """
         now_ns = time.monotonic_ns()
-        request = _request(model_name, inputs, outputs, version, request_id, parameters, timeout, now_ns)
-        return await self.run(self.model(model_name, version), request, now_ns)
+        request = make_request(model_name, inputs, outputs, version, request_id, parameters, timeout, now_ns)
+        return await response(self.model(model_name, version), request, now_ns)
 
     async def infer_stream(
         self,
@@ -157,60 +153,12 @@ class Server:
         responses; the iteration then ends.
         """
         now_ns = time.monotonic_ns()
-        request = _request(model_name, inputs, outputs, version, request_id, parameters, timeout, now_ns)
-        async with aclosing(self.answers(self.model(model_name, version), request, now_ns)) as answers:
-            async for answer in answers:
-                if isinstance(answer, ModserveError):
-                    raise answer
-                yield answer
-
-    async def run(
-        self,
-        servable: Submitter,
-        request: InferenceRequest,
-        now_ns: int,
-        accepted: Callable[[Inflight], None] = lambda inflight: None,
-        trace: RequestTrace | None = None,
-    ) -> InferenceResponse:
-        """Submit a request that arrived at `now_ns` and await its one answer. Cancelling the caller cancels it.
-
-        `accepted` is told of the request in flight, for those who want to look at it afterwards.
-        """
-        sink = FutureSink(asyncio.get_running_loop())
-        if trace is None:
-            inflight = servable.submit(request, sink, now_ns)
-        else:
-            inflight = submit_traced(trace, servable, request, sink, now_ns)
-        accepted(inflight)
-        try:
-            outcome = await sink.future
-        finally:
-            inflight.cancel()  # which does nothing to a request that is settled
-        if isinstance(outcome, InferenceResponse):
-            return outcome
-        try:
-            raise outcome
-        finally:  # its traceback has this frame, which must not lead back to it
-            del outcome, sink
-
-    async def answers(
-        self, servable: Submitter, request: InferenceRequest, now_ns: int
-    ) -> AsyncGenerator[InferenceResponse | ModserveError]:
-        """Submit a request that arrived at `now_ns` and iterate over its answers; failures come as values.
-
-        Closing the iterator cancels the request. Raises what `submit` raises, before the first answer.
-        """
-        sink = _QueueSink(self.memory)
-        inflight = servable.submit(request, sink, now_ns)
-        self.pace(inflight)
-        try:
-            while (answer := await sink.answers.get()) is not None:
-                yield answer
-                sink.unsent.sent()
-                inflight.sent()
-        finally:
-            inflight.cancel()
-            sink.close()
+        request = make_request(model_name, inputs, outputs, version, request_id, parameters, timeout, now_ns)
+        async with aclosing(outcomes(self.model(model_name, version), request, now_ns, self.memory)) as stream:
+            async for outcome in stream:
+                if isinstance(outcome, ModserveError):
+                    raise outcome
+                yield outcome
 
     def pace(self, inflight: Inflight) -> None:
         """Keep the engine of a request with many responses from running ahead of its client: see `resources.flow`."""
@@ -371,68 +319,5 @@ class Server:
         await self._control.stop()
 
 
-def _request(
-    model_name: str,
-    inputs: Mapping[str, Array | Tensor],
-    outputs: Sequence[str],
-    version: int | None,
-    request_id: str,
-    parameters: Mapping[str, ParameterValue] | None,
-    timeout: float | None,
-    now_ns: int,
-) -> InferenceRequest:
-    tensors = {name: value if isinstance(value, Tensor) else Tensor.from_array(value) for name, value in inputs.items()}
-    deadline_ns = 0 if timeout is None else _deadline_ns(timeout, request_id, now_ns)
-    given = dict(parameters or {})
-    return InferenceRequest(
-        model_name, tensors, tuple(outputs), version, request_id, given, deadline_ns, timeout_ns(given)
-    )
-
-
-def _deadline_ns(timeout: float, request_id: str, now_ns: int) -> int:
-    """When so many seconds are over; 0 for never. Raises INVALID_ARG for what is no time."""
-    ns = timeout * 1e9
-    if math.isnan(ns) or ns == -math.inf:
-        raise invalid(f"{label(request_id)}timeout is {timeout}, expected a number of seconds; infinity is no limit")
-    return 0 if ns == math.inf else now_ns + int(ns)
-
-
 def _not_ready() -> ModserveError:
     return unavailable("Server not ready")
-
-
-class FutureSink(SingleResponseSink):
-    """Hands the one answer of a request to whoever awaits it."""
-
-    __slots__ = ("future",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
-        self.future: asyncio.Future[InferenceResponse | ModserveError] = loop.create_future()
-
-    def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
-        if not self.future.done():
-            self.future.set_result(outcome)
-
-
-class _QueueSink:
-    """Hands the answers of a request to whoever iterates over them."""
-
-    def __init__(self, memory: MemoryBudget) -> None:
-        self.answers: asyncio.Queue[InferenceResponse | ModserveError | None] = asyncio.Queue()
-        self.unsent = UnsentResponses(memory)
-        self._closed = False
-
-    def close(self) -> None:
-        """Nobody iterates any more: what comes now is dropped."""
-        self._closed = True
-        self.unsent.release()
-
-    def settle(self, outcome: Outcome, final: bool) -> None:
-        if self._closed:
-            return
-        if outcome is not None:
-            self.unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
-            self.answers.put_nowait(outcome)
-        if final:
-            self.answers.put_nowait(None)

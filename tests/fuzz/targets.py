@@ -25,8 +25,16 @@ from modserve.pb import inference as pb
 from modserve.protocol import classification, compression
 from modserve.protocol.control import logging_settings, regions, repository, trace_settings
 from modserve.protocol.grpc import grpc_messages, long_messages
-from modserve.protocol.http import generate, infer_request, infer_response, v1_predict_request, v1_predict_response
+from modserve.protocol.http import (
+    generate,
+    infer_body,
+    infer_request,
+    infer_response,
+    v1_predict_request,
+    v1_predict_response,
+)
 from modserve.protocol.json import json_text
+from modserve.protocol.reply import Reply
 from modserve.testing import builders
 
 Target = Callable[[bytes], None]
@@ -98,9 +106,9 @@ def _ranked(response: InferenceResponse, counts: Mapping[str, int]) -> Inference
     return InferenceResponse(response.model_name, 1, outputs, response.id, response.parameters)
 
 
-def _answer(request: InferenceRequest, reply: infer_request.Reply) -> None:
+def _answer(request: InferenceRequest, reply: Reply) -> None:
     response = _ranked(_echo(request), reply.classes)
-    for shape in (reply, infer_request.Reply(all_binary=True)):
+    for shape in (reply, Reply(all_binary=True)):
         body = infer_response.encode_response(response, shape)
         if body.header_length is None:
             json_text.parse_object(b"".join(body.parts))
@@ -116,7 +124,7 @@ def http_binary(data: bytes) -> None:
     line, _, body = data.partition(b"\n")
     length = infer_request.header_length(line, len(body))
     if length == 0:
-        request, reply = infer_request.decode_raw(RAW, None, body)
+        request, reply = infer_body.decode_raw(RAW, None, body)
         infer_response.encode_response(_echo(request, _RAW_SIGNATURE), reply)
         return
     _answer(*infer_request.decode_request("model", None, body, length, _ONE_SECOND_NS, _Region, _MAX_JSON))
@@ -133,7 +141,7 @@ def bytes_tensor(data: bytes) -> None:
         pass
     response = _echo(InferenceRequest("model", {"BYTES": Tensor.from_raw(dtypes.BYTES, (1, count), raw)}))
     assert bytes(response.outputs["BYTES"].raw) == raw
-    infer_response.encode_response(response, infer_request.Reply())
+    infer_response.encode_response(response, Reply())
 
 
 def grpc_message(data: bytes) -> None:
@@ -144,14 +152,14 @@ def grpc_message(data: bytes) -> None:
         message = pb.ModelInferRequest.FromString(data)
     except DecodeError:
         return
-    request = grpc_messages.decode_request(message, 2 * _ONE_SECOND_NS, region)
+    request = grpc_messages.decode_request(message, 2 * _ONE_SECOND_NS, lambda: region)
     if apart is not None:
         for name, tensor in request.inputs.items():
             found, raw = apart.inputs[name], bytes(tensor.raw)
             if found.datatype is dtypes.BYTES:
                 raw = raw[: len(found.raw)]  # of too many texts only one more is read
             assert (found.datatype, found.shape, bytes(found.raw)) == (tensor.datatype, tensor.shape, raw), name
-    grpc_messages.output_places(message, region)
+    grpc_messages.output_places(message, lambda: region)
     counts = grpc_messages.class_counts(message)
     grpc_messages.wants_empty_final(message)
     pb.ModelInferResponse.FromString(grpc_messages.encode_response(_ranked(_echo(request), counts)))
@@ -162,7 +170,7 @@ def _decoded_apart(data: bytes, region: "_Region") -> InferenceRequest | None:
     try:
         split = long_messages.split(data)
         assert split is not None
-        return grpc_messages.decode_request(split[0], 2 * _ONE_SECOND_NS, region, split[1])
+        return grpc_messages.decode_request(split[0], 2 * _ONE_SECOND_NS, lambda: region, split[1])
     except (DecodeError, ModserveError, long_messages.ManyFieldsError):
         return None
 

@@ -43,7 +43,8 @@ RULES = {
     "scheduling": rule("core resources"),
     "execution": rule("core backends.api resources", "numpy"),
     "models": rule("core resources config backends.api backends.registry execution scheduling"),
-    "server": rule("core repository resources observability"),
+    "in_process": rule("core resources"),
+    "server": rule("core in_process repository resources observability"),
     "frontends": rule(
         "core protocol server pb settings",
         "fastapi google.protobuf grpc httptools orjson pydantic starlette uvicorn",
@@ -163,7 +164,7 @@ FORBIDDEN = {
     "relative": ("core.tensor", "from ..execution.batch import merge", "modserve.execution.batch.merge"),
     "relative, package": ("core.tensor", "from .. import server", "modserve.server"),
     "relative from above": ("server", "from . import frontends", "modserve.frontends"),
-    "deeper": ("frontends.http.rest", "from ...backends import api", "modserve.backends.api"),
+    "deeper": ("frontends.http.infer", "from ...backends import api", "modserve.backends.api"),
     "in a function": ("core.tensor", "def f():\n    import modserve.app", "modserve.app"),
     "in a branch": ("core.tensor", "if a:\n    pass\nelif b:\n    import modserve.app", "modserve.app"),
     "in an exception's handler": ("core.tensor", "try:\n    pass\nexcept E:\n    import modserve.app", "modserve.app"),

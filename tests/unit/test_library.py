@@ -21,6 +21,7 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Array
+from modserve.in_process import response
 from modserve.resources import flow
 from modserve.server import Phase
 from modserve.testing import PuppetBackend, write_model
@@ -435,7 +436,7 @@ async def test_a_request_that_fails_leaves_nothing_to_the_garbage_collector(by_h
 
     async def fail() -> None:
         with suppress(ModserveError):
-            await by_hand.run(Failing(), InferenceRequest("puppet", {}), 0)
+            await response(Failing(), InferenceRequest("puppet", {}), 0)
 
     await fail()
     gc.collect()

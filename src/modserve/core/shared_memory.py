@@ -54,5 +54,5 @@ class RegionLease(Protocol):
         """The request is over. Later calls do nothing."""
 
 
-Lend: TypeAlias = Callable[[], RegionLease]
-"""Gives a request its lease; requests without shared memory need none."""
+LeaseFactory: TypeAlias = Callable[[], RegionLease]
+"""Returns the one lease of a request, on first use a new one; requests without shared memory need none."""

@@ -23,8 +23,8 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 _LENGTH = struct.Struct("<I")
 
-LONG_BYTES = 256 * 1024
-"""Received BYTES of more than this are counted on a thread."""
+_LONG = 256 * 1024
+"""Bytes of raw BYTES that are counted and decoded in parts, between which other threads run."""
 _AT_A_TIME = 32 * 1024
 """Elements of which something is made in one go, in which no other thread runs."""
 _ALIKE = 64
@@ -192,7 +192,7 @@ def _lists(flat: Array) -> Iterator[list[bytes]]:
 def _decoded(raw: Buffer, count: int) -> Array:
     """The `count` elements of a raw BYTES tensor."""
     array = np.empty(count, dtype=object)
-    if len(raw) <= LONG_BYTES:
+    if len(raw) <= _LONG:
         array[:] = decode_elements(raw)
         return array
     found = 0
@@ -275,7 +275,7 @@ def count_elements(raw: Buffer, most: int = _MOST) -> int:
     unpack = _LENGTH.unpack_from
     found = 0
     position, end = 0, len(view)
-    if end > LONG_BYTES:
+    if end > _LONG:
         return _count_many(view, most)
     while position < end:
         if position + 4 > end:
@@ -331,26 +331,26 @@ def _alike(raw: Buffer, position: int, length: int) -> int:
     return found
 
 
-def long_texts(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The BYTES among received tensors whose elements are better counted on a thread, by `count_ahead`."""
+def long_texts(tensors: Iterable[Tensor], limit: int) -> list[Tensor]:
+    """The BYTES among received tensors that have more than `limit` bytes."""
     return [
         tensor
         for tensor in tensors
-        if tensor.datatype is dtypes.BYTES and (raw := tensor.received) is not None and len(raw) > LONG_BYTES
+        if tensor.datatype is dtypes.BYTES and (raw := tensor.received) is not None and len(raw) > limit
     ]
 
 
 def count_ahead(tensors: Iterable[Tensor]) -> None:
-    """Count the elements of BYTES tensors now. What is wrong with them is said when they are asked for."""
+    """Count the elements of BYTES tensors now. What is wrong with them is raised when the count is needed."""
     for tensor in tensors:
         with suppress(TruncatedError):
             tensor.count_elements()
 
 
-def digest_ahead(tensors: Iterable[Tensor]) -> None:
-    """Reckon the digests of long tensors now, on a thread, for a model whose responses are kept."""
+def digest_ahead(tensors: Iterable[Tensor], limit: int) -> None:
+    """Compute the digests of tensors of more than `limit` bytes now, for a model whose responses are cached."""
     for tensor in tensors:
-        if len(tensor.raw) > LONG_BYTES:
+        if len(tensor.raw) > limit:
             tensor.digest()
 
 

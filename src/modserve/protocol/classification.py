@@ -12,9 +12,6 @@ from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.tensor import Array, Tensor
 
-MANY_ELEMENTS = 32 * 1024
-"""More of them in an answer are ranked, or written as JSON, on a thread: the other connections do not wait for it."""
-
 _MOST_ELEMENTS = 1_000_000
 """For each row of the batch."""
 

@@ -32,6 +32,28 @@ TOO_MANY = Spelling(429, 8)
 """Too Many Requests, RESOURCE_EXHAUSTED."""
 NO_MEMORY = Spelling(503, 8)
 """Service Unavailable, RESOURCE_EXHAUSTED."""
+DEADLINE = Spelling(503, 4)
+"""gRPC's DEADLINE_EXCEEDED."""
+
+_GRPC_NAMES = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+)
+"""By number (grpc/grpc, doc/statuscodes.md)."""
+
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 _MOST_BYTES = 4096
@@ -40,11 +62,28 @@ _MOST_ESCAPED = 2048
 8 KiB of them."""
 
 
+class DeadlinePassedError(ModserveError):
+    """The client's own deadline passed while its request waited, which gRPC has a status for."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.UNAVAILABLE, "Deadline Exceeded")
+
+    def __reduce__(self) -> tuple[type["DeadlinePassedError"], tuple[()]]:
+        return type(self), ()
+
+
 def spelling(error: ModserveError) -> Spelling:
     """Its status over HTTP and its code over gRPC."""
+    if isinstance(error, DeadlinePassedError):
+        return DEADLINE
     if isinstance(error, MemoryExhaustedError):
         return NO_MEMORY
     return TOO_MANY if isinstance(error, OverloadedError) and error.too_many else STATUS[error.code]
+
+
+def grpc_name(error: ModserveError) -> str:
+    """The name of its code over gRPC."""
+    return _GRPC_NAMES[spelling(error).grpc]
 
 
 def headers(error: ModserveError) -> Mapping[str, str]:

@@ -10,10 +10,13 @@ from typing import NamedTuple
 
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
-from modserve.core.tensor import LONG_BYTES, Tensor
+from modserve.core.tensor import Tensor
 
 _OVERHEAD = 512
 """Roughly the bytes of an entry besides its tensors."""
+
+_LONG = 256 * 1024
+"""Bytes of a tensor that goes into a key by its digest, which was computed on a thread."""
 
 _WITHOUT_MEANING = frozenset({"priority", "timeout"})
 """Parameters that only matter to the queue, not to the response."""
@@ -86,7 +89,7 @@ def key(request: InferenceRequest) -> bytes:
         tensor = request.inputs[name]
         raw = tensor.raw
         digest.update(_text((name, tensor.datatype.name, tensor.shape, len(raw))))
-        digest.update(raw if len(raw) <= LONG_BYTES else tensor.digest())
+        digest.update(raw if len(raw) <= _LONG else tensor.digest())
     return digest.digest()
 
 

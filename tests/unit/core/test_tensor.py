@@ -161,7 +161,7 @@ def test_runs_of_equal_lengths_survive(values: list[tuple[bytes, int]], more: in
     listed = [value for value, times in values for _ in range(times)]
     raw = encode_elements(listed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensors, "LONG_BYTES", 0)
+        patch.setattr(tensors, "_LONG", 0)
         patch.setattr(tensors, "_AT_A_TIME", 8)
         patch.setattr(tensors, "_ALIKE", 2)
         assert count_elements(raw) == len(listed)
@@ -198,7 +198,7 @@ def test_received_texts_are_not_written_to() -> None:
 
 @pytest.mark.parametrize("raw", [b"\0" * 12, b"\0" * 4, b"\0\0\0\0\2\0\0\0a", b"\0" * 7], ids=repr)
 def test_long_texts_that_are_no_tensor_of_their_shape(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "LONG_BYTES", 0)
+    monkeypatch.setattr(tensors, "_LONG", 0)
     with pytest.raises(ValueError, match=r"element|broadcast"):
         Tensor.from_raw(dtypes.BYTES, (2,), raw).array  # noqa: B018
 
@@ -215,7 +215,7 @@ TRUNCATED: list[tuple[bytes, tuple[int, int, bool]]] = [
 
 
 def counted(raw: bytes) -> int:
-    (texts,) = long_texts([Tensor.from_raw(dtypes.BYTES, (99,), raw)])
+    (texts,) = long_texts([Tensor.from_raw(dtypes.BYTES, (99,), raw)], 0)
     count_ahead([texts])
     return texts.count_elements()
 
@@ -225,7 +225,7 @@ def counted(raw: bytes) -> int:
 def test_truncated_elements(
     read: Any, raw: bytes, expected: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensors, "LONG_BYTES", 0)
+    monkeypatch.setattr(tensors, "_LONG", 0)
     with pytest.raises(TruncatedError) as caught:
         read(raw)
     assert (caught.value.complete, caught.value.left, caught.value.in_length) == expected

@@ -23,8 +23,14 @@ from modserve.core.response import InferenceResponse, ResponseSink
 from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
+from modserve.frontends.grpc.aio import CallTable
+from modserve.frontends.grpc.dispatch import Dispatcher
+from modserve.frontends.grpc.inflating import Inflating
+from modserve.frontends.grpc.options import GrpcOptions
+from modserve.frontends.grpc.service import rpc_table
+from modserve.frontends.grpc.stream import InferStreams
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.connection import Connection
 from modserve.frontends.http.wire.context import AsgiApp, HttpContext
 from modserve.observability.logging import Logs
@@ -159,6 +165,21 @@ def server_over(
         write_model(repository, name, versions=tuple(str(version) for version in loader.versions.get(name, (1,))))
     manager = ModelManager(ModelTable(), loader, 8)
     return Server(manager, local_repositories([repository]), name="modserve", logs=logs, memory=memory)
+
+
+def infer_streams(server: Server, options: GrpcOptions = GrpcOptions()) -> InferStreams:  # noqa: B008  # frozen
+    return InferStreams(server, options, Inflating(server.memory, 0, options.limits))
+
+
+def call_table(
+    server: Server,
+    streams: InferStreams | None = None,
+    options: GrpcOptions = GrpcOptions(),  # noqa: B008  # frozen
+    dispatcher: Dispatcher | None = None,
+) -> CallTable:
+    """What the gRPC port serves, as the library sees it."""
+    dispatcher = dispatcher or Dispatcher(server, options.limits)
+    return CallTable(dispatcher, rpc_table(server, options, dispatcher.inflating, streams))
 
 
 class MockTransport(asyncio.Transport):

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from puppet_server import MAX_JSON, PuppetLoader, server_over
 
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.server import Server
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}

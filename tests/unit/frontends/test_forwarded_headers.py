@@ -3,13 +3,13 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from puppet_server import JSON_BODY, MAX_JSON, Stage, infer, numbers, request, stage
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.request import InferenceRequest, ParameterValue
+from modserve.frontends.grpc.aio import AioCall
 from modserve.frontends.grpc.options import GrpcOptions
 from modserve.frontends.grpc.service import InferenceService
 from modserve.frontends.http.options import HttpOptions
@@ -140,7 +140,7 @@ async def test_over_grpc(tmp_path: Path) -> None:
             message.inputs.add(name=name, datatype="INT32", shape=[1, 2])
             message.raw_input_contents.append(numbers(1, 2).tobytes())
         message.parameters["own"].int64_param = 1
-        context: Any = FakeContext((("x-user", "a"), ("x-user", "b"), ("x-bin", b"\0"), ("other", "o")))
+        context = AioCall(FakeContext((("x-user", "a"), ("x-user", "b"), ("x-bin", b"\0"), ("other", "o"))))
         await InferenceService(on.server, GrpcOptions(header_pattern=header_pattern("X-"))).ModelInfer(message, context)
         await InferenceService(on.server, GrpcOptions()).ModelInfer(message, context)
         assert parameters(on) == [{"own": 1, "x-user": "a, b"}, {"own": 1}]

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, server_over
+from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, call_table, infer_streams, server_over
 from test_grpc_service import Aborted, FakeContext, asked
 from test_grpc_stream import Exchange, asked_many, response, turns
 from test_grpc_stream import asked as stream_asked
@@ -16,9 +16,8 @@ from garbage import garbage_left
 from modserve.core.errors import internal
 from modserve.core.memory import MemoryBudget
 from modserve.core.version import ModelId
-from modserve.frontends.grpc import border
-from modserve.frontends.grpc.service import call_table
-from modserve.frontends.grpc.stream import InferStreams
+from modserve.frontends.grpc.options import GrpcOptions
+from modserve.frontends.offload import Limits
 from modserve.pb import health
 from modserve.pb import inference as pb
 from modserve.protocol import classification
@@ -56,8 +55,10 @@ class Harness:
         self.simple: PuppetServable = loader.loaded[ModelId("simple", 3)]
         self.many: PuppetServable = loader.loaded[ModelId("many", 1)]
         self.many.automatic = False
-        self.streams = InferStreams(server)
+        self.streams = infer_streams(server)
         self.table = call_table(server, self.streams)
+        self.slow_table = call_table(server, self.streams, GrpcOptions(limits=Limits(message=0, split=0)))
+        """All messages are long."""
 
     async def unary(self, rpc: str, message: bytes | None, service: str = pb.SERVICE) -> None:
         """One call, however it ends."""
@@ -120,9 +121,9 @@ async def too_large(harness: Harness) -> None:
 
 
 async def long_and_wrong(harness: Harness) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(border, "LONG_MESSAGE", 0)
-        await harness.unary("ModelInfer", b"\xff\xff")
+    table, harness.table = harness.table, harness.slow_table
+    await harness.unary("ModelInfer", b"\xff\xff")
+    harness.table = table
 
 
 def unary(rpc: str, message: bytes | None, service: str = pb.SERVICE) -> Kind:

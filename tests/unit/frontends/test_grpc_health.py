@@ -8,12 +8,11 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from puppet_server import PuppetLoader, server_over
+from puppet_server import PuppetLoader, call_table, server_over
 
 from modserve.core.errors import unavailable
 from modserve.core.version import ModelId
 from modserve.frontends.grpc.options import GrpcOptions
-from modserve.frontends.grpc.service import call_table
 from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
 from modserve.pb.health import SERVICE
@@ -32,7 +31,7 @@ class Context:
 
     def __init__(self, *metadata: tuple[str, str], data: bytes = b"", remaining: float | None = None) -> None:
         self.metadata = metadata
-        self.data = data
+        self.data: Any = data
         self.remaining = remaining
         self.written: list[int] = []
         self.wrote = asyncio.Event()
@@ -44,8 +43,9 @@ class Context:
     def time_remaining(self) -> float | None:
         return self.remaining
 
-    async def read(self) -> bytes:
-        return self.data
+    async def read(self) -> Any:
+        data, self.data = self.data, grpc.aio.EOF  # type: ignore[attr-defined]
+        return data
 
     async def write(self, data: bytes) -> None:
         self.written.append(health_pb2.HealthCheckResponse.FromString(data).status)

@@ -10,13 +10,14 @@ from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.memory import MemoryBudget, MemoryExhaustedError
 from modserve.frontends.grpc import inflating
 from modserve.frontends.grpc.inflating import Inflating
+from modserve.frontends.offload import Limits
 
 BOTH = pytest.mark.parametrize("compress", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
 MIB = 1 << 20
 
 
 async def inflated(data: bytes, budget: MemoryBudget, max_message: int = 0) -> bytes:
-    whole, memory = await Inflating(budget, max_message).inflated(data)
+    whole, memory = await Inflating(budget, max_message, Limits()).inflated(data)
     if memory is None:
         assert budget.held == 0
     else:

@@ -9,20 +9,19 @@ from typing import Any, NoReturn
 import grpc
 import pytest
 from google.protobuf.message import Message
-from puppet_server import PuppetLoader, PuppetServable, numbers, server_over
+from puppet_server import PuppetLoader, PuppetServable, call_table, numbers, server_over
 
 from modserve.__about__ import __version__
-from modserve.core import tensor
 from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.version import ModelId
-from modserve.frontends import threads
-from modserve.frontends.grpc import border, reading
+from modserve.frontends import offload
+from modserve.frontends.grpc import reading
 from modserve.frontends.grpc import service as services
-from modserve.frontends.grpc.border import grpc_status
-from modserve.frontends.grpc.service import call_table
+from modserve.frontends.grpc.options import GrpcOptions
+from modserve.frontends.offload import Limits
 from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
-from modserve.protocol.failures import STATUS
+from modserve.protocol.failures import STATUS, spelling
 from modserve.protocol.grpc import grpc_messages
 from modserve.server import Server
 
@@ -50,6 +49,9 @@ SERVED = {
 STREAMS = {"ModelStreamInfer"}
 """Served as well; `test_grpc_stream` shows how."""
 HEALTH = "grpc.health.v1.Health"
+
+
+STATUSES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Aborted(Exception):
@@ -298,7 +300,7 @@ async def test_bytes_that_are_no_message(call: Stub, name: str) -> None:
 @pytest.mark.parametrize("code", STATUS, ids=lambda code: code.name)
 async def test_every_code_of_a_failed_request(call: Stub, simple: PuppetServable, code: Any) -> None:
     simple.answer = lambda inflight: inflight.settle(ModserveError(code, "oops"))  # type: ignore[method-assign]
-    assert await call.failure("ModelInfer", asked()) == (grpc_status(ModserveError(code, "")), "oops")
+    assert await call.failure("ModelInfer", asked()) == (STATUSES[spelling(ModserveError(code, "")).grpc], "oops")
 
 
 async def test_what_nobody_foresaw_is_internal_and_logged(
@@ -343,21 +345,19 @@ async def test_health_of_what_is_not_there(call: Stub) -> None:
 
 
 @pytest.fixture
-def on_threads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was done on threads, where everything counts as long."""
+def on_threads(server: Server, call: Stub, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was done on threads, where everything counts as long, after the message was taken apart."""
     found: list[Any] = []
+    original = offload.on_thread
 
     async def on_thread(work: Any, *args: Any) -> Any:
-        found.append(work)
-        return await threads.on_thread(work, *args)
+        if work is not reading._split:
+            found.append(work)
+        return await original(work, *args)
 
-    for module in (reading, services):
-        monkeypatch.setattr(module, "on_thread", on_thread)
-    for module in (reading, border):
-        monkeypatch.setattr(module, "LONG", 1)
-    monkeypatch.setattr(grpc_messages, "MANY_ELEMENTS", 1)
-    for module in (tensor, reading):
-        monkeypatch.setattr(module, "LONG_BYTES", 1)
+    monkeypatch.setattr(offload, "on_thread", on_thread)
+    limits = Limits(split=1, elements=1, texts=1)
+    call._table = call_table(server, options=GrpcOptions(limits=limits))
     return found
 
 
@@ -377,8 +377,8 @@ TEXTS = b"\1\0\0\0a\2\0\0\0bc"
 @pytest.mark.parametrize(
     ("raw", "work"),
     [
-        (None, [grpc_messages.decode_request, reading._look_ahead, services._encoded]),
-        (TEXTS, [reading._look_ahead, services._encoded]),
+        (None, [grpc_messages.decode_request, offload.look_ahead, services._encoded]),
+        (TEXTS, [offload.look_ahead, services._encoded]),
     ],
     ids=["typed", "raw"],
 )
@@ -397,7 +397,7 @@ async def test_what_is_wrong_with_many_texts(call: Stub, on_threads: list[Any]) 
         details
         == "[request id: <id_unknown>] expected 3 string elements for inference input 'IN' for model 'echo', got 2"
     )
-    assert on_threads == [reading._look_ahead]
+    assert on_threads == [offload.look_ahead]
 
 
 async def test_digests_of_long_tensors_are_reckoned_on_a_thread(
@@ -408,7 +408,7 @@ async def test_digests_of_long_tensors_are_reckoned_on_a_thread(
     simple.config = replace(simple.config, cached=True)
     simple.automatic = True
     await call("ModelInfer", asked())
-    assert on_threads == [reading._look_ahead]
+    assert on_threads == [offload.look_ahead]
     (inflight,) = simple.submitted
     assert all(hasattr(tensor, "_digest") for tensor in inflight.request.inputs.values())
 

@@ -11,21 +11,20 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, numbers, server_over
+from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, call_table, infer_streams, numbers, server_over
 
 from modserve.core.errors import ModserveError, cancelled, internal, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.frontends import threads
-from modserve.frontends.grpc import reading, stream
-from modserve.frontends.grpc.border import CallTable
-from modserve.frontends.grpc.service import call_table
+from modserve.frontends import offload
+from modserve.frontends.grpc.aio import CallTable
+from modserve.frontends.grpc.options import GrpcOptions
 from modserve.frontends.grpc.stream import InferStreams
+from modserve.frontends.offload import Limits
 from modserve.pb import inference as pb
 from modserve.protocol import classification
-from modserve.protocol.grpc import grpc_messages
 from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable
@@ -52,16 +51,18 @@ class Exchange:
         self.remaining: float | None = None
         self._metadata = metadata
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.read = 0
+        self.taken = 0
         serve: Any = (table or call_table(server, streams)).methods[f"/{pb.SERVICE}/ModelStreamInfer"].stream_stream
-        self.task: asyncio.Task[None] = asyncio.ensure_future(serve(self._messages(), self))
-
-    async def _messages(self) -> AsyncIterator[bytes]:
-        while (data := await self._requests.get()) is not None:
-            self.read += 1
-            yield data
+        self.task: asyncio.Task[None] = asyncio.ensure_future(serve(None, self))
 
     # The handler's side
+
+    async def read(self) -> Any:
+        data = await self._requests.get()
+        if data is None:
+            return grpc.aio.EOF  # type: ignore[attr-defined]
+        self.taken += 1
+        return data
 
     def time_remaining(self) -> float | None:
         return self.remaining
@@ -145,7 +146,7 @@ def simple(server: Server, loader: PuppetLoader) -> PuppetServable:
 
 @pytest.fixture
 def streams(server: Server) -> InferStreams:
-    return InferStreams(server)
+    return infer_streams(server)
 
 
 Open = Callable[..., Exchange]
@@ -155,7 +156,9 @@ Open = Callable[..., Exchange]
 async def open_stream(server: Server, streams: InferStreams) -> AsyncIterator[Open]:
     opened: list[Exchange] = []
 
-    def begin(metadata: Any = ()) -> Exchange:
+    def begin(metadata: Any = (), **limits: int) -> Exchange:
+        if limits:
+            streams.options = GrpcOptions(limits=Limits(**limits))
         opened.append(Exchange(server, streams, metadata))
         return opened[-1]
 
@@ -358,17 +361,15 @@ async def test_no_answer_is_lost_however_things_fall_together(
 ) -> None:
     """Requests, answers, readings and writings on threads, a slow client and half-closing, in a random order."""
     chance = random.Random(seed)
-    monkeypatch.setattr(stream, "MAX_OUTSTANDING", chance.choice((2, 5, 1024)))
-    monkeypatch.setattr(grpc_messages, "MANY_ELEMENTS", 1)  # those with typed contents are read on a thread
+    outstanding = chance.choice((2, 5, 1024))
 
     async def on_thread(work: Callable[..., Any], *args: Any) -> Any:
         for _ in range(chance.randrange(6)):
             await asyncio.sleep(0)
         return work(*args)
 
-    for module in (reading, stream):
-        monkeypatch.setattr(module, "on_thread", on_thread)
-    monkeypatch.setattr(grpc_messages, "LONG_ANSWER", chance.choice((0, 1 << 20)))
+    monkeypatch.setattr(offload, "on_thread", on_thread)
+    message = chance.choice((0, 1 << 20))
 
     count = chance.randrange(1, 25)
     kinds = [chance.choice(("plain", "typed", "many", "nosuch", "bytes")) for _ in range(count)]
@@ -390,7 +391,8 @@ async def test_no_answer_is_lost_however_things_fall_together(
         return entry
 
     monkeypatch.setattr(many, "submit", answering)
-    exchange = open_stream()
+    # Those with typed contents are read on a thread.
+    exchange = open_stream(elements=1, outstanding=outstanding, message=message)
     to_send = list(enumerate(kinds))
     closed = False
     for _ in range(2000):
@@ -648,21 +650,18 @@ async def test_triton_grpc_error_of_a_request_that_fails_later(open_stream: Open
 # Bounds
 
 
-async def test_no_more_are_read_while_too_many_are_outstanding(
-    open_stream: Open, simple: PuppetServable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "MAX_OUTSTANDING", 2)
-    exchange = open_stream()
+async def test_no_more_are_read_while_too_many_are_outstanding(open_stream: Open, simple: PuppetServable) -> None:
+    exchange = open_stream(outstanding=2)
     exchange.send(*(asked(str(number)) for number in range(5)))
     exchange.half_close()
     await turns()
-    assert exchange.read == 2
+    assert exchange.taken == 2
     simple.answer(simple.submitted[1])
     await turns()
-    assert exchange.read == 2  # its answer waits for the first one's
+    assert exchange.taken == 2  # its answer waits for the first one's
     simple.answer(simple.submitted[0])
     await turns()
-    assert exchange.read == 4
+    assert exchange.taken == 4
     simple.answer_all()
     await turns()
     simple.answer_all()
@@ -670,30 +669,24 @@ async def test_no_more_are_read_while_too_many_are_outstanding(
     assert exchange.ids == ["0", "1", "2", "3", "4"]
 
 
-async def test_nor_while_they_are_too_large(
-    open_stream: Open, simple: PuppetServable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "MAX_OUTSTANDING_BYTES", 2 * len(asked("0").SerializeToString()) - 1)
-    exchange = open_stream()
+async def test_nor_while_they_are_too_large(open_stream: Open, simple: PuppetServable) -> None:
+    exchange = open_stream(outstanding_bytes=2 * len(asked("0").SerializeToString()) - 1)
     exchange.send(*(asked(str(number)) for number in range(3)))
     await turns()
-    assert exchange.read == 2
+    assert exchange.taken == 2
     simple.answer(simple.submitted[0])
     await turns()
-    assert exchange.read == 3
+    assert exchange.taken == 3
 
 
-async def test_nor_while_the_client_takes_no_answers(
-    open_stream: Open, simple: PuppetServable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "MAX_OUTSTANDING", 2)
+async def test_nor_while_the_client_takes_no_answers(open_stream: Open, simple: PuppetServable) -> None:
     simple.automatic = True
-    exchange = open_stream()
+    exchange = open_stream(outstanding=2)
     exchange.flowing.clear()
     exchange.send(*(asked(str(number)) for number in range(5)))
     exchange.half_close()
     await turns()
-    assert exchange.read == 2
+    assert exchange.taken == 2
     exchange.flowing.set()
     assert await exchange.end() == (grpc.StatusCode.OK, "")
     assert len(exchange.answers) == 5
@@ -702,7 +695,6 @@ async def test_nor_while_the_client_takes_no_answers(
 async def test_long_answers_are_ranked_on_a_thread(
     open_stream: Open, simple: PuppetServable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "MANY_ELEMENTS", 0)
     rankers: list[threading.Thread] = []
 
     def top_classes(*args: Any) -> Tensor:
@@ -714,7 +706,7 @@ async def test_long_answers_are_ranked_on_a_thread(
     simple.automatic = True
     ranked, plain = asked("a"), asked("b")
     ranked.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 1
-    exchange = open_stream()
+    exchange = open_stream(elements=0)
     exchange.send(ranked, plain)
     exchange.half_close()
     assert await exchange.end() == (grpc.StatusCode.OK, "")
@@ -749,15 +741,14 @@ class Held:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     found = Held()
-    monkeypatch.setattr(grpc_messages, "MANY_ELEMENTS", 1)
-    monkeypatch.setattr(reading, "on_thread", found.on_thread)
+    monkeypatch.setattr(offload, "on_thread", found.on_thread)
     return found
 
 
 async def test_long_requests_are_read_on_a_thread(open_stream: Open, simple: PuppetServable, held: Held) -> None:
     """Those of other streams are taken meanwhile, and those of the same stream in their order."""
     simple.automatic = True
-    slow, other = open_stream(), open_stream()
+    slow, other = open_stream(elements=1), open_stream()
     slow.send(asked("a"), typed("b"), asked("c"))
     slow.half_close()
     other.send(asked("d"))
@@ -772,7 +763,7 @@ async def test_long_requests_are_read_on_a_thread(open_stream: Open, simple: Pup
 
 async def test_a_long_request_that_is_wrong(open_stream: Open, held: Held) -> None:
     held.go.set()
-    exchange = open_stream()
+    exchange = open_stream(elements=1)
     bad = typed("a")
     bad.inputs[0].contents.int_contents.append(3)
     exchange.send(bad, asked("b"))
@@ -786,7 +777,7 @@ async def test_shutdown_while_a_request_is_read(
     open_stream: Open, streams: InferStreams, simple: PuppetServable, held: Held
 ) -> None:
     """It was not taken yet, and its client is told so."""
-    exchange = open_stream()
+    exchange = open_stream(elements=1)
     exchange.send(asked("a"), typed("b"))
     await turns()
     streams.stop()
@@ -811,7 +802,7 @@ async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLo
         drained.set()
 
     vars(simple).update(drain=drain)
-    exchange = Exchange(server, InferStreams(server))
+    exchange = Exchange(server, infer_streams(server, GrpcOptions(limits=Limits(elements=1))))
     exchange.send(typed("a"))
     exchange.half_close()
     await turns()

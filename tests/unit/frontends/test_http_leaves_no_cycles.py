@@ -31,11 +31,11 @@ from modserve.core.errors import ModserveError, internal
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.frontends.http.gone import unless_gone
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
+from modserve.frontends.http.rest.disconnect import unless_gone
 from modserve.frontends.http.wire.context import HttpContext
-from modserve.frontends.threads import on_thread
+from modserve.frontends.offload import on_thread
 
 OPTIONS = HttpOptions(64 * 1024 * 1024)
 

@@ -28,13 +28,13 @@ from puppet_server import (
 
 from modserve.core import tensor as tensors
 from modserve.core.response import InferenceResponse
-from modserve.frontends.http import infer
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
+from modserve.frontends.offload import Limits
 from modserve.protocol import compression
 from modserve.protocol.http import infer_response
-from modserve.protocol.http.infer_request import Reply
 from modserve.protocol.http.infer_response import Body, encode_response
+from modserve.protocol.reply import Reply
 
 PATH = "/v2/models/simple/infer"
 HEADER = "Inference-Header-Content-Length"
@@ -171,7 +171,7 @@ async def test_long_answers_are_written_on_a_thread(tmp_path: Path, monkeypatch:
 
     async with stage(tmp_path) as on:
         expected = await through_a_connection(on, [wire(*REQUESTS[name])])
-        monkeypatch.setattr(infer, "MANY_ELEMENTS", 0)
+        on.site.calls.limits = Limits(elements=0)
         monkeypatch.setattr(infer_response, "encode_response", encode)
         assert await through_a_connection(on, [wire(*REQUESTS[name])]) == expected
     assert threading.main_thread() not in writers
@@ -186,8 +186,7 @@ async def test_an_answer_that_can_not_be_compressed(
         raise MemoryError
 
     monkeypatch.setattr(compression, "encode", broken)
-    monkeypatch.setattr(infer, "MANY_ELEMENTS", limit)
-    async with stage(tmp_path) as on:
+    async with stage(tmp_path, options=HttpOptions(MAX_JSON, limits=Limits(elements=limit))) as on:
         answer = await through_a_connection(on, [wire(*REQUESTS["answer in gzip"])])
     assert (answer.status, answer.body) == (500, b'{"error":"unforeseen MemoryError: "}')
 

@@ -19,11 +19,10 @@ from modserve.core.errors import internal, invalid
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.frontends import threads
-from modserve.frontends.http import streams
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
+from modserve.frontends.offload import Limits
 from modserve.protocol.json import json_data
 
 EVENTS = "text/event-stream; charset=utf-8"
@@ -528,7 +527,7 @@ def test_the_document_has_them(models: Models) -> None:
 
 
 @pytest.fixture
-def writers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+def writers(models: Models, monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """The threads on which answers were written, all of which count as long."""
     found: list[threading.Thread] = []
 
@@ -538,7 +537,7 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
     original = json_data.from_tensor
     monkeypatch.setattr(json_data, "from_tensor", from_tensor)
-    monkeypatch.setattr(threads, "MANY_ELEMENTS", 0)
+    monkeypatch.setattr(models.app.state.streams, "limits", Limits(elements=0))
     return found
 
 
@@ -560,8 +559,8 @@ async def test_long_answers_are_written_on_a_thread(
     assert threading.main_thread() not in writers
 
 
-async def test_long_messages_are_sent_in_parts(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_PART", 10)
+async def test_long_messages_are_sent_in_parts(models: Models, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models.app.state.streams, "limits", Limits(part=10))
     await talk.ask("generate_stream")
     steps: list[int] = []
     flow = talk.inflight.flow

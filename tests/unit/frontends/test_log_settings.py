@@ -16,7 +16,7 @@ from modserve.core.errors import invalid
 from modserve.core.log_settings import LogSettings
 from modserve.core.version import ModelId
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
 from modserve.server import Server

@@ -19,10 +19,10 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.memory import MemoryBudget
 from modserve.core.tensor import Tensor, digest_ahead
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire import body as incoming_body
 from modserve.frontends.http.wire.context import HttpContext
-from modserve.frontends.threads import RequestMemory, on_thread
+from modserve.frontends.offload import RequestMemory, on_thread
 from modserve.protocol.control import repository
 from modserve.protocol.http import generate, infer_request, v1_predict_request
 
@@ -185,7 +185,7 @@ async def test_long_tensors_of_a_cached_model_are_hashed_on_a_thread(
 
 def test_a_long_tensor_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = Tensor.from_raw(dtypes.UINT8, (LONG,), bytes(LONG))
-    digest_ahead([tensor])
+    digest_ahead([tensor], LONG - 1)
     monkeypatch.setattr(hashlib, "blake2b", None)
     assert len(tensor.digest()) == 32
 

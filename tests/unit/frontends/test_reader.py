@@ -14,10 +14,11 @@ from modserve.core.memory import MemoryBudget
 from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.wire import head as head_module
 from modserve.frontends.http.wire import head_memory
-from modserve.frontends.http.wire.head import RefusedRequestError, RequestHead
+from modserve.frontends.http.wire.head import RefusedRequestError
 from modserve.frontends.http.wire.head_memory import HeadMemory, Known
 from modserve.frontends.http.wire.reader import BODY, HEAD, IDLE, Reader
 from modserve.protocol.http import deadlines
+from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.restricted import Restriction
 
 OPTIONS = {

@@ -12,10 +12,10 @@ from puppet_server import JSON_BODY, Client, PuppetLoader, PuppetServable, reque
 
 from modserve.core.errors import unavailable
 from modserve.core.version import ModelId
-from modserve.frontends.http import generate, infer, v1
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
+from modserve.frontends.offload import Limits
 from modserve.protocol.http import generate as generate_codec
 from modserve.protocol.http import infer_request, v1_predict_request
 from modserve.repository.local import local_repositories
@@ -24,7 +24,6 @@ from modserve.repository.table import ModelTable
 from modserve.server import Server
 from modserve.testing import write_model
 
-OPTIONS = HttpOptions(1 << 20)
 GENERATE = b'{"INPUT0": [1, 2], "INPUT1": [10, 10]}'
 INSTANCES = b'{"instances": [' + b",".join([b'{"INPUT0": [1, 2], "INPUT1": [10, 10]}'] * 24) + b"]}"
 
@@ -70,7 +69,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def benched(repository: Path) -> AsyncIterator[Bench]:
+async def benched(repository: Path, **limits: int) -> AsyncIterator[Bench]:
+    """Reads everything on a thread, unless `limits` differ."""
+    options = HttpOptions(1 << 20, limits=Limits(**(limits or {"json": 0})))
     loader = PuppetLoader()
     for name in loader.models:
         write_model(repository, name)
@@ -78,7 +79,7 @@ async def benched(repository: Path) -> AsyncIterator[Bench]:
     server = Server(manager, local_repositories([repository]), name="modserve")
     await server.load()
     async with asyncio.TaskGroup() as tasks:
-        site = HttpContext(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
+        site = HttpContext(server, create_app(server, options), tasks, asyncio.get_running_loop(), options)
         yield Bench(manager, site, loader.loaded[ModelId("simple", 1)])
         for connection in list(site.connections):
             connection.abort()
@@ -108,13 +109,6 @@ CALLS: dict[str, tuple[str, bytes, Any, str]] = {
 }
 
 
-@pytest.fixture
-def _everything_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((infer, "LARGE_JSON"), (generate, "LARGE_JSON"), (v1, "_LARGE")):
-        monkeypatch.setattr(module, name, 0)
-
-
-@pytest.mark.usefixtures("_everything_is_long")
 @pytest.mark.parametrize("call", CALLS)
 async def test_unloaded_while_a_body_is_read(tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, body, module, function = CALLS[call]
@@ -128,7 +122,6 @@ async def test_unloaded_while_a_body_is_read(tmp_path: Path, call: str, monkeypa
         assert await on.answered() == 200
 
 
-@pytest.mark.usefixtures("_everything_is_long")
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_body_that_is_wrong_keeps_nothing(tmp_path: Path, call: str) -> None:
     async with benched(tmp_path) as on:
@@ -140,7 +133,6 @@ async def test_a_body_that_is_wrong_keeps_nothing(tmp_path: Path, call: str) -> 
             await on.drained.wait()
 
 
-@pytest.mark.usefixtures("_everything_is_long")
 async def test_a_client_that_leaves_meanwhile_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held(infer_request.decode_request)
     monkeypatch.setattr(infer_request, "decode_request", held)
@@ -155,9 +147,8 @@ async def test_a_client_that_leaves_meanwhile_keeps_nothing(tmp_path: Path, monk
         assert not on.servable.submitted
 
 
-async def test_unloaded_between_the_parts_of_a_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(v1, "_AT_ONCE", 1)
-    async with benched(tmp_path) as on:
+async def test_unloaded_between_the_parts_of_a_prediction(tmp_path: Path) -> None:
+    async with benched(tmp_path, parts=1) as on:
         on.servable.automatic = False
         on.client.send(request(target="/v1/models/simple:predict", body=INSTANCES))
         await on.taken()

@@ -17,7 +17,7 @@ from modserve.__about__ import __version__
 from modserve.core.errors import internal, invalid
 from modserve.core.version import ModelId
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.server import Phase
 
 

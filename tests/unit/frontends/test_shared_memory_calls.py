@@ -20,8 +20,9 @@ from modserve.core.errors import internal
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import SystemRegion
 from modserve.frontends.http import infer as http_infer_call
+from modserve.frontends.http.context import CallContext
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.pb import inference as pb
 from modserve.protocol import shared_memory
 from modserve.resources.cuda import Cuda
@@ -113,7 +114,7 @@ async def test_a_client_that_goes_while_its_request_is_read(tmp_path: Path, memo
     body = json_body(pad=300_000)  # which is read on a thread
     options = HttpOptions(max_json=10**6)
     async with staged(tmp_path, memory) as stage:
-        stage.site.options = options
+        stage.site.calls = CallContext(stage.server, options)
         client = stage.connect()
         client.send(infer(body))
         client.transport.lose()
@@ -136,7 +137,7 @@ async def test_long_outputs_are_copied_on_a_thread_that_keeps_the_regions(
         return moved(*arguments)
 
     monkeypatch.setattr(shared_memory, "moved", held)
-    monkeypatch.setattr(http_infer_call, "is_long_to_write", lambda *arguments: True)
+    monkeypatch.setattr(http_infer_call, "is_long_response", lambda *arguments: True)
     async with staged(tmp_path, memory, automatic=True) as stage:
         client = stage.connect()
         client.send(infer(json_body()))

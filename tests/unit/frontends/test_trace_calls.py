@@ -10,7 +10,7 @@ import grpc
 import httpx
 import pytest
 from fastapi import FastAPI
-from puppet_server import MANY, MAX_JSON, PuppetLoader, Stage, infer, server_over, stage
+from puppet_server import MANY, MAX_JSON, PuppetLoader, Stage, infer, infer_streams, server_over, stage
 from test_grpc_service import Aborted as UnaryAborted
 from test_grpc_service import FakeContext, Stub, asked
 from test_grpc_stream import Exchange, turns
@@ -21,9 +21,8 @@ from modserve.core.response import InferenceResponse
 from modserve.core.timing import ExecutionTiming
 from modserve.core.trace_settings import TraceLevel, TraceSettings
 from modserve.core.version import ModelId
-from modserve.frontends.grpc.stream import InferStreams
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 from modserve.observability.trace import Tracer
 from modserve.observability.trace_file import Writer
 from modserve.pb import inference as pb
@@ -309,7 +308,7 @@ async def test_a_call(tmp_path: Path, server: Server, message: pb.ModelInferRequ
 async def test_a_stream(tmp_path: Path, server: Server) -> None:
     traces = Traces(tmp_path)
     server.tracer = traces.tracer
-    exchange = Exchange(server, InferStreams(server))
+    exchange = Exchange(server, infer_streams(server))
     exchange.send(stream_asked("a"), stream_asked("b"), pb.ModelInferRequest(model_name="simple", id="c"))
     exchange.half_close()
     assert await exchange.end() == (grpc.StatusCode.OK, "")
@@ -325,7 +324,7 @@ async def test_a_stream_that_is_cut_off(tmp_path: Path) -> None:
     simple.automatic = False
     traces = Traces(tmp_path)
     server.tracer = traces.tracer
-    exchange = Exchange(server, InferStreams(server))
+    exchange = Exchange(server, infer_streams(server))
     exchange.send(stream_asked("a"))
     await turns()
     assert len(simple.submitted) == 1
@@ -343,7 +342,7 @@ async def test_several_answers(tmp_path: Path) -> None:
     many.automatic = False
     traces = Traces(tmp_path)
     server.tracer = traces.tracer
-    exchange = Exchange(server, InferStreams(server))
+    exchange = Exchange(server, infer_streams(server))
     message = pb.ModelInferRequest(model_name="many", id="a", raw_input_contents=[bytes(4)])
     message.inputs.add(name="IN", datatype="INT32", shape=[1])
     exchange.send(message)

@@ -18,7 +18,7 @@ from modserve.core.errors import internal, invalid, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.version import ModelId
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
+from modserve.frontends.http.rest.app import create_app
 
 MODELS = {
     "simple": SIMPLE,

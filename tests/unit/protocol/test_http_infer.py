@@ -17,8 +17,8 @@ from modserve.core.model_config import TensorSpec
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
-from modserve.protocol.http import infer_request, infer_response
-from modserve.protocol.http.infer_request import Reply
+from modserve.protocol.http import infer_body, infer_request, infer_response
+from modserve.protocol.reply import Reply
 from modserve.testing import config
 
 quick = settings(max_examples=40, deadline=None)
@@ -458,7 +458,7 @@ def test_a_raw_body_is_the_one_input(
     datatype: Datatype, dims: tuple[int, ...], max_batch_size: int, body: bytes, shape: tuple[int, ...]
 ) -> None:
     model = config(inputs=(TensorSpec("IN", datatype, dims),), max_batch_size=max_batch_size)
-    request, reply = infer_request.decode_raw(model, None, body)
+    request, reply = infer_body.decode_raw(model, None, body)
     tensor = request.inputs["IN"]
     assert (tensor.datatype, tensor.shape) == (datatype, shape)
     assert bytes(tensor.raw) == (body if datatype.size else len(body).to_bytes(4, "little") + body)
@@ -487,7 +487,7 @@ def test_a_raw_body_is_the_one_input(
 )
 def test_a_raw_body_that_tells_too_little(inputs: tuple[TensorSpec, ...], text: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        infer_request.decode_raw(config(inputs=inputs), None, b"abcd")
+        infer_body.decode_raw(config(inputs=inputs), None, b"abcd")
     assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, f"[request id: <id_unknown>] {text}")
 
 

@@ -15,7 +15,9 @@ from modserve.core.memory import MemoryBudget, MemoryExhaustedError
 from modserve.core.request import InferenceRequest
 from modserve.pb import inference as pb
 from modserve.protocol.grpc import grpc_messages, long_messages
-from modserve.protocol.grpc.long_messages import LONG, ManyFieldsError, Tensors, split
+from modserve.protocol.grpc.long_messages import ManyFieldsError, Tensors, split
+
+LONG = 64 * 1024
 
 Input = pb.ModelInferRequest.InferInputTensor
 Take = Callable[[int], None]
@@ -69,7 +71,7 @@ def test_raw_tensors_are_views_of_the_message() -> None:
     message.outputs.add(name="OUT")
     message.parameters["p"].int64_param = 3
     data = message.SerializeToString()
-    found = split(data, quickly=True)
+    found = split(data, LONG)
     assert found is not None
     short, tensors = found
     assert [bytes(raw) for raw in tensors.raws] == raws
@@ -240,9 +242,9 @@ def test_memory_is_taken_before_it_is_needed() -> None:
 def test_what_is_no_request(data: bytes) -> None:
     with pytest.raises(DecodeError):
         pb.ModelInferRequest.FromString(data)
-    for quickly in (False, True):
+    for most in (0, LONG):
         with pytest.raises(DecodeError):
-            split(data, quickly)
+            split(data, most)
 
 
 @pytest.mark.parametrize(
@@ -267,10 +269,10 @@ def test_texts_that_end_early() -> None:
 
 def test_what_takes_long_is_left_to_a_thread() -> None:
     many = field(7, b"") * 101
-    assert split(many, quickly=True) is None
+    assert split(many, LONG) is None
     assert len(apart(many)[1].raws) == 101
-    assert split(field(1, b"n" * (LONG + 1)), quickly=True) is None
+    assert split(field(1, b"n" * (LONG + 1)), LONG) is None
     dimensions = Input(name="IN", datatype="INT32").SerializeToString() + b"\x18\1" * 100
-    assert split(field(5, dimensions), quickly=True) is None
+    assert split(field(5, dimensions), LONG) is None
     with pytest.raises(ManyFieldsError, match="the request has more than 32768 fields"):
         split(b"\xf8\x7f\x01" * 40_000)

@@ -15,7 +15,7 @@ from modserve.pb import inference as pb
 from modserve.protocol import shared_memory
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.http import infer_request, infer_response
-from modserve.protocol.http.infer_request import Reply
+from modserve.protocol.reply import Reply
 
 EIGHT = b"\x01\0\0\0\x02\0\0\0"
 
@@ -224,7 +224,7 @@ def test_raw_data_is_only_there_for_the_other_inputs() -> None:
         raw_input_contents=[b"\x03\0\0\0" * 2, b"\x04\0\0\0" * 2],
     )
     region = OneRegion()
-    found = grpc_messages.decode_request(asked, 0, lease=region).inputs
+    found = grpc_messages.decode_request(asked, 0, lend=region.lend).inputs
     region.content[8] = 9
     assert {name: tensor.array.tolist() for name, tensor in found.items()} == {
         "A": [[3, 3]],
@@ -237,7 +237,7 @@ def test_typed_contents_and_shared_memory_mix() -> None:
     typed = message_input("A")
     typed.contents.int_contents.extend([5, 6])
     asked = pb.ModelInferRequest(model_name="m", inputs=[message_input("B", **SHARED), typed])
-    found = grpc_messages.decode_request(asked, 0, lease=OneRegion()).inputs
+    found = grpc_messages.decode_request(asked, 0, lend=OneRegion().lend).inputs
     assert [tensor.array.tolist() for tensor in found.values()] == [[[1, 2]], [[5, 6]]]
 
 
@@ -246,7 +246,7 @@ def test_places_of_outputs_in_a_message() -> None:
     asked = pb.ModelInferRequest(
         outputs=[message_output("A", **SHARED), message_output("B"), message_output("C", classification=1)]
     )
-    assert grpc_messages.output_places(asked, region) == {"A": Place("r", 0, 8)}
+    assert grpc_messages.output_places(asked, region.lend) == {"A": Place("r", 0, 8)}
     assert region.reserved == [Place("r", 0, 8)]
     assert grpc_messages.class_counts(asked) == {"C": 1}
 
@@ -295,8 +295,8 @@ def shared_with_contents() -> pb.ModelInferRequest.InferInputTensor:
 )
 def test_parameters_that_are_refused(given: dict[str, Any], code: Code, message: str) -> None:
     asked = pb.ModelInferRequest(inputs=[message_input("T", **given)], outputs=[message_output("T", **given)])
-    assert refusal(grpc_messages.decode_request, asked, 0, OneRegion()) == (code, message)
-    assert refusal(grpc_messages.output_places, asked, OneRegion()) == (code, message)
+    assert refusal(grpc_messages.decode_request, asked, 0, OneRegion().lend) == (code, message)
+    assert refusal(grpc_messages.output_places, asked, OneRegion().lend) == (code, message)
 
 
 @pytest.mark.parametrize(
@@ -322,14 +322,14 @@ def test_parameters_that_are_refused(given: dict[str, Any], code: Code, message:
     ids=["contents", "a raw buffer too many", "a raw buffer too few"],
 )
 def test_messages_that_are_refused(asked: pb.ModelInferRequest, message: str) -> None:
-    assert refusal(grpc_messages.decode_request, asked, 0, OneRegion()) == (Code.INVALID_ARG, message)
+    assert refusal(grpc_messages.decode_request, asked, 0, OneRegion().lend) == (Code.INVALID_ARG, message)
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_classes_do_not_go_into_regions(count: int) -> None:
     asked = pb.ModelInferRequest(outputs=[message_output(**SHARED, classification=count)])
     expected = (Code.INVALID_ARG, "output can't set both 'shared_memory_region' and 'classification'")
-    assert refusal(grpc_messages.output_places, asked, OneRegion()) == expected
+    assert refusal(grpc_messages.output_places, asked, OneRegion().lend) == expected
 
 
 # Outputs

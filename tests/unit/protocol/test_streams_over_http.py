@@ -11,7 +11,7 @@ from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.protocol.http import infer_stream
 from modserve.protocol.http.framing import EVENTS, LINES, Framing, choose
-from modserve.protocol.http.infer_request import Reply
+from modserve.protocol.reply import Reply
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """``grpc.health.v1.Health``: the server as a whole, the inference service, and each model by its name."""
 
 import asyncio
-from typing import Any, TypeAlias
 
-import grpc
 from google.protobuf.message import Message
 
 from modserve.core.errors import Code, ModserveError, OverloadedError
@@ -11,11 +9,11 @@ from modserve.pb import health as pb
 from modserve.pb import inference
 from modserve.server import Phase, Server
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+from .rpc import RpcCall
 
 _Response = pb.HealthCheckResponse
 _MAX_LISTED = 100
-"""Services that `List` tells of. The protocol lets a server fail with RESOURCE_EXHAUSTED where it has more."""
+"""Services that `List` returns. The protocol lets a server fail with RESOURCE_EXHAUSTED where it has more."""
 
 
 class HealthService:
@@ -24,15 +22,15 @@ class HealthService:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    async def Check(self, message: pb.HealthCheckRequest, context: Context) -> Message:
+    async def Check(self, message: pb.HealthCheckRequest, call: RpcCall) -> Message:
         """A service's status once. Raises NOT_FOUND for an unknown service."""
         status = self._status(message.service)
         if status == _Response.SERVICE_UNKNOWN:
             raise ModserveError(Code.NOT_FOUND, f"unknown service '{message.service}'")
         return _Response(status=status)
 
-    async def List(self, message: pb.HealthListRequest, context: Context) -> Message:
-        """The status of every service. Raises RESOURCE_EXHAUSTED where there are too many models to tell of."""
+    async def List(self, message: pb.HealthListRequest, call: RpcCall) -> Message:
+        """The status of every service. Raises RESOURCE_EXHAUSTED for too many models."""
         names = ("", inference.SERVICE, *self._server.model_names())
         if len(names) > _MAX_LISTED:
             raise OverloadedError(
@@ -41,20 +39,20 @@ class HealthService:
             )
         return pb.HealthListResponse(statuses={name: _Response(status=self._status(name)) for name in names})
 
-    async def Watch(self, message: pb.HealthCheckRequest, context: Context) -> None:
+    async def Watch(self, message: pb.HealthCheckRequest, call: RpcCall) -> None:
         """A service's status, and again whenever it is another one.
 
         A service may be unknown at first. The call ends when the server stops, after it has said so.
         """
         changed = asyncio.Event()
-        told = None
+        sent = None
         with self._server.changes.listening(changed.set):
             while True:
                 changed.clear()
                 status, last = self._status(message.service), self._server.phase is Phase.STOPPING
-                if status != told:
-                    await context.write(_Response(status=status).SerializeToString())
-                    told = status
+                if status != sent:
+                    await call.write(_Response(status=status).SerializeToString())
+                    sent = status
                 if last:
                     return
                 await changed.wait()

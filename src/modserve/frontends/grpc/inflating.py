@@ -9,7 +9,8 @@ import asyncio
 
 from modserve.core.errors import ModserveError, OverloadedError
 from modserve.core.memory import MemoryBudget
-from modserve.frontends.threads import RequestMemory, on_thread
+from modserve.frontends import offload
+from modserve.frontends.offload import Limits, RequestMemory
 from modserve.protocol.compression import Inflater
 
 _GZIP = b"\x1f\x8b"
@@ -22,16 +23,14 @@ MOST = 64 * 1024 * 1024
 RATIO = 100
 """A longer one may become so many times as long as it is: numbers that are computed seldom shrink to a fifth."""
 
-_QUICK_FROM, _QUICK_TO = 16 * 1024, 256 * 1024
-"""Bytes before and after, of a message that need not be inflated on a thread."""
-
 
 class Inflating:
     """Inflates messages within the server's memory and the limit of the port, which is 0 for none."""
 
-    def __init__(self, memory: MemoryBudget, max_message: int) -> None:
+    def __init__(self, memory: MemoryBudget, max_message: int, limits: Limits) -> None:
         self._memory = memory
         self._max_message = max_message
+        self._limits = limits
 
     async def inflated(self, data: bytes) -> tuple[bytes, RequestMemory | None]:
         """The message that `data` was made from, and what holds memory for it, which the caller releases.
@@ -57,10 +56,10 @@ class Inflating:
         inflater = Inflater(data, name, limit, too_long)
         memory = RequestMemory(self._memory, asyncio.get_running_loop())
         try:
-            if size <= _QUICK_FROM and (whole := inflater.read(_QUICK_TO)) is not None:
+            if size <= self._limits.compressed and (whole := inflater.read(self._limits.json)) is not None:
                 memory.force(len(whole))
                 return whole, memory
-            return await on_thread(inflater.read_all, memory.take), memory
+            return await offload.on_thread(inflater.read_all, memory.take), memory
         except BaseException:
             memory.release()
             raise

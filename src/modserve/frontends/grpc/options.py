@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from modserve.frontends.offload import Limits
 from modserve.protocol.restricted import Restriction
 from modserve.settings import TlsFiles
 
@@ -45,3 +46,5 @@ class GrpcOptions:
     """Metadata with matching names become parameters of inference requests."""
     server_timing: bool = False
     """Answers to ``ModelInfer`` tell what they have cost, in trailing metadata."""
+    limits: Limits = field(default_factory=Limits)
+    """How much work is done on the event loop."""

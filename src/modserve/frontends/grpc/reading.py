@@ -1,112 +1,84 @@
-"""From a message to the request that a model takes."""
+"""From the bytes of a message to the request that a model takes."""
 
-import asyncio
-import math
-from collections.abc import Callable, Iterable
+from google.protobuf.message import DecodeError, Message
 
-from google.protobuf.message import DecodeError
-
-from modserve.core.errors import invalid
+from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
-from modserve.core.servable import Handle, Servable
-from modserve.core.shared_memory import RegionLease
-from modserve.core.tensor import LONG_BYTES, Tensor, count_ahead, digest_ahead, long_texts
-from modserve.frontends.threads import RequestMemory, on_thread
+from modserve.frontends import offload
+from modserve.frontends.call import Call
+from modserve.frontends.offload import Limits
 from modserve.pb import inference as pb
+from modserve.protocol import header_forwarding
 from modserve.protocol.grpc import grpc_messages, long_messages
-from modserve.protocol.grpc.long_messages import LONG, ManyFieldsError, Tensors
-from modserve.protocol.grpc.typed_contents import ELEMENT_MEMORY
-from modserve.server import Server
-
-from .border import parsed, unreadable
+from modserve.protocol.grpc.long_messages import ManyFieldsError, Tensors
+from modserve.protocol.header_forwarding import Forwarded
+from modserve.protocol.reply import BINARY
 
 
-class Held:
-    """What a request holds that was read slowly, until it is given back on the event loop's thread."""
-
-    __slots__ = ("_handle", "_memory")
-
-    def __init__(self, handle: Handle, memory: RequestMemory) -> None:
-        self._handle: Handle | None = handle
-        self._memory = memory
-
-    def give_back_model(self) -> None:
-        """The request has been submitted, or never will be."""
-        if self._handle is not None:
-            self._handle.release()
-            self._handle = None
-
-    def release(self) -> None:
-        """The request is over."""
-        self.give_back_model()
-        self._memory.release()
-
-
-async def parse(data: bytes) -> tuple[pb.ModelInferRequest, Tensors | None]:
-    """A request for inference; of a long message without its tensors, which come beside it. Raises INVALID_ARG."""
-    if len(data) <= LONG:
-        message = parsed(pb.ModelInferRequest, data)
-        assert isinstance(message, pb.ModelInferRequest)
-        return message, None
+async def split(data: bytes, limits: Limits) -> tuple[pb.ModelInferRequest, Tensors]:
+    """A long request for inference without its tensors, and these. Raises INVALID_ARG."""
     try:
-        found = long_messages.split(data, quickly=True)
-        return await on_thread(_split, data) if found is None else found
+        parts = long_messages.split(data, limits.split)
+        return await offload.on_thread(_split, data) if parts is None else parts
     except ManyFieldsError as error:
         raise invalid(f"Unable to parse request: {error}") from None
     except DecodeError:
         raise unreadable(pb.ModelInferRequest, len(data)) from None
 
 
+async def parse_infer(data: bytes, limits: Limits) -> tuple[pb.ModelInferRequest, Tensors | None]:
+    """A request for inference; of a long message without its tensors, which come beside it. Raises INVALID_ARG."""
+    if len(data) > limits.split:
+        return await split(data, limits)
+    try:
+        return pb.ModelInferRequest.FromString(data), None
+    except DecodeError:
+        raise unreadable(pb.ModelInferRequest, len(data)) from None
+
+
+def parse(request: type[Message], data: bytes) -> Message:
+    """Raises INVALID_ARG for bytes that are no such message."""
+    try:
+        return request.FromString(data)
+    except DecodeError:
+        raise unreadable(request, len(data)) from None
+
+
+def unreadable(request: type[Message], size: int) -> ModserveError:
+    return invalid(f"Unable to parse request: {size} bytes are no {request.DESCRIPTOR.full_name}")
+
+
 async def read_request(
-    server: Server,
-    servable: Servable,
+    call: Call,
     message: pb.ModelInferRequest,
     tensors: Tensors | None,
     deadline_ns: int,
-    lease: RegionLease,
-) -> tuple[InferenceRequest, Held | None]:
-    """The request that `servable` shall get; read on a thread where that takes long.
+    forwarded: Forwarded,
+    limits: Limits,
+) -> InferenceRequest:
+    """The request for the model of `call`, on a thread where reading takes long, and how its response is to look.
 
-    `servable` is then borrowed meanwhile, and goes on taking the request until the caller releases what is held.
-    Raises the `ModserveError` which says what is wrong with the message.
+    Raises the `ModserveError` that says what is wrong with the message.
     """
-    held: Held | None = None
-    memory = RequestMemory(server.memory, asyncio.get_running_loop())
-    try:
-        request: InferenceRequest
-        on_gpu = server.shared_memory.with_cuda and any(len(tensor.parameters) for tensor in message.inputs)
-        if on_gpu or grpc_messages.has_many_typed(message, tensors):
-            held = Held(server.borrow(message.model_name, servable.id.version), memory)
-            request = await on_thread(grpc_messages.decode_request, message, deadline_ns, lease, tensors, memory.take)
+    if tensors is None and 0 < len(message.raw_input_contents) == len(message.inputs):
+        request = grpc_messages.decode_request(message, deadline_ns, call.lend)
+    else:
+        on_gpu = call.server.shared_memory.with_cuda and any(len(tensor.parameters) for tensor in message.inputs)
+        if on_gpu or grpc_messages.count_typed(message, tensors) > limits.elements:
+            read = message, deadline_ns, call.lend, tensors, call.borrow().take
+            request = await offload.on_thread(grpc_messages.decode_request, *read)
         else:
-            request = grpc_messages.decode_request(message, deadline_ns, lease, tensors)
-        inputs = request.inputs.values()
-        texts = long_texts(inputs)
-        digests = inputs if servable.config.cached and any(map(_is_long, inputs)) else ()
-        if texts or digests:
-            held = held or Held(server.borrow(message.model_name, servable.id.version), memory)
-            await on_thread(_look_ahead, texts, digests, memory.take)
-    except BaseException:
-        if held is not None:
-            held.release()
-        raise
-    return request, held
+            request = grpc_messages.decode_request(message, deadline_ns, call.lend, tensors)
+        config, inputs = call.servable.config, request.inputs.values()
+        if offload.has_long_tensors(inputs, config, limits):
+            await offload.on_thread(offload.look_ahead, inputs, config, limits, call.borrow().take)
+    if forwarded:
+        request = header_forwarding.with_headers(request, forwarded)
+    call.reply = grpc_messages.read_reply(message, call.lend) if request.outputs else BINARY
+    return request
 
 
 def _split(data: bytes) -> tuple[pb.ModelInferRequest, Tensors]:
-    found = long_messages.split(data)
-    assert found is not None, "there is time on a thread: this is a bug"
-    return found
-
-
-def _is_long(tensor: Tensor) -> bool:
-    raw = tensor.received
-    return raw is not None and len(raw) > LONG_BYTES
-
-
-def _look_ahead(texts: list[Tensor], digests: Iterable[Tensor], take: Callable[[int], None]) -> None:
-    """What would take long later, on the event loop; and the memory for what an engine makes of texts."""
-    count_ahead(texts)
-    if texts:
-        take(ELEMENT_MEMORY * sum(min(abs(math.prod(tensor.shape)), tensor.size // 4) for tensor in texts))
-    digest_ahead(digests)
+    parts = long_messages.split(data)
+    assert parts is not None, "there is time on a thread: this is a bug"
+    return parts

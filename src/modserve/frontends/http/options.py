@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from modserve.frontends.offload import Limits
 from modserve.protocol.restricted import Restriction
 from modserve.settings import TlsFiles
 
@@ -32,3 +33,5 @@ class HttpOptions:
     """Origins, in lower case, whose pages may call the server from a browser; ``*`` for any."""
     server_timing: bool = False
     """Answers to inference requests tell what they have cost."""
+    limits: Limits = field(default_factory=Limits)
+    """How much work is done on the event loop."""

@@ -13,23 +13,20 @@ from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from modserve.core.response import InferenceResponse
-from modserve.core.shared_memory import Place, RegionLease
+from modserve.core.shared_memory import LeaseFactory, Place
 from modserve.core.tensor import Array, Buffer, Shape, Tensor, encode_elements
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
 from modserve.protocol import failures, limits, parameters, shared_memory
-from modserve.protocol.classification import MANY_ELEMENTS
 from modserve.protocol.grpc import typed_contents
 from modserve.protocol.grpc.long_messages import Tensors, written
 from modserve.protocol.grpc.typed_contents import ElementsError, FieldError
 from modserve.protocol.limits import LIMITS
+from modserve.protocol.reply import Reply
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = frozenset({_EMPTY_FINAL})
 _FINAL = "triton_final_response"
-
-LONG_ANSWER = 1024 * 1024
-"""Bytes. To copy longer answers takes about half a millisecond for each of them."""
 
 _CONTENTS_FIELDS = {
     "bool_contents": "BOOL",
@@ -50,27 +47,33 @@ def _take_nothing(size: int) -> None: ...
 def decode_request(
     message: pb.ModelInferRequest,
     deadline_ns: int = 0,
-    lease: RegionLease | None = None,
+    lend: LeaseFactory | None = None,
     tensors: Tensors | None = None,
     take: Callable[[int], None] = _take_nothing,
 ) -> InferenceRequest:
     """An inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 
-    `deadline_ns` is the RPC's own on the monotonic clock, 0 without one. `lease` is for inputs in shared memory, which
-    raise UNSUPPORTED without it; it is the caller's to release. `tensors` are those of a message that was split, and
-    `take` is called with the bytes of memory that are needed next for them; what it raises comes out here.
+    `deadline_ns` is the RPC's own on the monotonic clock, 0 without one. `lend` is called for inputs in shared memory,
+    which raise UNSUPPORTED without it; the lease is the caller's to release. `tensors` are those of a message that was
+    split, and `take` is called with the bytes of memory that are needed next for them; what it raises comes out here.
     """
     version = parse_requested(message.model_version)
     if len(message.outputs) > LIMITS.tensors:
         raise limits.too_many_tensors("outputs", len(message.outputs))
-    given = _parameters(message.parameters) if message.parameters else {}
-    inputs = _inputs(message, lease, tensors, take)
+    values = _parameters(message.parameters) if message.parameters else {}
+    inputs = _inputs(message, lend, tensors, take)
     outputs = tuple(output.name for output in message.outputs) if message.outputs else ()
-    limit_ns = timeout_ns(given) if given else 0
-    return InferenceRequest(message.model_name, inputs, outputs, version, message.id, given, deadline_ns, limit_ns)
+    limit_ns = timeout_ns(values) if values else 0
+    return InferenceRequest(message.model_name, inputs, outputs, version, message.id, values, deadline_ns, limit_ns)
 
 
-def output_places(message: pb.ModelInferRequest, lease: RegionLease) -> dict[str, Place]:
+def read_reply(message: pb.ModelInferRequest, lend: LeaseFactory) -> Reply:
+    """How the response is to look. Raises as `output_places` and `class_counts` do."""
+    places = output_places(message, lend)
+    return Reply(all_binary=True, classes=class_counts(message), places=places)
+
+
+def output_places(message: pb.ModelInferRequest, lend: LeaseFactory) -> dict[str, Place]:
     """Which outputs go where in shared memory; the regions are reserved. Raises INVALID_ARG and NOT_FOUND."""
     places: dict[str, Place] = {}
     for output in message.outputs:
@@ -81,7 +84,7 @@ def output_places(message: pb.ModelInferRequest, lease: RegionLease) -> dict[str
             continue
         if "classification" in output.parameters:
             raise invalid("output can't set both 'shared_memory_region' and 'classification'")
-        lease.reserve(place)
+        lend().reserve(place)
         places.setdefault(output.name, place)
     return places
 
@@ -112,29 +115,14 @@ def encode_response(response: InferenceResponse) -> bytes:
     return b"".join(_response_parts(response, response.parameters))
 
 
-def takes_long(response: InferenceResponse) -> bool:
-    """Whether encoding the answer takes so long that others should not wait for it."""
-    size = 0
-    for tensor in response.outputs.values():
-        if tensor.datatype is dtypes.BYTES and math.prod(tensor.shape) > MANY_ELEMENTS:
-            return True
-        size += tensor.size
-    return size > LONG_ANSWER
-
-
-def has_many_typed(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> bool:
-    """Whether decoding the request takes long: it has many elements that are not raw."""
+def count_typed(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> int:
+    """How many elements are not raw; of a message that was split, their bytes."""
     if tensors is not None:
-        return tensors.typed_bytes > MANY_ELEMENTS
+        return tensors.typed_bytes
     if message.raw_input_contents:
-        return False
-    found = (values for tensor in message.inputs for _, values in tensor.contents.ListFields())
-    return sum(map(len, found)) > MANY_ELEMENTS
-
-
-def is_plain(message: pb.ModelInferRequest) -> bool:
-    """Whether all inputs are raw, and in the message."""
-    return 0 < len(message.raw_input_contents) == len(message.inputs)
+        return 0
+    contents = (values for tensor in message.inputs for _, values in tensor.contents.ListFields())
+    return sum(map(len, contents))
 
 
 def encode_stream_response(response: InferenceResponse, final: bool) -> bytes:
@@ -161,7 +149,7 @@ def encode_stream_error(
 
 
 def _inputs(
-    message: pb.ModelInferRequest, lease: RegionLease | None, tensors: Tensors | None, take: Callable[[int], None]
+    message: pb.ModelInferRequest, lend: LeaseFactory | None, tensors: Tensors | None, take: Callable[[int], None]
 ) -> Mapping[str, Tensor]:
     raws: Sequence[Buffer] = message.raw_input_contents if tensors is None else tensors.raws
     model = message.model_name
@@ -183,7 +171,7 @@ def _inputs(
         if tensor.parameters:
             place = shared_memory.message_place(name, tensor.parameters)
             if place is not None:
-                inputs[name] = _shared_input(tensor, datatype, place, model, lease, typed)
+                inputs[name] = _shared_input(tensor, datatype, place, model, lend, typed)
                 elsewhere += 1
                 continue
         raw: Buffer
@@ -218,7 +206,7 @@ def _shared_input(
     datatype: Datatype,
     place: Place,
     model: str,
-    lease: RegionLease | None,
+    lend: LeaseFactory | None,
     typed: bool,
 ) -> Tensor:
     if typed:
@@ -226,9 +214,9 @@ def _shared_input(
             "unexpected 'content' provided when using shared memory for input tensor "
             f"'{tensor.name}' for model '{model}'"
         )
-    if lease is None:
+    if lend is None:
         raise shared_memory.refused("input", tensor.name)
-    return shared_memory.input_tensor(datatype, tuple(tensor.shape), place, lease)
+    return shared_memory.input_tensor(datatype, tuple(tensor.shape), place, lend())
 
 
 def _contents(tensor: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, model: str) -> Buffer:

@@ -12,9 +12,6 @@ from google.protobuf.message import DecodeError
 from modserve.core.tensor import Buffer
 from modserve.pb import inference as pb
 
-LONG = 64 * 1024
-"""Bytes. Shorter messages are read by protobuf as a whole: that takes 50 microseconds at most where tensors are raw."""
-
 _LENGTH = 2
 _SIZES = {1: 8, 5: 4}
 """Bytes of the fields of fixed size, by wire type."""
@@ -43,19 +40,20 @@ class ManyFieldsError(ValueError):
     """There are too many fields."""
 
 
-def split(data: bytes, quickly: bool = False) -> tuple[pb.ModelInferRequest, Tensors] | None:
-    """The message without its tensors, and these; None where that takes too long for `quickly`.
+def split(data: bytes, most: int = 0) -> tuple[pb.ModelInferRequest, Tensors] | None:
+    """The message without its tensors, and these; None if more than `most` bytes are left without them.
 
-    Raises DecodeError for what is no such message, and `ManyFieldsError` for more fields than any request has.
+    With `most`, which is 0 for no limit, the message may also have few fields only. Raises DecodeError for what is no
+    such message, and `ManyFieldsError` for more fields than any request has.
     """
     try:
-        split = _Splitter(data, _FEW_FIELDS if quickly else _MANY_FIELDS)
+        split = _Splitter(data, _FEW_FIELDS if most else _MANY_FIELDS)
         split.run()
-        if quickly and split.head_size > LONG:
+        if 0 < most < split.head_size:
             return None
         return pb.ModelInferRequest.FromString(b"".join(split.head)), split.tensors
     except ManyFieldsError:
-        if quickly:
+        if most:
             return None
         raise ManyFieldsError(f"the request has more than {_MANY_FIELDS} fields") from None
     except IndexError:

@@ -2,21 +2,19 @@
 tensor data extension).
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.model_config import ModelConfig
 from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
-from modserve.core.shared_memory import Lend, Place
-from modserve.core.tensor import Buffer, Shape, Tensor, encode_elements
-from modserve.protocol import limits, parameters, shared_memory
+from modserve.core.shared_memory import LeaseFactory, Place
+from modserve.core.tensor import Buffer, Shape, Tensor
+from modserve.protocol import limits, parameters, reply, shared_memory
 from modserve.protocol.json import json_data, large_json
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError, parse_object, unable
+from modserve.protocol.reply import Reply
 
 HEADER_LENGTH = "inference-header-content-length"
 _MAX_DIMENSION = 2**63 - 1
@@ -25,23 +23,6 @@ _MOST_DIGITS = 1000
 """Python refuses to read much longer numbers."""
 _MOST_TENSORS = limits.LIMITS.tensors
 _HIGHEST_RANK = limits.LIMITS.rank
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Which outputs the client wants as binary data: those in `binary`, or all; of which how many best classes.
-
-    `places` are the outputs that go into shared memory.
-    """
-
-    all_binary: bool = False
-    binary: frozenset[str] = frozenset()
-    classes: Mapping[str, int] = field(default_factory=dict)
-    places: Mapping[str, Place] = field(default_factory=dict)
-
-
-_JSON_REPLY = Reply()
-_BINARY_REPLY = Reply(all_binary=True)
 
 
 def header_length(value: bytes | str | None, body_length: int) -> int | None:
@@ -60,72 +41,6 @@ def header_length(value: bytes | str | None, body_length: int) -> int | None:
     if not 0 <= length <= body_length:
         raise invalid(f"inference header size should be in range (0, {body_length}), got: {number}")
     return length
-
-
-def decode_request(
-    model_name: str,
-    version: int | None,
-    body: Buffer,
-    json_length: int | None,
-    deadline_ns: int = 0,
-    lend: Lend | None = None,
-    max_json_tensor: int = _MAX_DIMENSION,
-) -> tuple[InferenceRequest, Reply]:
-    """An inference request, and how its answer is to look. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
-
-    `json_length` is what `header_length` gave; `deadline_ns` is the client's, 0 without one. `lend` is called for
-    requests with tensors in shared memory, which raise UNSUPPORTED without it; the lease is the caller's to release,
-    whatever is raised. `max_json_tensor` is the most bytes that
-    a tensor given as JSON may have.
-    """
-    if json_length is None:
-        header = _read_header(bytes(body), max_json_tensor)
-        inputs = _bind(header, None, model_name)
-    else:
-        text = bytes(body[:json_length])
-        found = _headers.get(text)
-        header = _read_header(text, max_json_tensor) if found is None else found
-        inputs = _bind(header, memoryview(body)[json_length:], model_name)
-        if found is None:
-            _remember(text, header)
-    given = header.parameters
-    limit_ns = timeout_ns(given) if given else 0
-    request = InferenceRequest(model_name, inputs, header.outputs, version, header.id, given, deadline_ns, limit_ns)
-    if header.shared:
-        _share(header, inputs, lend)
-    return request, header.reply
-
-
-def decode_raw(
-    config: ModelConfig, version: int | None, body: Buffer, deadline_ns: int = 0
-) -> tuple[InferenceRequest, Reply]:
-    """A raw binary request: a header length of 0, and the body is the model's one input, of batch size 1.
-
-    One variable dimension is told by the body's size; BYTES must be a single element. Raises INVALID_ARG.
-    """
-    count = len(config.inputs)
-    if count != 1:
-        raise invalid(
-            f"{label('')}Raw request must only have 1 input (found 1) to be deduced but got {count} inputs in "
-            f"'{config.name}' model configuration"
-        )
-    spec = config.inputs[0]
-    if spec.dims.count(-1) > 1:
-        raise invalid(
-            f"{label('')}The shape of the raw input '{spec.name}' can not be deduced because there are more than one "
-            "variable-sized dimension"
-        )
-    dims = spec.dims
-    if spec.datatype is dtypes.BYTES:
-        if dims != (1,):
-            raise invalid(f"{label('')}For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
-        body = encode_elements([bytes(body)])
-    elif -1 in dims:
-        known = math.prod(size for size in dims if size != -1) * spec.datatype.size
-        dims = tuple(len(body) // known if size == -1 else size for size in dims)
-    shape = (1, *dims) if config.batching else dims
-    inputs = {spec.name: Tensor(spec.datatype, shape, body, None)}
-    return InferenceRequest(config.name, inputs, (), version, deadline_ns=deadline_ns), _BINARY_REPLY
 
 
 class _Input(NamedTuple):  # which is made sooner than a dataclass
@@ -152,20 +67,62 @@ class _Header(NamedTuple):
     """Whether any tensor is in shared memory."""
 
 
-_headers: dict[bytes, _Header] = {}
-"""The JSON of requests whose tensors are all binary repeats from call to call, and is not parsed again."""
+class JsonHeads:
+    """The JSON of requests whose tensors are all binary, which repeats from call to call and is not parsed again.
+
+    What it holds is bounded. Usable on any thread: two that read the same JSON at a time come to the same.
+    """
+
+    __slots__ = ("known",)
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, _Header] = {}
+
+    def remember(self, text: bytes, header: _Header) -> None:
+        # With an id it will not come again; with tensors in it, it could be large.
+        if header.id or len(text) > _MEMORABLE or any(each.tensor is not None for each in header.inputs):
+            return
+        if len(self.known) >= _REMEMBERED:
+            self.known.clear()
+        self.known[text] = header
+
 
 _REMEMBERED = 1024
 _MEMORABLE = 4096
 
 
-def _remember(text: bytes, header: _Header) -> None:
-    # With an id it will not come again; with tensors in it, it could be large.
-    if header.id or len(text) > _MEMORABLE or any(each.tensor is not None for each in header.inputs):
-        return
-    if len(_headers) >= _REMEMBERED:
-        _headers.clear()
-    _headers[text] = header
+def decode_request(
+    model_name: str,
+    version: int | None,
+    body: Buffer,
+    json_length: int | None,
+    deadline_ns: int = 0,
+    lend: LeaseFactory | None = None,
+    max_json_tensor: int = _MAX_DIMENSION,
+    heads: JsonHeads | None = None,
+) -> tuple[InferenceRequest, Reply]:
+    """An inference request, and how its response is to look. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
+
+    `json_length` is that of `header_length`; `deadline_ns` is the client's, 0 without one. `lend` is called for
+    requests with tensors in shared memory, which raise UNSUPPORTED without it; the lease is the caller's to release,
+    whatever is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have.
+    """
+    if json_length is None:
+        header = _read_header(bytes(body), max_json_tensor)
+        inputs = _bind(header, None, model_name)
+    else:
+        text = bytes(body[:json_length])
+        known = None if heads is None else heads.known.get(text)
+        header = _read_header(text, max_json_tensor) if known is None else known
+        inputs = _bind(header, memoryview(body)[json_length:], model_name)
+        if known is None and heads is not None:
+            heads.remember(text, header)
+    values = header.parameters
+    limit_ns = timeout_ns(values) if values else 0
+    request = InferenceRequest(model_name, inputs, header.outputs, version, header.id, values, deadline_ns, limit_ns)
+    if header.shared:
+        _share(header, inputs, lend)
+    return request, header.reply
 
 
 def _read_header(text: Buffer, max_json_tensor: int) -> _Header:
@@ -184,9 +141,9 @@ def _header(document: JsonObject, max_json_tensor: int) -> _Header:
     if type(request_id) is not str:
         raise unable("id", JsonTypeError("string", "string"))
     given, binary_output = _parameters(document)
-    outputs, reply = _outputs(document, binary_output)
+    outputs, look = _outputs(document, binary_output)
     inputs, places = _inputs(document, request_id, max_json_tensor)
-    return _Header(request_id, given, inputs, places, outputs, reply, bool(places or reply.places))
+    return _Header(request_id, given, inputs, places, outputs, look, bool(places or look.places))
 
 
 def _bind(header: _Header, binary: memoryview | None, model_name: str) -> dict[str, Tensor]:
@@ -218,7 +175,7 @@ def _bind(header: _Header, binary: memoryview | None, model_name: str) -> dict[s
     return inputs
 
 
-def _share(header: _Header, inputs: dict[str, Tensor], lend: Lend | None) -> None:
+def _share(header: _Header, inputs: dict[str, Tensor], lend: LeaseFactory | None) -> None:
     """Add the inputs that are in shared memory, and reserve the places of the outputs."""
     if lend is None:
         for each, _ in header.places:
@@ -275,7 +232,7 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
     if type(value) is not list:
         raise unable("outputs", JsonTypeError("array", "array"))
     if not value:
-        return (), _BINARY_REPLY if binary_output else _JSON_REPLY
+        return (), reply.BINARY if binary_output else reply.JSON
     if len(value) > _MOST_TENSORS:
         limits.check_tensors("outputs", len(value))
     names: list[str] = []  # also what is asked for twice, which the model refuses
@@ -307,7 +264,7 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
         if count:
             classes.setdefault(name, count)
     if not binary and not classes and not places:
-        return tuple(names), _JSON_REPLY
+        return tuple(names), reply.JSON
     return tuple(names), Reply(binary=frozenset(binary), classes=classes, places=places)
 
 

@@ -14,9 +14,9 @@ from modserve.core.request import ParameterValue
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Buffer
 from modserve.protocol import failures
-from modserve.protocol.http.infer_request import Reply
 from modserve.protocol.json import json_data
 from modserve.protocol.json.json_text import JsonObject
+from modserve.protocol.reply import Reply
 
 _MAX_DIMENSION = 2**63 - 1
 _MAX_UNSIGNED = 2**64 - 1

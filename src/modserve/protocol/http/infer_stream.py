@@ -12,7 +12,7 @@ from modserve.core.errors import ModserveError
 from modserve.core.response import InferenceResponse
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.generate import text_only
-from modserve.protocol.http.infer_request import Reply
+from modserve.protocol.reply import Reply
 
 FINAL = "triton_final_response"
 

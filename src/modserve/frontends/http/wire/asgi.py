@@ -10,9 +10,9 @@ from urllib.parse import unquote_to_bytes
 
 from modserve.core.tensor import Buffer
 from modserve.protocol.http.infer_response import encode_message
+from modserve.protocol.http.request_head import RequestHead
 
 from .context import HttpContext, Message
-from .head import RequestHead
 from .responses import CLOSE, CONTINUE, KEEP_ALIVE, json_response, persistence, response_head
 
 _log = logging.getLogger(__name__)

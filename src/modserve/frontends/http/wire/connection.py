@@ -35,10 +35,11 @@ from modserve.frontends.http.infer import InferCall
 from modserve.protocol import failures
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
+from modserve.protocol.http.request_head import RequestHead
 
 from .asgi import AsgiCall
 from .context import HttpContext
-from .head import RefusedRequestError, RequestHead
+from .head import RefusedRequestError
 from .holds import Hold
 from .reader import BODY, END, IDLE, Reader
 from .responses import CONTINUE, inference_response, json_response, persistence
@@ -314,11 +315,8 @@ class Connection(asyncio.Protocol):
         if not head.keep_alive:
             self._read_no_more()
         self._head = head
-        self._call = call = InferCall(self._respond)
-        context = self.context
-        call.start(
-            context.server, head.model, head.model_version, head, body, context.options, context.loop, received_ns
-        )
+        self._call = call = InferCall(self.context.calls, self._respond)
+        call.start(head.model, head.model_version, head, body, received_ns)
 
     # Responses out
 

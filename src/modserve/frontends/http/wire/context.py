@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from email.utils import formatdate
 from typing import Any, Protocol, TypeAlias
 
+from modserve.frontends.http.context import CallContext
 from modserve.frontends.http.options import HttpOptions
 from modserve.server import Server
 
@@ -101,6 +102,7 @@ class HttpContext:
         self.tasks = tasks
         self.loop = loop
         self.options = options
+        self.calls = CallContext(server, options)
         self.turns = Turns(loop)
         self.connections: set[OpenConnection] = set()
         self.heads = HeadMemory(options, self.memory)

@@ -20,8 +20,7 @@ from modserve.core.memory import MemoryBudget
 from modserve.frontends.http.options import HttpOptions
 from modserve.protocol import header_forwarding
 from modserve.protocol.http import deadlines, infer_request
-
-from .head import RequestHead
+from modserve.protocol.http.request_head import RequestHead
 
 Known: TypeAlias = tuple[RequestHead, int]
 """A head, and the Content-Length that comes with it."""

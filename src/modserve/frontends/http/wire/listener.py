@@ -7,8 +7,8 @@ from typing import Any
 
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.http.rest import create_app
-from modserve.frontends.http.streams import Streams
+from modserve.frontends.http.rest.app import create_app
+from modserve.frontends.http.rest.streams import Streams
 from modserve.server import Server
 
 from .connection import Connection

@@ -22,13 +22,14 @@ import httptools
 from modserve.core.errors import ModserveError
 from modserve.core.memory import MemoryBudget
 from modserve.core.tensor import Buffer
-from modserve.frontends.http.infer import check_json_size
 from modserve.frontends.http.options import HttpOptions
 from modserve.protocol.failures import STATUS
+from modserve.protocol.http.infer_body import check_json_size
+from modserve.protocol.http.request_head import RequestHead
 
 from . import cors
 from .body import IncomingBody
-from .head import HeadLines, RefusedRequestError, RequestHead, read_head
+from .head import HeadLines, RefusedRequestError, read_head
 from .head_memory import HeadMemory
 from .routes import without_origin
 

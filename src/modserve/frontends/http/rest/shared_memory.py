@@ -3,12 +3,13 @@
 from fastapi import APIRouter, Request, Response
 
 from modserve.core.shared_memory import CudaRegion, SystemRegion
-from modserve.frontends.threads import on_thread
+from modserve.frontends.offload import on_thread
 from modserve.protocol.control import regions
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
-from .answers import ERRORS, Described, answers, json_answer, json_body, read_body
+from .messages import json_response, read_body
+from .schemas import ERRORS, Described, answers, json_body
 
 
 class SystemRegionStatus(Described):
@@ -31,11 +32,11 @@ def shared_memory_router(server: Server, max_json: int) -> APIRouter:
 
     async def system_status(region: str = "") -> Response:
         """The registered regions of system memory."""
-        return json_answer(regions.status_json(memory.status(SystemRegion, region)))
+        return json_response(regions.status_json(memory.status(SystemRegion, region)))
 
     async def cuda_status(region: str = "") -> Response:
         """The registered regions of GPU memory."""
-        return json_answer(regions.status_json(memory.status(CudaRegion, region)))
+        return json_response(regions.status_json(memory.status(CudaRegion, region)))
 
     async def system_register(request: Request, region: str = "") -> Response:
         """Make POSIX shared memory known by a name, which tensors of requests can then refer to."""

@@ -5,7 +5,8 @@ from fastapi import APIRouter, Request, Response
 from modserve.protocol.control import trace_settings
 from modserve.server import Server
 
-from .answers import Described, answers, json_answer, json_body, read_body
+from .messages import json_response, read_body
+from .schemas import Described, answers, json_body
 
 
 class TraceSettings(Described):
@@ -25,13 +26,13 @@ def router(server: Server, max_json: int) -> APIRouter:
 
     async def settings(model: str = "") -> Response:
         """Which requests are traced, and what of them."""
-        return json_answer(trace_settings.json(server.tracer_for(model).settings(model)))
+        return json_response(trace_settings.json(server.tracer_for(model).settings(model)))
 
     async def change(request: Request, model: str = "") -> Response:
         """Change any of the settings, at once; null goes back to what is set elsewhere. The answer has all of them."""
         tracer = server.tracer_for(model)
         tracer.change(trace_settings.change_by_json(await read_body(request, max_json)), model)
-        return json_answer(trace_settings.json(tracer.settings(model)))
+        return json_response(trace_settings.json(tracer.settings(model)))
 
     # Two functions a path: a model's name comes from the path alone, not from the query of the other one.
     @routes.get("/v2/trace/setting", responses=answers(TraceSettings))

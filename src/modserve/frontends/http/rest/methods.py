@@ -7,9 +7,8 @@ from fastapi import Request
 from starlette.routing import BaseRoute, Match
 
 from modserve.core.errors import ModserveError
-
-from .wire.asgi import SLASH
-from .wire.context import AsgiApp, Message
+from modserve.frontends.http.wire.asgi import SLASH
+from modserve.frontends.http.wire.context import AsgiApp, Message
 
 _ASTERISK = "*"
 _METHODS = ("GET", "POST")

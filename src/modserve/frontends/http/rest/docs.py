@@ -14,14 +14,14 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from modserve.frontends.threads import on_thread
+from modserve.frontends.offload import on_thread
 from modserve.protocol import examples
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
-from .answers import json_answer
+from .messages import json_response
 
-_PAGE = resources.files("modserve.frontends.http").joinpath("docs.html").read_bytes()
+_PAGE = resources.files("modserve.frontends.http.rest").joinpath("docs.html").read_bytes()
 _SCRIPT = re.search(rb"<script>(.*)</script>", _PAGE, re.DOTALL)
 assert _SCRIPT is not None, "the page has one script: this is a bug"
 
@@ -93,7 +93,7 @@ def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
         """The OpenAPI document, made when it is first asked for: that takes 50 ms, which no other request waits."""
         async with making:
             if not documents:
-                documents.append(await on_thread(lambda: bytes(json_answer(describe()).body)))
+                documents.append(await on_thread(lambda: bytes(json_response(describe()).body)))
         return Response(documents[0], media_type=MIME_JSON)
 
     @found.get("/docs")
@@ -105,6 +105,6 @@ def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
     async def model_examples(model: str) -> Response:
         """Bodies of calls that this model answers, by call."""
         models = {servable.id.name: servable.config for servable in server.models()}
-        return json_answer(examples.bodies(server.model(model).config, models))
+        return json_response(examples.bodies(server.model(model).config, models))
 
     return found

@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from pydantic import Field
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -18,35 +17,40 @@ from starlette.types import Receive, Scope, Send
 from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.version import parse_requested
-from modserve.frontends.threads import on_thread
+from modserve.frontends.http.context import CallContext
+from modserve.frontends.http.infer import InferCall
+from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.offload import Limits, on_thread
 from modserve.protocol import compression, failures
 from modserve.protocol.control import logging_settings, metadata, repository, statistics
-from modserve.protocol.http import deadlines, infer_request, infer_response
+from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 
 from . import docs, generate, infer_stream, methods, v1
-from .answers import (
+from .messages import infer_head, json_response, read_body
+from .restricted import RestrictedApp
+from .schemas import (
     ERRORS,
-    SCHEMA_REFERENCE,
-    Described,
+    INFER_BODY,
+    IndexedVersion,
+    InferenceResponseBody,
+    Live,
+    LogSettings,
+    ModelList,
+    ModelMetadata,
+    ModelReady,
+    Ready,
+    ServerMetadata,
     answer,
     answers,
     described_schemas,
-    forwarded_headers,
-    json_answer,
     json_body,
-    raw_header,
-    read_body,
 )
-from .infer import LARGE_JSON, InferCall
-from .options import HttpOptions
-from .restricted import RestrictedApp
 from .shared_memory import shared_memory_router
 from .streams import Streams
 from .trace import router as trace_router
-from .wire.head import RequestHead
 
 
 class _VersionConvertor(Convertor[int]):
@@ -62,117 +66,6 @@ class _VersionConvertor(Convertor[int]):
 
 
 register_url_convertor("version", _VersionConvertor())
-
-
-class Live(Described):
-    live: bool
-
-
-class ReadinessReason(Described):
-    """A model version that is not READY. `version` is empty where the model has none to speak of."""
-
-    name: str
-    version: str
-    state: str
-    reason: str
-
-
-class Ready(Described):
-    """`reasons` lists what is in the way when `ready` is false."""
-
-    ready: bool
-    reasons: list[ReadinessReason] = Field(default_factory=list)
-
-
-class ModelReady(Described):
-    name: str
-    ready: bool
-
-
-class ServerMetadata(Described):
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class ModelList(Described):
-    models: list[str]
-
-
-class IndexedVersion(Described):
-    """A model version; what there is nothing to say about is left out."""
-
-    name: str
-    version: str | None = None
-    state: str | None = None
-    reason: str | None = None
-
-
-class LogSettings(Described):
-    log_file: str
-    log_info: bool
-    log_warning: bool
-    log_error: bool
-    log_verbose_level: int
-    log_format: str
-
-
-class TensorMetadata(Described):
-    """`shape` has -1 for variable dimensions, the batch dimension among them."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelMetadata(Described):
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
-class TensorData(Described):
-    """A tensor with its elements, nested in any way or flat, or ``binary_data_size`` among its parameters."""
-
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: dict[str, Any] | None = None
-    data: list[Any] | None = None
-
-
-class RequestedOutput(Described):
-    name: str
-    parameters: dict[str, Any] | None = None
-
-
-class InferenceRequestBody(Described):
-    id: str | None = None
-    parameters: dict[str, Any] | None = None
-    inputs: list[TensorData]
-    outputs: list[RequestedOutput] | None = None
-
-
-class InferenceResponseBody(Described):
-    id: str | None = None
-    model_name: str
-    model_version: str
-    parameters: dict[str, Any] | None = None
-    outputs: list[TensorData]
-
-
-_INFER_BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "JSON; or JSON of Inference-Header-Content-Length bytes and then binary tensor data",
-        "content": {
-            MIME_JSON: {"schema": {"$ref": SCHEMA_REFERENCE.format(model="InferenceRequestBody")}},
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
-}
 
 
 class _App(FastAPI):
@@ -195,7 +88,7 @@ class _App(FastAPI):
 
 def create_app(server: Server, options: HttpOptions) -> FastAPI:
     """The application over `server`. Its ``state.streams`` are the `Streams` that are open."""
-    max_json = options.max_json
+    max_json, limits, context = options.max_json, options.limits, CallContext(server, options)
     app = _App(
         title="modserve",
         version=server.version,
@@ -215,15 +108,15 @@ def create_app(server: Server, options: HttpOptions) -> FastAPI:
     app.include_router(_health(server), tags=["health"])
     app.include_router(_metadata(server), tags=["metadata"])
     app.include_router(_models(server), tags=["models"])
-    app.include_router(_inference(server, options), tags=["inference"])
-    streams = app.state.streams = Streams(server)
-    app.include_router(infer_stream.router(options, streams, _INFER_BODY), tags=["inference"])
-    app.include_router(generate.router(options, streams), tags=["inference"])
-    app.include_router(_repository(server, max_json), tags=["model repository"])
+    app.include_router(_inference(context), tags=["inference"])
+    streams = app.state.streams = Streams(server, limits)
+    app.include_router(infer_stream.router(context, streams, INFER_BODY), tags=["inference"])
+    app.include_router(generate.router(context, streams), tags=["inference"])
+    app.include_router(_repository(server, max_json, limits), tags=["model repository"])
     app.include_router(_logging(server, max_json), tags=["logging"])
     app.include_router(shared_memory_router(server, max_json), tags=["shared memory"])
     app.include_router(trace_router(server, max_json), tags=["trace"])
-    app.include_router(v1.router(server, options), tags=["KServe v1, TensorFlow Serving"])
+    app.include_router(v1.router(context), tags=["KServe v1, TensorFlow Serving"])
     app.include_router(docs.router(server, app.openapi))
     return app
 
@@ -234,14 +127,14 @@ def _health(server: Server) -> APIRouter:
     @router.get("/v2/health/live", responses=answers(Live, 503))
     async def live() -> Response:
         """Is the process up and answering? True from the moment the ports open."""
-        return _exiting(server) or json_answer({"live": True})
+        return _exiting(server) or json_response({"live": True})
 
     @router.get("/v2/health/ready", responses={**answers(Ready, 503), 400: answer(Ready)})
     async def ready() -> Response:
         """May inference be sent? When not, `reasons` tells which models are in the way and why."""
         if server.ready:
-            return json_answer({"ready": True})
-        return _exiting(server) or json_answer(
+            return json_response({"ready": True})
+        return _exiting(server) or json_response(
             {"ready": False, "phase": server.phase.value, "reasons": _reasons(server.unready_reasons())}, 400
         )
 
@@ -254,17 +147,17 @@ def _metadata(server: Server) -> APIRouter:
     @router.get("/v2", responses=answers(ServerMetadata))
     async def server_metadata() -> Response:
         """The server's name, version and protocol extensions."""
-        return json_answer(metadata.server_json(server.name, server.version, server.extensions))
+        return json_response(metadata.server_json(server.name, server.version, server.extensions))
 
     @router.get("/v2/models", responses=answers(ModelList))
     async def models() -> Response:
         """The names of all models, whatever their state."""
-        return json_answer({"models": server.model_names()})
+        return json_response({"models": server.model_names()})
 
     @router.get("/v2/models/stats", responses=answers(None))
     async def all_statistics() -> Response:
         """The statistics of all ready model versions."""
-        return json_answer(statistics.json(server.with_statistics()))
+        return json_response(statistics.json(server.with_statistics()))
 
     return router
 
@@ -275,25 +168,25 @@ def _models(server: Server) -> APIRouter:
     async def model_metadata(model: str, version: int | None = None) -> Response:
         """A model's versions, platform, inputs and outputs."""
         servables = server.models(model, version)
-        return json_answer(metadata.model_json(servables[-1], [servable.id.version for servable in servables]))
+        return json_response(metadata.model_json(servables[-1], [servable.id.version for servable in servables]))
 
     async def model_ready(model: str, version: int | None = None) -> Response:
         """Does this model (version) take requests?"""
         if server.model_ready(model, version):
-            return json_answer({"name": model, "ready": True})
-        return _exiting(server) or json_answer({"error": "Model version not ready"}, 400)
+            return json_response({"name": model, "ready": True})
+        return _exiting(server) or json_response({"error": "Model version not ready"}, 400)
 
     async def model_config(model: str, version: int | None = None) -> Response:
         """The model's configuration, completed and normalised."""
-        return json_answer(metadata.config_json(server.model(model, version)))
+        return json_response(metadata.config_json(server.model(model, version)))
 
     async def model_statistics(model: str, version: int | None = None) -> Response:
         """Cumulative counts and durations since the model was loaded."""
-        return json_answer(statistics.json(server.with_statistics(model, version)))
+        return json_response(statistics.json(server.with_statistics(model, version)))
 
     async def model_batches(model: str, version: int | None = None) -> Response:
         """The batches executed last, and why each did not grow any more."""
-        return json_answer(statistics.batches_json(server.model(model, version)))
+        return json_response(statistics.batches_json(server.model(model, version)))
 
     for suffix, handler, body in (
         ("", model_metadata, ModelMetadata),
@@ -308,20 +201,20 @@ def _models(server: Server) -> APIRouter:
     return router
 
 
-def _repository(server: Server, max_json: int) -> APIRouter:
+def _repository(server: Server, max_json: int, limits: Limits) -> APIRouter:
     """With Triton's paths, of which those with a repository's name serve the index only."""
     router = APIRouter()
 
     async def index(request: Request) -> Response:
         """Every model version with its state; `ready` asks for those that are READY only."""
         only_ready = repository.only_ready(await read_body(request, max_json))
-        return json_answer(repository.index_json(await server.repository_index(only_ready)))
+        return json_response(repository.index_json(await server.repository_index(only_ready)))
 
     async def load(request: Request, model: str) -> Response:
         """Load a model, or load it again; `parameters` may have a `config` and files (`file:<version>/<path>`)."""
         repository.check_repository_name(request.path_params.get("repository", ""))
         body = await read_body(request, max_json)
-        if len(body) > LARGE_JSON:
+        if len(body) > limits.json:
             parameters = await on_thread(repository.load_json, body)
         else:
             parameters = repository.load_json(body)
@@ -357,7 +250,7 @@ def _logging(server: Server, max_json: int) -> APIRouter:
     @router.get("/v2/logging", responses=answers(LogSettings, 503))
     async def log_settings() -> Response:
         """What is logged, and how."""
-        return json_answer(logging_settings.json(server.logs.settings))
+        return json_response(logging_settings.json(server.logs.settings))
 
     @router.post(
         "/v2/logging",
@@ -369,27 +262,21 @@ def _logging(server: Server, max_json: int) -> APIRouter:
         body = await read_body(request, max_json)
         logs = server.logs
         logs.change(logging_settings.changed_by_json(logs.settings, body))
-        return json_answer(logging_settings.json(logs.settings))
+        return json_response(logging_settings.json(logs.settings))
 
     return router
 
 
-def _inference(server: Server, options: HttpOptions) -> APIRouter:
-    router = APIRouter()
+def _inference(context: CallContext) -> APIRouter:
+    router, options = APIRouter(), context.options
 
     async def infer(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Body | ModserveError] = loop.create_future()
-        call = InferCall(outcome.set_result)
-        head = RequestHead(
-            header_length=raw_header(request, infer_request.HEADER_LENGTH),
-            content_encoding=raw_header(request, "content-encoding"),
-            response_encoding=compression.choose(", ".join(request.headers.getlist("accept-encoding"))),
-            forwarded=forwarded_headers(request, options),
-            timeouts=deadlines.timeouts(request.headers.items()),
-        )
-        call.start(server, model, version, head, await request.body(), options, loop)
+        call = InferCall(context, outcome.set_result)
+        encoding = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
+        call.start(model, version, infer_head(request, options, encoding), await request.body())
         try:
             answer = await outcome
         except asyncio.CancelledError:
@@ -408,12 +295,12 @@ def _inference(server: Server, options: HttpOptions) -> APIRouter:
 
     responses = answers(InferenceResponseBody, 400, 404, 503)
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version:version}/infer"):
-        router.add_api_route(path, infer, methods=["POST"], responses=responses, openapi_extra=_INFER_BODY)
+        router.add_api_route(path, infer, methods=["POST"], responses=responses, openapi_extra=INFER_BODY)
     return router
 
 
 def _exiting(server: Server) -> Response | None:
-    return json_answer({"error": "Server exiting"}, 503) if server.phase is Phase.STOPPING else None
+    return json_response({"error": "Server exiting"}, 503) if server.phase is Phase.STOPPING else None
 
 
 def _reasons(entries: list[IndexEntry]) -> list[dict[str, str]]:

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from modserve.core.errors import invalid
-from modserve.frontends.threads import on_thread
+from modserve.frontends.offload import on_thread
 
 
 async def test_what_the_work_returns_or_raises() -> None:

@@ -5,11 +5,10 @@ from typing import Any
 
 from starlette.routing import compile_path
 
+from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.protocol.restricted import PATH_CATEGORY, Restriction
-
-from .wire.context import AsgiApp, Message
 
 FORBIDDEN = 403
 

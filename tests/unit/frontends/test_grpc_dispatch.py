@@ -10,23 +10,23 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
-from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, server_over
+from puppet_server import MANY, SIMPLE, PuppetLoader, PuppetServable, call_table, infer_streams, server_over
 from test_grpc_service import Aborted, FakeContext, asked
 from test_grpc_stream import Exchange, turns
 from test_grpc_stream import asked as stream_asked
 
 from modserve.core.memory import MemoryBudget
 from modserve.core.version import ModelId
-from modserve.frontends.grpc import border, listener, reading, service
-from modserve.frontends.grpc.border import Border, CallTable
+from modserve.frontends import offload
+from modserve.frontends.grpc import aio
+from modserve.frontends.grpc.aio import CallTable
+from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.inflating import Inflating
 from modserve.frontends.grpc.options import GrpcOptions
 from modserve.frontends.grpc.reflection import ReflectionService
-from modserve.frontends.grpc.service import call_table
-from modserve.frontends.grpc.stream import InferStreams
+from modserve.frontends.offload import Limits
 from modserve.pb import inference as pb
 from modserve.pb import reflection
-from modserve.protocol.grpc import grpc_messages, long_messages
 from modserve.server import Server
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -105,7 +105,7 @@ async def test_a_client_that_has_gone_while_its_error_was_told(server: Server) -
 )
 def test_what_the_library_logs_of_clients_that_have_gone(message: str, news: bool) -> None:
     record = logging.LogRecord("grpc", logging.ERROR, "", 0, message, (), None)
-    assert listener._is_news(record) is news
+    assert aio._is_news(record) is news
 
 
 async def test_long_messages_are_read_and_made_on_threads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,20 +115,15 @@ async def test_long_messages_are_read_and_made_on_threads(server: Server, monkey
         done.append(work.__name__)
         return work(*args)
 
-    for module in (border, reading, service):
-        monkeypatch.setattr(module, "on_thread", on_thread)
-    for module in (border, reading, long_messages):
-        monkeypatch.setattr(module, "LONG", 1)
-    monkeypatch.setattr(border, "LONG_MESSAGE", 1)
-    monkeypatch.setattr(grpc_messages, "LONG_ANSWER", 1)
-    table = call_table(server)
+    monkeypatch.setattr(offload, "on_thread", on_thread)
+    table = call_table(server, options=GrpcOptions(limits=Limits(split=1, message=1)))
     for name, request in (("ModelInfer", REQUEST), ("ModelMetadata", b"\x0a\x06simple")):
         context = Ending(request)
         handle: Any = table.methods[f"/{pb.SERVICE}/{name}"].stream_unary
         await handle(None, context)
         if name == "ModelInfer":
             context.end()
-    assert done == ["_split", "_encoded", "parsed"]
+    assert done == ["_split", "_encoded", "parse"]
 
 
 # Compression
@@ -140,7 +135,7 @@ async def test_every_kind_of_call_takes_compressed_messages(server: Server, comp
     assert (await call(table, "ModelInfer", compress(REQUEST))).code is None
     assert (await call(table, "ServerLive", compress(b""))).code is None
     assert (await call(table, "ModelInfer", compress(b"\xff"))).code is INVALID
-    exchange = Exchange(server, InferStreams(server), (), table)
+    exchange = Exchange(server, infer_streams(server), (), table)
     exchange.send(compress(REQUEST))
     exchange.half_close()
     assert (await exchange.end())[0] is grpc.StatusCode.OK
@@ -151,8 +146,9 @@ async def test_every_kind_of_call_takes_compressed_messages(server: Server, comp
     await turns()
     assert len(context.written) == 1
     watching.cancel()
-    service = ReflectionService(["a"], Inflating(server.memory, 0))
-    await service.ServerReflectionInfo(sent(compress(b"\x3a\0")), context)
+    service = ReflectionService(["a"], Inflating(server.memory, 0, Limits()))
+    context.messages.append(compress(b"\x3a\0"))
+    await service.ServerReflectionInfo(aio.AioCall(context))
     assert len(context.written) == 2
 
 
@@ -165,13 +161,8 @@ class Watched(FakeContext):
         self.written.append(data)
 
 
-async def sent(*messages: bytes) -> AsyncIterator[bytes]:
-    for message in messages:
-        yield message
-
-
 async def test_compressed_messages_have_the_limit_of_the_port(server: Server) -> None:
-    table = call_table(server, border=Border(server, max_message=1_000))
+    table = call_table(server, dispatcher=Dispatcher(server, max_message=1_000))
     assert (await call(table, "ModelInfer", gzip.compress(bytes(2_000)))).code is RESOURCE_EXHAUSTED
 
 
@@ -179,8 +170,8 @@ async def test_compressed_messages_have_the_limit_of_the_port(server: Server) ->
 
 
 async def test_no_more_calls_than_may_be_under_way(server: Server, simple: PuppetServable) -> None:
-    gate = Border(server, max_calls=2)
-    table = call_table(server, border=gate)
+    gate = Dispatcher(server, max_calls=2)
+    table = call_table(server, dispatcher=gate)
     simple.automatic = False
     under_way = [asyncio.ensure_future(call(table, "ModelInfer", REQUEST)) for _ in range(2)]
     await turns()
@@ -212,7 +203,7 @@ async def test_a_stream_s_message_that_exceeds_the_server_s_memory(server: Serve
     size = len(stream_asked("a").SerializeToString())
     server.memory = MemoryBudget(2 * size - 1)
     simple.automatic = False
-    exchange = Exchange(server, InferStreams(server))
+    exchange = Exchange(server, infer_streams(server))
     exchange.send(stream_asked("a"), stream_asked("b"))
     exchange.half_close()
     await turns()
@@ -224,10 +215,13 @@ async def test_a_stream_s_message_that_exceeds_the_server_s_memory(server: Serve
     assert "out of memory for requests" in texts[1]
 
 
-async def test_a_large_answer_counts_until_it_is_sent(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(border, "LONG_MESSAGE", 10)
+async def test_a_large_answer_counts_until_it_is_sent(server: Server) -> None:
     context = Ending(REQUEST)
-    handle: Any = call_table(server).methods[f"/{pb.SERVICE}/ModelInfer"].stream_unary
+    handle: Any = (
+        call_table(server, options=GrpcOptions(limits=Limits(message=10)))
+        .methods[f"/{pb.SERVICE}/ModelInfer"]
+        .stream_unary
+    )
     data = await handle(None, context)
     assert server.memory.held == len(data)
     context.end()
@@ -237,21 +231,20 @@ async def test_a_large_answer_counts_until_it_is_sent(server: Server, monkeypatc
 
 
 async def test_refusals_are_held_back_while_the_port_closes(server: Server) -> None:
-    gate = Border(server)
-    table = call_table(server, border=gate)
+    table = call_table(server)
     server.stop_accepting()
-    gate.hold_refusals()
+    table.hold_refusals()
     waiting = asyncio.ensure_future(call(table, "ModelInfer", REQUEST))
     await turns()
     assert not waiting.done()
     assert (await call(table, "ServerLive", b"")).code is None
-    gate.release_refusals()
+    table.release_refusals()
     assert (await waiting).code is UNAVAILABLE
 
 
 async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simple: PuppetServable) -> None:
     """And before the port closes, those under way are answered."""
-    port = listener.GrpcListener(server, "127.0.0.1", 0, GrpcOptions())
+    port = aio.GrpcListener(server, "127.0.0.1", 0, GrpcOptions())
     simple.automatic = False
     under_way = asyncio.ensure_future(call(port._table, "ModelInfer", REQUEST))
     await turns()
@@ -267,7 +260,7 @@ async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simp
 
 
 async def test_a_machine_that_stood_still_has_not_been_quiet(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = listener.GrpcListener(server, "127.0.0.1", 0, GrpcOptions())
+    port = aio.GrpcListener(server, "127.0.0.1", 0, GrpcOptions())
     late = [0.5, 0.5, 0.0]
     loop = asyncio.get_running_loop()
     offset, looks, now = 0.0, 0, loop.time
@@ -290,7 +283,7 @@ async def test_a_machine_that_stood_still_has_not_been_quiet(server: Server, mon
 async def test_failed_requests_are_logged(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     await call(call_table(server), "ModelInfer", asked("nosuch", model_version="2", id="7").SerializeToString())
-    exchange = Exchange(server, InferStreams(server))
+    exchange = Exchange(server, infer_streams(server))
     exchange.send(stream_asked("x", model="nosuch"))
     exchange.half_close()
     await exchange.end()
@@ -319,7 +312,7 @@ async def test_failed_requests_are_logged(server: Server, caplog: pytest.LogCapt
 )
 def test_files_are_found(asked_for: dict[str, str], answer: list[str]) -> None:
     request = reflection.ServerReflectionRequest(host="here", **asked_for)  # type: ignore[arg-type]
-    told = ReflectionService(["b", "a"], Inflating(MemoryBudget(), 0)).answer(request)
+    told = ReflectionService(["b", "a"], Inflating(MemoryBudget(), 0, Limits())).respond(request)
     files = told.file_descriptor_response.file_descriptor_proto
     assert sorted(name for name in answer if any(name.encode() in file for file in files)) == sorted(answer)
     assert len(files) == len(answer)
@@ -328,10 +321,10 @@ def test_files_are_found(asked_for: dict[str, str], answer: list[str]) -> None:
 
 
 def test_what_else_reflection_tells() -> None:
-    service = ReflectionService(["b", "a"], Inflating(MemoryBudget(), 0))
-    listed = service.answer(reflection.ServerReflectionRequest(list_services=""))
+    service = ReflectionService(["b", "a"], Inflating(MemoryBudget(), 0, Limits()))
+    listed = service.respond(reflection.ServerReflectionRequest(list_services=""))
     assert [each.name for each in listed.list_services_response.service] == ["a", "b"]
-    numbers = service.answer(
+    numbers = service.respond(
         reflection.ServerReflectionRequest(all_extension_numbers_of_type="inference.ModelInferRequest")
     ).all_extension_numbers_response
     assert (numbers.base_type_name, list(numbers.extension_number)) == ("inference.ModelInferRequest", [])
@@ -355,6 +348,6 @@ def test_what_else_reflection_tells() -> None:
     ],
 )
 def test_what_reflection_does_not_find(request_: reflection.ServerReflectionRequest, code: int) -> None:
-    told = ReflectionService([], Inflating(MemoryBudget(), 0)).answer(request_)
+    told = ReflectionService([], Inflating(MemoryBudget(), 0, Limits())).respond(request_)
     assert told.error_response.error_code == code
     assert told.error_response.error_message

@@ -1,6 +1,5 @@
-"""The generate extension: ``generate`` with one answer, ``generate_stream`` with any number as server-sent events."""
+"""The generate extension: ``generate`` with one response, ``generate_stream`` with any number as server-sent events."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +10,18 @@ from pydantic import ConfigDict
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome
-from modserve.frontends.threads import has_many_elements, on_thread
+from modserve.frontends import offload
+from modserve.frontends.http.context import CallContext
 from modserve.protocol import header_forwarding, limits
 from modserve.protocol.http import generate as codec
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.framing import EVENTS
 from modserve.protocol.json.json_text import MIME_JSON
 
-from .answers import ERRORS, Described, answers, deadline_ns, forwarded_headers, read_body
-from .gone import unless_gone
-from .infer import LARGE_JSON
-from .options import HttpOptions
-from .streams import StreamCall, StreamedAnswer, Streams, borrowed, next_message
+from .disconnect import unless_gone
+from .messages import deadline_ns, forwarded_headers, read_body
+from .schemas import ERRORS, Described, answers
+from .streams import HttpStream, Streams, respond
 
 
 class GenerateRequestBody(Described):
@@ -56,38 +55,37 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-def router(options: HttpOptions, streams: Streams) -> APIRouter:
+def router(context: CallContext, streams: Streams) -> APIRouter:
     """The routes of both calls."""
-    found = APIRouter()
+    router = APIRouter()
 
     async def generate(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference on a flat JSON object, for models with exactly one response."""
-        call = await _begun(request, model, version, options, streams)
+        with streams.begin(model, version) as call:
+            await _submit(call, version, request, context)
         try:
-            answer = await unless_gone(request, _only(call))
-            many = has_many_elements(answer)
-            body = await on_thread(codec.encode, answer) if many else codec.encode(answer)
+            response = await unless_gone(request, _only(call))
+            if offload.is_long_response(response, call.reply, call.limits):
+                body = await offload.on_thread(codec.encode, response)
+            else:
+                body = codec.encode(response)
         finally:
             call.close()
-        headers = {"Server-Timing": cost} if options.server_timing and (cost := call.cost) else {}
+        headers = {"Server-Timing": cost} if context.server_timing and (cost := call.cost) else {}
         return Response(body, headers=headers, media_type=MIME_JSON)
 
     async def generate_stream(request: Request, model: str, version: int | None = None) -> Response:
         """Run one inference on a flat JSON object; the responses follow as server-sent events."""
-        call = await _begun(request, model, version, options, streams)
-        try:
-            first = await unless_gone(request, next_message(call, _encode))
-        except BaseException:
-            call.close()
-            raise
-        return StreamedAnswer(call, first, EVENTS, _encode)
+        with streams.begin(model, version) as call:
+            await _submit(call, version, request, context)
+        return await respond(request, call, EVENTS, _encode)
 
     for suffix, handler, kind, responses in (
         ("generate", generate, JSONResponse, answers(GenerateResponseBody, 400, 404, 503)),
         ("generate_stream", generate_stream, StreamingResponse, _STREAM),
     ):
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:version}"):
-            found.add_api_route(
+            router.add_api_route(
                 f"{model}/{suffix}",
                 handler,
                 methods=["POST"],
@@ -95,44 +93,33 @@ def router(options: HttpOptions, streams: Streams) -> APIRouter:
                 responses=responses,
                 openapi_extra=_BODY,
             )
-    return found
+    return router
 
 
-async def _begun(
-    request: Request, model: str, version: int | None, options: HttpOptions, streams: Streams
-) -> StreamCall:
-    """The request in the hands of its model. Raises what is wrong with it."""
-    now_ns = time.monotonic_ns()
-    with borrowed(streams.server, model, version) as servable:
-        codec.check_encoding(request.headers.get("content-encoding"))
-        body = await read_body(request, options.max_json)
-        call = StreamCall(streams, servable, now_ns)
-        try:
-            decoded = await _decoded(call, version, body, options.max_json)
-            decoded = replace(decoded, deadline_ns=deadline_ns(request, now_ns))
-            call.submit(header_forwarding.with_headers(decoded, forwarded_headers(request, options)))
-        except BaseException:
-            call.close()
-            raise
-        return call
-
-
-async def _decoded(call: StreamCall, version: int | None, body: bytes, max_json: int) -> InferenceRequest:
-    config = call.servable.config
+async def _submit(call: HttpStream, version: int | None, request: Request, context: CallContext) -> None:
+    """Raises what is wrong with the request."""
+    codec.check_encoding(request.headers.get("content-encoding"))
+    body, config, max_json = await read_body(request, context.max_json), call.servable.config, context.max_json
+    reserve = call.borrow().take
 
     def decode() -> InferenceRequest:
-        call.memory.take(limits.parsed_size(body))
+        reserve(limits.parsed_size(body))
         return codec.decode(config, version, body, max_json)
 
-    return await on_thread(decode) if len(body) > LARGE_JSON else codec.decode(config, version, body, max_json)
+    if len(body) > call.limits.json:
+        decoded = await offload.on_thread(decode)
+    else:
+        decoded = codec.decode(config, version, body, max_json)
+    decoded = replace(decoded, deadline_ns=deadline_ns(request, call.now_ns))
+    call.submit(header_forwarding.with_headers(decoded, forwarded_headers(request, context.options)))
 
 
-async def _only(call: StreamCall) -> InferenceResponse:
-    """The one response. Raises INVALID_ARG if the model gives another number of them, and its failure whenever told."""
+async def _only(call: HttpStream) -> InferenceResponse:
+    """The one response. Raises INVALID_ARG for any other number of them, and the first failure."""
     held: InferenceResponse | None = None
     final = False
     while not final:
-        outcome, final = await call.answer()
+        outcome, final = await call.next()
         if isinstance(outcome, ModserveError):
             raise outcome
         if outcome is not None and held is not None:

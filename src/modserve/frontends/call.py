@@ -1,0 +1,252 @@
+"""The life of an inference call, the same on every wire.
+
+A call begins with the model version that takes its request, and a trace if it is the turn of one. Its request is read,
+on the event loop or on a thread: until it is submitted, the call may borrow the model, so that one that is unloaded
+meanwhile takes the request all the same. Outcomes come in `settle`. What the call holds (regions of shared memory,
+memory of the server) is released before its client can hear of the end, and `close` ends everything else.
+
+    begin -> [borrow] -> submit -> settle ... -> release -> close
+"""
+
+import asyncio
+from abc import abstractmethod
+from collections import deque
+from typing import NamedTuple
+
+from modserve.core.errors import ModserveError
+from modserve.core.inflight import Inflight
+from modserve.core.memory import UnsentResponses
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse, Outcome, SingleResponseSink
+from modserve.core.servable import Handle, Servable, submit_traced
+from modserve.core.shared_memory import RegionLease
+from modserve.core.tracing import RequestTrace
+from modserve.protocol import reply
+from modserve.protocol.http import server_timing
+from modserve.protocol.reply import Reply
+from modserve.server import Server
+
+from .offload import Limits, RequestMemory, is_long_response
+
+
+class Wire(NamedTuple):
+    """A protocol's name in the log, and Triton's names of its activities in traces."""
+
+    name: str
+    received: tuple[str, str]
+    sending: str
+    sent: str
+
+
+HTTP = Wire("HTTP", ("HTTP_RECV_START", "HTTP_RECV_END"), "HTTP_SEND_START", "HTTP_SEND_END")
+# A message has been read when we hear of it: its reading takes no time here.
+GRPC = Wire("gRPC", ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "GRPC_SEND_START", "GRPC_SEND_END")
+
+
+class Call(SingleResponseSink):
+    """One request and the sink of its outcomes; a subclass says where the one response goes, or that there are many."""
+
+    __slots__ = (
+        "_handle",
+        "id",
+        "inflight",
+        "lease",
+        "memory",
+        "model",
+        "now_ns",
+        "reply",
+        "servable",
+        "server",
+        "trace",
+        "version",
+        "wire",
+    )
+
+    servable: Servable
+    """Set by `begin` and `borrow`."""
+
+    def __init__(self, server: Server, wire: Wire, model: str = "", version: int | None = None) -> None:
+        self._held = None
+        self._delivered = False
+        self.server = server
+        self.wire = wire
+        self.model = model
+        self.version = version
+        """That of the request, and once a model version has it, that one's."""
+        self.id = ""
+        self.now_ns = 0
+        """When the request had come."""
+        self.reply: Reply = reply.JSON
+        self.inflight: Inflight | None = None
+        self.trace: RequestTrace | None = None
+        self.lease: RegionLease | None = None
+        """Of requests with tensors in shared memory."""
+        self.memory: RequestMemory | None = None
+        """Of requests that are read on a thread."""
+        self._handle: Handle | None = None
+
+    def begin(self, servable: Servable, now_ns: int, received_ns: int = 0) -> None:
+        """The request, which began to come in at `received_ns` if that is known, is complete at `now_ns`."""
+        self.servable = servable
+        self.now_ns = now_ns
+        if self.server.tracer.on:
+            trace = self.trace = self.server.tracer.sample(servable)
+            if trace is not None:
+                start, end = self.wire.received
+                trace.stamp(start, received_ns or now_ns)
+                trace.stamp(end, now_ns)
+
+    def borrow(self) -> RequestMemory:
+        """The request will be submitted in a later turn of the event loop; returns what holds memory for it until then.
+
+        Raises what `Server.model` raises.
+        """
+        if self._handle is None:
+            self._handle = self.server.borrow(self.model, self.version)
+            self.servable = self._handle.servable
+            self.version = self.servable.id.version
+            self.memory = RequestMemory(self.server.memory, asyncio.get_running_loop())
+        assert self.memory is not None, "made with the handle: this is a bug"
+        return self.memory
+
+    def lend(self) -> RegionLease:
+        """The lease of the request, made on first use."""
+        if self.lease is None:
+            self.lease = self.server.shared_memory.lease()
+        return self.lease
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Hand the request to its model. Raises what keeps it from being accepted."""
+        self.id = request.id
+        servable = self.servable
+        if self.trace is None:
+            self.inflight = servable.submit(request, self, self.now_ns)
+        else:
+            self.inflight = submit_traced(self.trace, servable, request, self, self.now_ns)
+        self.version = servable.id.version
+        if self._handle is not None:
+            self.give_back_model()
+
+    def give_back_model(self) -> None:
+        """The request has been submitted, or never will be."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.release()
+
+    def render(self, response: InferenceResponse) -> InferenceResponse:
+        """The response as the client wants it. Raises INVALID_ARG; may run on a thread."""
+        look = self.reply
+        if look.places or look.classes:
+            return look.apply(response, self.servable, self.lease)
+        return response
+
+    def takes_long(self, response: InferenceResponse, limits: Limits) -> bool:
+        """Whether a thread should render the response and copy it into a message."""
+        on_gpu = bool(self.reply.places) and self.server.shared_memory.with_cuda
+        return on_gpu or is_long_response(response, self.reply, limits, copied=True)
+
+    @property
+    def cost(self) -> str:
+        """What the request has cost, as a header says it; empty if it has not run."""
+        return "" if self.inflight is None else server_timing.value(self.inflight)
+
+    def record_failure(self, error: ModserveError, status: int | str) -> None:
+        """The client is about to get `error`: the log may say so."""
+        self.server.failure_log.record(self.wire.name, self.model, self.version, self.id, status, error.message)
+
+    def sending(self) -> None:
+        if self.trace is not None:
+            self.trace.stamp(self.wire.sending)
+
+    def sent(self) -> None:
+        if self.trace is not None:
+            self.trace.stamp(self.wire.sent)
+
+    def release(self) -> None:
+        """What it used of shared and other memory is free: called before the client can hear of the end."""
+        if self.lease is not None:
+            self.lease.release()
+        if self.memory is not None:
+            self.memory.release()
+
+    def close(self) -> None:
+        """The client has all that it gets, or has gone. May be called again."""
+        if self.inflight is not None:
+            self.inflight.cancel()  # which does nothing to a request that is settled
+        self.give_back_model()
+        self.release()
+        if self.trace is not None:
+            self.trace.end()
+
+
+class FutureCall(Call):
+    """A call whose one response is awaited."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, server: Server, wire: Wire, model: str, version: int | None) -> None:
+        super().__init__(server, wire, model, version)
+        self._future: asyncio.Future[InferenceResponse | ModserveError] = asyncio.get_running_loop().create_future()
+
+    def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
+        if not self._future.done():
+            self._future.set_result(outcome)
+
+    async def outcome(self) -> InferenceResponse | ModserveError:
+        """The response, or why there is none. Cancelling the caller cancels the request.
+
+        A failure is a value: the traceback of one that is raised would hold what holds it.
+        """
+        try:
+            return await self._future
+        finally:
+            if self.inflight is not None:
+                self.inflight.cancel()  # a decoupled model may want to say more
+
+
+class StreamCall(Call):
+    """A call with any number of responses, which wait in `outcomes` until they are sent."""
+
+    __slots__ = ("ended", "outcomes", "unsent")
+
+    def __init__(self, server: Server, wire: Wire, model: str = "", version: int | None = None) -> None:
+        super().__init__(server, wire, model, version)
+        self.outcomes: deque[tuple[Outcome, bool]] = deque()
+        """What has not been sent yet, each with whether it is the last."""
+        self.unsent = UnsentResponses(server.memory)
+        self.ended = False
+
+    def submit(self, request: InferenceRequest) -> None:
+        super().submit(request)
+        if self.inflight is not None and self.servable.config.decoupled:
+            self.server.pace(self.inflight)
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if not self.ended:
+            self.ended = final
+            self.outcomes.append((outcome, final))
+            self.unsent.add(outcome.size if isinstance(outcome, InferenceResponse) else 0)
+            self.arrived()
+
+    @abstractmethod
+    def arrived(self) -> None:
+        """There is one more in `outcomes`."""
+
+    def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
+        raise NotImplementedError("a stream has many responses: this is a bug")
+
+    def sent_first(self) -> None:
+        """The first of the outcomes that came has been sent."""
+        self.unsent.sent()
+        if self.inflight is not None:
+            self.inflight.sent()
+
+    def with_cost(self, response: InferenceResponse) -> InferenceResponse:
+        """The last response, which says what the request has cost."""
+        return response if self.inflight is None else server_timing.with_cost(response, self.inflight)
+
+    def close(self) -> None:
+        self.ended = True
+        super().close()
+        self.outcomes.clear()
+        self.unsent.release()

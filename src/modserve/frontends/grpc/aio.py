@@ -1,0 +1,267 @@
+"""The gRPC port on grpc.aio: the only file that knows the library's server."""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from modserve.frontends.certificates import Certificates, Identity
+from modserve.server import Server
+from modserve.settings import TlsFiles
+
+from .arguments import channel_arguments
+from .dispatch import Dispatcher, NoMessageError
+from .options import GrpcOptions
+from .rpc import ClientGoneError, Rpc
+from .service import rpc_table
+from .stream import InferStreams
+
+_log = logging.getLogger("grpc._cython.cygrpc")
+"""The library's own."""
+
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+_QUIET = 0.02
+"""Seconds without a new call after which none waits to be taken over."""
+
+_REST = 0.05
+"""The same when the port is about to close, with some time for clients to call again that were just answered."""
+
+_LATE = 0.02
+"""Seconds by which such a look may come too late, and still count."""
+
+_TURNS = 10
+"""Turns of the event loop, more than it takes to take a call over: the loop itself may have been busy meanwhile."""
+
+_BACKLOG = 2.0
+"""Seconds for taking over calls that have arrived, at most."""
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether the library reports more than a client that has gone while it was being answered.
+
+    It has a traceback for that, where the client's cancellation has not come to its notice before.
+    """
+    return "ExecuteBatchError" not in str(record.msg)
+
+
+class AioCall:
+    """Implements `rpc.RpcCall` over the library's context of a call."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        return tuple(map(tuple, self._context.invocation_metadata() or ()))
+
+    @property
+    def deadline_ns(self) -> int:
+        remaining: float | None = self._context.time_remaining()
+        return 0 if remaining is None else time.monotonic_ns() + int(remaining * 1e9)
+
+    async def read(self) -> bytes | None:
+        try:
+            data = await self._context.read()
+        except grpc.aio.BaseError:
+            raise ClientGoneError from None
+        return None if data is _EOF else data
+
+    async def write(self, message: bytes) -> None:
+        try:
+            await self._context.write(message)
+        except grpc.aio.BaseError:
+            raise ClientGoneError from None
+
+    def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
+        self._context.set_trailing_metadata(trailers)
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        self._context.add_done_callback(lambda _: callback())
+
+
+class _Asynchronous(functools.partial[Awaitable[bytes]]):
+    """A handler of which the library sees at once that it need not run it on a thread.
+
+    It asks whether a handler is awaitable, and only then whether that is a coroutine function, twice for each call.
+    """
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None]:
+        raise RuntimeError("nobody awaits the handler itself: this is a bug")
+
+
+class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    """Every call that is served, by its path. The library asks it for each call that it takes over from its core.
+
+    All calls are registered as streams of requests, and those with one request read it themselves: the library never
+    ends a call that comes without its message.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, rpcs: Mapping[str, Rpc]) -> None:
+        self._dispatcher = dispatcher
+        self._held: asyncio.Event | None = None
+        self.calls = 0
+        """How many calls have been taken over."""
+        self.methods = {
+            path: self._stream(rpc) if rpc.method.server_streaming else self._unary(rpc) for path, rpc in rpcs.items()
+        }
+
+    def service(self, handler_call_details: Any) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        self.calls += 1
+        return self.methods.get(handler_call_details.method)
+
+    @property
+    def answering(self) -> int:
+        """Unary calls under way, without those whose refusal is held back."""
+        return self._dispatcher.calls
+
+    def hold_refusals(self) -> None:
+        """Keep back the statuses of calls that are UNAVAILABLE, until `release_refusals`.
+
+        Clients that call again as soon as they are answered then come to rest, and the port can close without a call
+        that waits to be taken over.
+        """
+        self._held = asyncio.Event()
+
+    def release_refusals(self) -> None:
+        if self._held is not None:
+            self._held.set()
+            self._held = None
+
+    def _unary(self, rpc: Rpc) -> "grpc.RpcMethodHandler[Any, Any]":
+        dispatcher = self._dispatcher
+
+        async def handle(messages: object, context: Any) -> bytes:
+            response = await dispatcher.unary(rpc, AioCall(context))
+            if isinstance(response, bytes):
+                return response
+            if self._held is not None and response.status == grpc.StatusCode.UNAVAILABLE.value[0]:
+                await self._held.wait()
+            if response.trailers:
+                context.set_trailing_metadata(response.trailers)
+            ending, early = context.abort(_STATUS_CODES[response.status], response.message), response.early
+            # The library keeps the exception by which it ends the call, and that keeps this frame.
+            del messages, context, response
+            try:
+                await ending
+            except grpc.aio.AbortError:
+                if early:  # nobody but us has ended it
+                    dispatcher.record(NoMessageError())
+                raise
+            except grpc.aio.BaseError:
+                pass  # the client has gone, and takes no status
+            return b""
+
+        return grpc.stream_unary_rpc_method_handler(_Asynchronous(handle))
+
+    def _stream(self, rpc: Rpc) -> "grpc.RpcMethodHandler[Any, Any]":
+        dispatcher = self._dispatcher
+
+        async def handle(messages: object, context: Any) -> None:
+            refusal = await dispatcher.stream(rpc, AioCall(context))
+            if refusal is not None:
+                if refusal.trailers:
+                    context.set_trailing_metadata(refusal.trailers)
+                context.set_code(_STATUS_CODES[refusal.status])
+                context.set_details(refusal.message)
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+
+class GrpcListener:
+    """Serves `server` on one port."""
+
+    def __init__(self, server: Server, address: str, port: int, options: GrpcOptions) -> None:
+        self._address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        self._tls = options.tls
+        _log.addFilter(_is_news)
+        self._grpc = grpc.aio.server(options=channel_arguments(options))
+        self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message)
+        self._streams = InferStreams(server, options, self._dispatcher.inflating)
+        self._table = CallTable(self._dispatcher, rpc_table(server, options, self._dispatcher.inflating, self._streams))
+        self._grpc.add_generic_rpc_handlers((self._table,))
+
+    async def start(self) -> int:
+        """Open the port and return its number. Raises OSError, or CertificateError."""
+        try:
+            if self._tls is None:
+                port = self._grpc.add_insecure_port(self._address)
+            else:
+                port = self._grpc.add_secure_port(self._address, _credentials(self._tls))
+        except RuntimeError as error:
+            raise OSError(f"can not listen on {self._address}: {error}") from error
+        await self._grpc.start()
+        return port
+
+    async def stop(self, grace: float | None) -> None:
+        """Refuse new calls, and let those under way finish for `grace` seconds.
+
+        Streams take no more requests, and end when those they have taken are answered.
+        """
+        self._streams.stop()
+        if grace is None:
+            await self._grpc.stop(None)
+            return
+        began = asyncio.get_running_loop().time()
+        self._table.hold_refusals()
+        await self._quiet(min(_BACKLOG, grace), _REST, at_rest=True)
+        grace -= asyncio.get_running_loop().time() - began
+        stopping = asyncio.ensure_future(self._grpc.stop(max(0.0, grace)))
+        await asyncio.sleep(0)  # it has told the clients to go elsewhere
+        self._table.release_refusals()
+        await stopping
+
+    async def take_backlog(self, limit: float = _BACKLOG) -> None:
+        """Return when every call that has arrived is under way, or after `limit` seconds.
+
+        The library's core keeps calls until they are taken over, one by one, and ends those that it still has with
+        CANCELLED when the port closes (grpc/grpc issue 41785).
+        """
+        await self._quiet(limit, _QUIET, at_rest=False)
+
+    async def _quiet(self, limit: float, seconds: float, at_rest: bool) -> None:
+        """Return when no call has come for so many seconds and, for `at_rest`, none is being answered, or at the limit.
+
+        A client whose call is being answered will often make another. Time in which the machine did not let this
+        process run does not count: clients beside it may not have run either.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + limit
+        while (began := loop.time()) < end:
+            calls = self._table.calls
+            await asyncio.sleep(seconds)
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            in_time = loop.time() - began <= seconds + _LATE
+            if in_time and calls == self._table.calls and not (at_rest and self._table.answering):
+                return
+
+
+def _credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """gRPC asks for the certificates at each handshake, on a thread of its own. Raises CertificateError."""
+    certificates = Certificates(files)
+    used = certificates.current()
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal used
+        current = certificates.current()
+        if current is used:
+            return None
+        used = current
+        return _configuration(current)
+
+    # What is in use stays in use for None, which the stubs do not know.
+    return grpc.dynamic_ssl_server_credentials(_configuration(used), newer, files.mutual)  # type: ignore[arg-type]
+
+
+def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], identity.root)

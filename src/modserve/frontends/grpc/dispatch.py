@@ -1,0 +1,151 @@
+"""From a call's bytes to its handler and back: memory, compression, restrictions, bounds, and the log of failures."""
+
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
+from modserve.frontends import offload
+from modserve.frontends.errors import to_client_error
+from modserve.frontends.offload import Limits, RequestMemory
+from modserve.protocol import failures
+from modserve.protocol.grpc.long_messages import Tensors
+from modserve.protocol.restricted import Restriction
+from modserve.server import Server
+
+from . import reading
+from .inflating import STARTS, Inflating
+from .rpc import ClientGoneError, Refusal, Rpc, RpcCall
+
+MAX_CALLS = 10_000
+"""Unary calls that are under way at a time. More are refused at once: each holds about 20 KB beside its message."""
+
+
+class NoMessageError(ModserveError):
+    """A call has ended before its message came. The client may have gone, or its message was too long for the core."""
+
+    def __init__(self) -> None:
+        # The status that gRPC's own servers end it with.
+        super().__init__(Code.INTERNAL, "the call ended without a request message; a unary call has exactly one")
+
+
+class Dispatcher:
+    """Serves calls by their row of the table. Never raises, but for cancellation."""
+
+    def __init__(
+        self, server: Server, limits: Limits | None = None, max_calls: int = MAX_CALLS, max_message: int = 0
+    ) -> None:
+        """`max_message`: bytes that a message may have; 0: any number."""
+        self.limits = limits or Limits()
+        self.inflating = Inflating(server.memory, max_message, self.limits)
+        self._server = server
+        self._max_calls = max_calls
+        self.calls = 0
+        """Unary calls under way."""
+        self.refused = 0
+        """Calls that were refused because too many were under way."""
+
+    async def unary(self, rpc: Rpc, call: RpcCall) -> bytes | Refusal:
+        """The response to a call with one request and one response, or how it failed."""
+        memory = self._server.memory
+        message: Message | None = None
+        tensors: Tensors | None = None
+        inflated: RequestMemory | None = None
+        held = 0
+        self.calls += 1
+        try:
+            if rpc.restriction is not None:
+                _check_restriction(rpc.restriction, call)
+            if self.calls > self._max_calls:
+                raise self._too_many()
+            data = await call.read()
+            if data is None:
+                raise NoMessageError
+            size = len(data)
+            memory.take(size)
+            held = size
+            if size and data[0] in STARTS:
+                data, inflated = await self.inflating.inflated(data)
+                size = len(data)
+            request = rpc.method.request
+            if rpc.splits and size > self.limits.split:
+                message, tensors = await reading.split(data, self.limits)
+            elif size > self.limits.message:
+                message = await offload.on_thread(reading.parse, request, data)
+            else:
+                try:
+                    message = request.FromString(data)
+                except DecodeError:
+                    raise reading.unreadable(request, size) from None
+            data = None
+            handler = rpc.handler
+            response = await (handler(message, call, tensors) if rpc.splits else handler(message, call))
+            if isinstance(response, bytes):
+                if len(response) > self.limits.message:
+                    self._count_until_sent(len(response), call)
+                return response
+            if isinstance(response, Message):
+                return response.SerializeToString()
+            return self._refusal(response, message)
+        except ClientGoneError:
+            return self._refusal(NoMessageError(), message)
+        except Exception as error:
+            return self._refusal(to_client_error(error, rpc.method.name), message)
+        finally:
+            self.calls -= 1
+            memory.give_back(held)
+            if inflated is not None:
+                inflated.release()
+
+    async def stream(self, rpc: Rpc, call: RpcCall) -> Refusal | None:
+        """Serve a call whose handler writes its responses itself; how it failed, None for a good end."""
+        try:
+            if rpc.restriction is not None:
+                _check_restriction(rpc.restriction, call)
+            if rpc.method.client_streaming:
+                failure = await rpc.handler(call)
+            else:
+                data = await call.read()
+                if data is None:
+                    raise NoMessageError
+                data, inflated = await self.inflating.inflated(data)
+                if inflated is not None:
+                    inflated.release()  # the requests of such calls are short, or refused
+                failure = await rpc.handler(reading.parse(rpc.method.request, data), call)
+            return None if failure is None else self._refusal(failure, None)
+        except ClientGoneError:
+            return None
+        except Exception as error:
+            return self._refusal(to_client_error(error, rpc.method.name), None)
+
+    def record(self, error: ModserveError, request: Any = None) -> None:
+        """Log a call that fails with `error`; the model, version and id are those that its request names."""
+        model = getattr(request, "model_name", "") or getattr(request, "name", "")
+        version = getattr(request, "model_version", "") or getattr(request, "version", "")
+        status, message = failures.grpc_name(error), failures.public_message(error)
+        self._server.failure_log.record("gRPC", model, version, getattr(request, "id", ""), status, message)
+
+    def _refusal(self, error: ModserveError, request: Message | None) -> Refusal:
+        early = isinstance(error, NoMessageError)
+        if not early:
+            self.record(error, request)
+        status = failures.spelling(error).grpc
+        return Refusal(status, failures.public_message(error), failures.trailers(error), early)
+
+    def _count_until_sent(self, size: int, call: RpcCall) -> None:
+        memory = self._server.memory
+        call.on_end(lambda: memory.give_back(size))
+        memory.force(size)
+
+    def _too_many(self) -> ModserveError:
+        self.refused += 1
+        return OverloadedError(
+            f"too many calls: {self._max_calls} are under way on the gRPC port, and it takes no more at a time. Try "
+            "again later."
+        )
+
+
+def _check_restriction(restriction: Restriction, call: RpcCall) -> None:
+    """Raises UNAVAILABLE, as Triton does, for a call without the header that it needs."""
+    if not restriction.granted(call.metadata):
+        raise unavailable(restriction.refusal)

@@ -1,0 +1,67 @@
+"""gRPC calls as the front end sees them, whatever library or listener they come through."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from modserve.pb.descriptors import Method
+from modserve.protocol.restricted import Restriction
+
+
+class ClientGoneError(Exception):
+    """The client has ended the call, and takes nothing more."""
+
+
+class RpcCall(Protocol):
+    """One call: what a handler needs of it."""
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str | bytes]]: ...
+
+    @property
+    def deadline_ns(self) -> int:
+        """When the client stops waiting, on the monotonic clock; 0 for never."""
+        ...
+
+    async def read(self) -> bytes | None:
+        """The next message, None after the last one. Raises `ClientGoneError`."""
+        ...
+
+    async def write(self, message: bytes) -> None:
+        """Send a message of a stream; returns when the client is ready for more. Raises `ClientGoneError`."""
+        ...
+
+    def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
+        """Metadata that goes out with the status."""
+        ...
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the call is over, however it ends."""
+        ...
+
+
+Handler: TypeAlias = Callable[..., Awaitable[Any]]
+
+
+class Rpc(NamedTuple):
+    """A row of the table of calls.
+
+    The `handler` of a unary call takes its message and the `RpcCall`, and returns a message, or its bytes. That of a
+    stream takes its one message, or none if the client streams, and the `RpcCall`. Both raise the error that the call
+    fails with, or return it.
+    """
+
+    method: Method
+    handler: Handler
+    restriction: Restriction | None = None
+    splits: bool = False
+    """A long message is split, and the handler takes its tensors too."""
+
+
+class Refusal(NamedTuple):
+    """How a call ends that failed. It holds no exception, and so none of the frames that one came through."""
+
+    status: int
+    message: str
+    trailers: tuple[tuple[str, str], ...]
+    early: bool
+    """It ended before its message came; the log has not been told."""

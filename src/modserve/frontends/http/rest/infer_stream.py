@@ -1,0 +1,85 @@
+"""``infer_stream``, which Triton lacks: the request of ``infer``, and any number of v2 responses."""
+
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from modserve.core.errors import ModserveError
+from modserve.core.request import InferenceRequest
+from modserve.core.response import Outcome, bare_end
+from modserve.frontends import offload
+from modserve.frontends.http.context import CallContext
+from modserve.frontends.http.infer import read_long_request
+from modserve.protocol.compression import Inflater
+from modserve.protocol.http import framing as framings
+from modserve.protocol.http import infer_stream as codec
+from modserve.protocol.http.framing import EVENTS, LINES
+from modserve.protocol.http.infer_body import read_request
+from modserve.protocol.http.infer_request import header_length
+
+from .messages import infer_head
+from .schemas import ERRORS
+from .streams import Encode, HttpStream, Streams, respond
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "One message for each response, by Accept; the last one has the parameter triton_final_response",
+        "content": {framing.media_type: {"schema": {"type": "string"}} for framing in (EVENTS, LINES)},
+    },
+    **{status: ERRORS[status] for status in (400, 404, 503)},
+}
+
+
+def router(context: CallContext, streams: Streams, body: dict[str, Any]) -> APIRouter:
+    """The routes; `body` documents the request, which is that of ``infer``."""
+    router = APIRouter()
+
+    async def infer_stream(request: Request, model: str, version: int | None = None) -> Response:
+        """Run one inference; the responses follow as they come, as server-sent events or lines of JSON."""
+        with streams.begin(model, version) as call:
+            call.submit(await _read(call, version, request, context))
+        framing = framings.choose(", ".join(request.headers.getlist("accept")))
+        return await respond(request, call, framing, _encoder(call, context.server_timing), raise_failure=True)
+
+    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:version}"):
+        router.add_api_route(
+            f"{path}/infer_stream",
+            infer_stream,
+            methods=["POST"],
+            response_class=StreamingResponse,
+            responses=_RESPONSES,
+            openapi_extra=body,
+        )
+    return router
+
+
+async def _read(call: HttpStream, version: int | None, request: Request, context: CallContext) -> InferenceRequest:
+    """The request in the body of an HTTP request."""
+    head, limits, config = infer_head(request, context.options), context.limits, call.servable.config
+    body: bytes | Inflater = await request.body()
+    if head.content_encoding is not None:
+        body = offload.inflated(head.content_encoding, await request.body(), context.max_json, limits)
+    length = None if isinstance(body, Inflater) else header_length(head.header_length, len(body))
+    if isinstance(body, Inflater) or offload.is_long_body(body, length, config, limits):
+        read = call, context, version, head, body, call.borrow().take
+        decoded, reply = await offload.on_thread(read_long_request, *read)
+    else:
+        decoded, reply = read_request(
+            config, version, head, body, length, context.max_json, call.now_ns, context.heads, call.lend
+        )
+    call.reply = replace(reply, all_binary=False, binary=frozenset())  # there is only JSON
+    return decoded
+
+
+def _encoder(call: HttpStream, timed: bool) -> Encode:
+    def encode(outcome: Outcome, final: bool) -> bytes:
+        if isinstance(outcome, ModserveError):
+            return codec.encode_error(outcome, call.id, final)
+        response = bare_end(call.servable.id, call.id) if outcome is None else call.render(outcome)
+        if final and timed:
+            response = call.with_cost(response)
+        return codec.encode_response(response, call.reply, final)
+
+    return encode

@@ -1,0 +1,188 @@
+"""Calls whose response is a stream: one request, its outcomes as they come, and an HTTP response made of them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TypeAlias
+
+from fastapi import Request
+from starlette.responses import StreamingResponse
+
+from modserve.core.errors import ModserveError, unavailable
+from modserve.core.response import InferenceResponse, Outcome
+from modserve.frontends import offload
+from modserve.frontends.call import HTTP, StreamCall
+from modserve.frontends.errors import to_client_error
+from modserve.frontends.offload import Limits
+from modserve.protocol import failures
+from modserve.protocol.http.framing import Framing
+from modserve.server import Server
+
+from .disconnect import unless_gone
+
+Encode: TypeAlias = Callable[[Outcome, bool], bytes]
+"""Makes a message of an outcome, and whether it is the last one; empty where there is none. Never raises on errors."""
+
+_HEADERS = {"Cache-Control": "no-cache"}
+
+
+class Message(NamedTuple):
+    """`error` is what the message reports, or why it could not report what it should."""
+
+    data: bytes
+    error: ModserveError | None
+    final: bool
+
+
+class HttpStream(StreamCall):
+    """A call over HTTP with any number of responses, which `next` returns in their order."""
+
+    __slots__ = ("_arrival", "_returned", "_streams", "limits")
+
+    def __init__(self, streams: "Streams", model: str, version: int | None) -> None:
+        super().__init__(streams.server, HTTP, model, version)
+        self.limits = streams.limits
+        self._streams = streams
+        self._arrival = asyncio.Event()
+        self._returned = False
+        streams.open.add(self)
+
+    async def next(self) -> tuple[Outcome, bool]:
+        """The next outcome, and whether it is the last. Waiting for one says that the one before it has been sent."""
+        if self._returned:
+            self.sent_first()
+        self._returned = True
+        while not self.outcomes:
+            self._arrival.clear()
+            await self._arrival.wait()
+        return self.outcomes.popleft()
+
+    def arrived(self) -> None:
+        self._arrival.set()
+
+    def sent_some(self) -> None:
+        """A part of an outcome has been sent."""
+        if self.inflight is not None:
+            self.inflight.sent_some()
+
+    def end(self, error: ModserveError) -> None:
+        """Report `error` in place of all that is still to come."""
+        self.settle(error, True)
+        if self.inflight is not None:
+            self.inflight.cancel()
+
+    def close(self) -> None:
+        self._streams.open.discard(self)
+        super().close()
+
+    def failed(self, error: ModserveError) -> None:
+        """The client gets `error` in the stream."""
+        self.record_failure(error, failures.spelling(error).http)
+
+
+class Streams:
+    """The calls that are open."""
+
+    def __init__(self, server: Server, limits: Limits) -> None:
+        self.server = server
+        self.limits = limits
+        self.open: set[HttpStream] = set()
+
+    @contextmanager
+    def begin(self, model: str, version: int | None) -> Iterator[HttpStream]:
+        """A call whose request is read and submitted in the block, by its model even if that is replaced meanwhile.
+
+        It is closed if that fails.
+        """
+        call = HttpStream(self, model, version)
+        try:
+            call.borrow()
+            call.begin(call.servable, time.monotonic_ns())
+            yield call
+        except BaseException:
+            call.close()
+            raise
+
+    @property
+    def count(self) -> int:
+        return len(self.open)
+
+    def stop(self) -> None:
+        """The server's time is up: what is still open ends with an error."""
+        for call in list(self.open):
+            call.end(unavailable("the server stopped before the request was answered to its end"))
+
+
+async def respond(
+    request: Request, call: HttpStream, framing: Framing, encode: Encode, raise_failure: bool = False
+) -> "StreamedResponse":
+    """The HTTP response to a call that was submitted, once its first message is known.
+
+    `raise_failure`: a failure that is all there is to report is raised instead; the call is closed then.
+    """
+    try:
+        first = await unless_gone(request, _next_message(call, encode))
+        if raise_failure and first.error is not None and first.final:
+            raise first.error
+    except BaseException:
+        call.close()
+        raise
+    return StreamedResponse(call, first, framing, encode)
+
+
+class StreamedResponse(StreamingResponse):
+    """The HTTP response to `call`, from its first message on. It ends early when the client goes away."""
+
+    def __init__(self, call: HttpStream, first: Message, framing: Framing, encode: Encode) -> None:
+        status, headers = 200, _HEADERS
+        if first.error is not None:
+            status, headers = failures.spelling(first.error).http, {**_HEADERS, **failures.headers(first.error)}
+        super().__init__(self._frames(first), status, headers, framing.content_type)
+        self._call = call
+        self._framing = framing
+        self._encode = encode
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            with suppress(ModserveError):  # the client has gone, and reads nothing
+                await unless_gone(Request(scope, receive), self.stream_response(send))
+        finally:
+            self._call.close()
+
+    async def _frames(self, message: Message) -> AsyncIterator[bytes]:
+        call = self._call
+        while True:
+            if message.error is not None:
+                call.failed(message.error)
+            if message.data:
+                call.sending()
+                for part in _parts(self._framing.frame(message.data), call.limits.part):
+                    yield part
+                    call.sent_some()
+                call.sent()
+            if message.final:
+                return
+            message = await _next_message(call, self._encode)
+
+
+def _parts(frame: bytes, size: int) -> Iterator[bytes]:
+    """A long message in parts, so that a slow reader is seen to read."""
+    return (frame[start : start + size] for start in range(0, len(frame), size))
+
+
+async def _next_message(call: HttpStream, encode: Encode) -> Message:
+    """The call's next outcome as its client gets it."""
+    outcome, final = await call.next()
+    error = outcome if isinstance(outcome, ModserveError) else None
+    try:
+        if isinstance(outcome, InferenceResponse) and offload.is_long_response(outcome, call.reply, call.limits):
+            data = await offload.on_thread(encode, outcome, final)
+        else:
+            data = encode(outcome, final)
+    except Exception as failure:
+        error = to_client_error(failure, "a response of a stream")
+        data = encode(error, final)
+    if final:
+        call.release()
+    return Message(data, error, final)

@@ -1,0 +1,188 @@
+"""What work goes to a thread, so that the other connections do not wait for it, and how.
+
+The rule is by the work itself, and it is one for all front ends: the size of a body after it was inflated, the number
+of elements that are made or written one by one, the bytes that are copied. `Limits` has the figures. Each stands for
+about half a millisecond on the event loop.
+"""
+
+import asyncio
+import concurrent.futures
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from modserve.core import dtypes
+from modserve.core.errors import ModserveError, cancelled
+from modserve.core.memory import MemoryBudget, MemoryExhaustedError
+from modserve.core.model_config import ModelConfig
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Buffer, Tensor, count_ahead, digest_ahead, long_texts
+from modserve.protocol import compression
+from modserve.protocol.compression import Inflater
+from modserve.protocol.reply import Reply
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_TEXT_BYTES = 64
+"""Bytes that each element of BYTES takes beside its own once an engine reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may be done on the event loop at once, and how much of it may wait. More goes to a thread, or waits."""
+
+    json: int = 256 * 1024
+    """Bytes of JSON that are decoded, and bytes that a compressed message may become."""
+    compressed: int = 16 * 1024
+    """Bytes that are inflated, or compressed."""
+    texts: int = 256 * 1024
+    """Bytes of a BYTES tensor whose elements are counted, or of any tensor whose digest is computed."""
+    elements: int = 32 * 1024
+    """Elements that are ranked, or read or written one by one."""
+    message: int = 1024 * 1024
+    """Bytes of a protobuf message that are parsed, or copied into one."""
+    split: int = 64 * 1024
+    """Bytes of a ModelInferRequest that protobuf reads as a whole; longer ones are taken apart first."""
+    part: int = 256 * 1024
+    """Bytes of a stream's message that are sent at once: a slow reader is seen to read, one that has stopped is not."""
+    parts: int = 32
+    """Parts of one prediction that wait or run at a time; more would crowd out those of other clients."""
+    outstanding: int = 1024
+    """Requests of a gRPC stream that are read and not settled. Above that none is read, and the client waits."""
+    outstanding_bytes: int = 64 * 1024 * 1024
+    """The same for the sum of their sizes. One request may be larger, and is then the only one."""
+
+
+async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `work` returns or raises. A caller that is cancelled goes on when it has ended.
+
+    So nobody lets go of what the thread still uses.
+    """
+    working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    cancelled: asyncio.CancelledError | None = None
+    while not working.done():
+        try:
+            await asyncio.wait([working])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    try:
+        if cancelled is not None:
+            working.exception()  # looked at, so that nobody warns of it
+            raise cancelled
+        return working.result()
+    finally:  # the traceback of what is raised has this frame, which must not have the exception
+        del working, cancelled
+
+
+# Requests
+
+
+def inflated(encoding: bytes, body: bytes, max_json: int, limits: Limits) -> bytes | Inflater:
+    """The body as it was before its ``Content-Encoding``, if that is quickly known; a thread does the rest.
+
+    Raises as `compression.begin` and `Inflater.read` do.
+    """
+    inflater = compression.begin(body, encoding.decode("latin-1"), max_json)
+    if isinstance(inflater, Inflater) and len(body) <= limits.compressed:
+        whole = inflater.read(limits.json)
+        return inflater if whole is None else whole
+    return inflater
+
+
+def is_long_body(body: Buffer, json_length: int | None, config: ModelConfig, limits: Limits) -> bool:
+    """Whether a thread should read the body of an inference request over HTTP."""
+    size = len(body)
+    if size <= limits.json:
+        return False
+    if config.cached or json_length is None or json_length > limits.json:  # of cached models, all of it is hashed
+        return True
+    # Binary data is only looked at later, but the elements of BYTES are counted.
+    return size - json_length > limits.texts and b'"BYTES"' in bytes(body[:json_length])
+
+
+def has_long_tensors(tensors: Iterable[Tensor], config: ModelConfig, limits: Limits) -> bool:
+    """Whether a thread should call `look_ahead`."""
+    for tensor in tensors:
+        raw = tensor.received
+        if raw is not None and len(raw) > limits.texts and (tensor.datatype is dtypes.BYTES or config.cached):
+            return True
+    return False
+
+
+def look_ahead(tensors: Iterable[Tensor], config: ModelConfig, limits: Limits, reserve: Callable[[int], None]) -> None:
+    """Do what would take long later, on the event loop; and reserve the memory for what an engine makes of BYTES."""
+    texts = long_texts(tensors, limits.texts)
+    if texts:
+        reserve(_TEXT_BYTES * sum(min(abs(math.prod(tensor.shape)), tensor.size // 4) for tensor in texts))
+        count_ahead(texts)
+    if config.cached:
+        digest_ahead(tensors, limits.texts)
+
+
+# Responses
+
+
+def is_long_response(response: InferenceResponse, reply: Reply, limits: Limits, copied: bool = False) -> bool:
+    """Whether a thread should write the response; `copied`: the bytes of all tensors are copied."""
+    elements = size = 0
+    all_binary, classes = reply.all_binary, reply.classes
+    for name, tensor in response.outputs.items():
+        if tensor.datatype is dtypes.BYTES and math.prod(tensor.shape) > limits.elements:
+            return True
+        if (not all_binary or classes) and (name in classes or not (all_binary or name in reply.binary)):
+            elements += math.prod(tensor.shape)
+        if copied:
+            size += tensor.size
+    return elements > limits.elements or size > limits.message
+
+
+class RequestMemory:
+    """What one request holds of the server's memory beside its body, until it is released."""
+
+    __slots__ = ("_budget", "_loop", "_released", "_size")
+
+    def __init__(self, budget: MemoryBudget, loop: asyncio.AbstractEventLoop) -> None:
+        self._budget = budget
+        self._loop = loop
+        self._size = 0
+        self._released = False
+
+    def take(self, size: int) -> None:
+        """Hold `size` more bytes. For other threads than the event loop's, which it waits for.
+
+        Raises `MemoryExhaustedError`, and CANCELLED if nobody wants the response any more.
+        """
+        answer: concurrent.futures.Future[ModserveError | None] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(self._take, size, answer)
+        refusal = answer.result()
+        if refusal is not None:
+            try:
+                raise refusal
+            finally:  # its traceback has this frame
+                del refusal, answer
+
+    def force(self, size: int) -> None:
+        """Hold `size` more bytes, on the event loop's thread: what is there already."""
+        self._budget.force(size)
+        self._size += size
+
+    def release(self) -> None:
+        """Give everything back, on the event loop's thread. Nothing can be taken any more."""
+        self._released = True
+        size, self._size = self._size, 0
+        if size:
+            self._budget.give_back(size)
+
+    def _take(self, size: int, answer: "concurrent.futures.Future[ModserveError | None]") -> None:
+        if self._released:
+            answer.set_result(cancelled())
+            return
+        try:
+            self._budget.take(size)
+        except MemoryExhaustedError as error:
+            answer.set_result(error.with_traceback(None))
+            return
+        self._size += size
+        answer.set_result(None)

@@ -1,0 +1,109 @@
+"""An inference request over HTTP: what its headers say of its body, and the body read by it."""
+
+import math
+from collections.abc import Callable
+
+from modserve.core import dtypes
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.model_config import ModelConfig
+from modserve.core.request import InferenceRequest, label
+from modserve.core.shared_memory import LeaseFactory
+from modserve.core.tensor import Buffer, Tensor, encode_elements
+from modserve.protocol import header_forwarding, reply
+from modserve.protocol.http import deadlines, infer_request
+from modserve.protocol.http.infer_request import JsonHeads
+from modserve.protocol.http.request_head import RequestHead
+from modserve.protocol.reply import Reply
+
+_TENSOR_BYTES = 4
+"""Bytes of tensors that come of a byte of JSON, at most: ``1,`` may be a number of 64 bits."""
+
+
+def read_request(
+    config: ModelConfig,
+    version: int | None,
+    head: RequestHead,
+    body: Buffer,
+    json_length: int | None,
+    max_json: int,
+    now_ns: int,
+    heads: JsonHeads,
+    lend: LeaseFactory,
+    reserve: Callable[[int], None] | None = None,
+) -> tuple[InferenceRequest, Reply]:
+    """The request in a body that arrived at `now_ns`, and how its response is to look.
+
+    `json_length` is that of `infer_request.header_length`. `lend` is called for requests with tensors in shared
+    memory. `reserve`, for bodies that are read on a thread, is called with the bytes of memory that tensors in the
+    JSON may need; what it raises comes out here. Raises INVALID_ARG, and NOT_FOUND for unknown regions.
+    """
+    json_size = len(body) if json_length is None else json_length
+    if json_size > max_json:
+        raise too_much_json(json_size, max_json)
+    if reserve is not None:
+        reserve(_TENSOR_BYTES * json_size)
+    deadline_ns = deadlines.deadline_ns(head.timeouts, now_ns) if head.timeouts else 0
+    if json_length == 0:
+        if len(body) > max_json:
+            raise _too_much_raw(len(body), max_json)
+        request, look = decode_raw(config, version, body, deadline_ns)
+    else:
+        name = config.name
+        request, look = infer_request.decode_request(
+            name, version, body, json_length, deadline_ns, lend, max_json, heads
+        )
+    if head.forwarded:
+        request = header_forwarding.with_headers(request, head.forwarded)
+    return request, look
+
+
+def decode_raw(
+    config: ModelConfig, version: int | None, body: Buffer, deadline_ns: int = 0
+) -> tuple[InferenceRequest, Reply]:
+    """A raw binary request: a header length of 0, and the body is the model's one input, of batch size 1.
+
+    The body's size decides one variable dimension; BYTES must be a single element. Raises INVALID_ARG.
+    """
+    count = len(config.inputs)
+    if count != 1:
+        raise invalid(
+            f"{label('')}Raw request must only have 1 input (found 1) to be deduced but got {count} inputs in "
+            f"'{config.name}' model configuration"
+        )
+    spec = config.inputs[0]
+    if spec.dims.count(-1) > 1:
+        raise invalid(
+            f"{label('')}The shape of the raw input '{spec.name}' can not be deduced because there are more than one "
+            "variable-sized dimension"
+        )
+    dims = spec.dims
+    if spec.datatype is dtypes.BYTES:
+        if dims != (1,):
+            raise invalid(f"{label('')}For BYTE datatype raw input '{spec.name}', the model must have input shape [1]")
+        body = encode_elements([bytes(body)])
+    elif -1 in dims:
+        known = math.prod(size for size in dims if size != -1) * spec.datatype.size
+        dims = tuple(len(body) // known if size == -1 else size for size in dims)
+    shape = (1, *dims) if config.batching else dims
+    inputs = {spec.name: Tensor(spec.datatype, shape, body, None)}
+    return InferenceRequest(config.name, inputs, (), version, deadline_ns=deadline_ns), reply.BINARY
+
+
+def check_json_size(size: int, limit: int) -> None:
+    """Raises INVALID_ARG for more JSON than the server's limit."""
+    if size > limit:
+        raise too_much_json(size, limit)
+
+
+def too_much_json(size: int, limit: int) -> ModserveError:
+    return invalid(
+        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+
+
+def _too_much_raw(size: int, limit: int) -> ModserveError:
+    return invalid(
+        f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of {limit} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )

@@ -1,0 +1,37 @@
+"""How a client wants the response to an inference request, on either wire."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from modserve.core.response import InferenceResponse
+from modserve.core.servable import Servable
+from modserve.core.shared_memory import Place, RegionLease
+from modserve.protocol import classification, shared_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Which outputs are binary data: those in `binary`, or all. Over HTTP the others are JSON.
+
+    `classes` has the outputs of which only the best classes are sent, and how many of them; `places` the outputs that
+    go into shared memory.
+    """
+
+    all_binary: bool = False
+    binary: frozenset[str] = frozenset()
+    classes: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+    def apply(self, response: InferenceResponse, servable: Servable, lease: RegionLease | None) -> InferenceResponse:
+        """The response with its outputs written to shared memory, or replaced by their best classes.
+
+        Raises INVALID_ARG for outputs that do not fit into their place, or that cannot be ranked.
+        """
+        if self.places:
+            assert lease is not None, "there are places of outputs only with a lease: this is a bug"
+            response = shared_memory.moved(response, self.places, lease)
+        return classification.classified(response, self.classes, servable)
+
+
+JSON = Reply()
+BINARY = Reply(all_binary=True)
