@@ -49,7 +49,7 @@ class Instance(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish the jobs at hand and close the engine's instance. Blocks until that is done."""
+        """Finish the jobs at hand and close the engine's instance. Blocks until that is done; once, on any thread."""
         ...
 
 
@@ -79,6 +79,7 @@ class ThreadInstance:
         self.quick = QuickRule() if may_be_quick and not by_request and not data_dependent(engine) else None
         self.job: Job | None = None
         self.gone = False
+        self._closed = False
         self._engine = engine
         self._batch_work = Work(model, name, config, engine)
         self.open = self._batch_work.open
@@ -100,9 +101,11 @@ class ThreadInstance:
         self._jobs.put(None)
 
     def close(self) -> None:
-        self.end()
-        self._thread.join()
-        self._engine.close()
+        if not self._closed:
+            self._closed = True
+            self.end()
+            self._thread.join()
+            self._engine.close()
 
     def _work(self) -> None:
         rule, thread = self.quick, self._thread

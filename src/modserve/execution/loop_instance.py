@@ -75,6 +75,7 @@ class LoopInstance:
         self._thread = threading.get_ident()
         self._starting = False
         self._attached = False
+        self._closed = False
         self._executions: dict[_Execution, None] = {}
         self._waiting: deque[Job] = deque()
         self._posted: deque[Callable[[], None]] = deque()
@@ -98,6 +99,9 @@ class LoopInstance:
         self._end(unavailable(f"instance '{self.name}' was closed before the execution was over"))
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         if threading.get_ident() == self._thread:
             self.end()
         else:

@@ -18,7 +18,7 @@ from modserve.backends.api import (
     Executor,
     InstanceLostError,
 )
-from modserve.core.errors import ModserveError, forget_frames
+from modserve.core.errors import ModserveError, forget_frames, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
 from modserve.core.statistics import ModelStatistics
@@ -305,8 +305,13 @@ class InstancePool:
         self._tell_free()
 
     def _revival_failed(self, number: int, error: ModserveError, wait_ns: int) -> None:
-        _log.error("model '%s': %s; the next attempt is in %g s", self._model.name, error.message, wait_ns / 1e9)
-        self._tell_of_loss(number, error, again=True)
+        name = self._instances[number].name
+        # Whatever went wrong is no fault of those who wait.
+        failure = unavailable(
+            f"model '{self._model.name}', instance '{name}' was lost and cannot be made anew: {error.message}"
+        )
+        _log.error("%s; the next attempt is in %g s", failure.message, wait_ns / 1e9)
+        self._tell_of_loss(number, failure, again=True)
 
     def _set_trouble(self, error: ModserveError | None) -> None:
         self.trouble = error

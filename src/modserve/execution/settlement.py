@@ -24,7 +24,7 @@ from .running import Again, Report, Running, Stamp
 _log = logging.getLogger(__name__)
 
 _AT_ONCE = 64
-"""The responses of a larger batch are given in parts."""
+"""A larger batch gets its responses in parts."""
 _TELL_NS = 1_000_000
 """How long a part may take, so that the event loop is not held for longer."""
 
@@ -82,7 +82,7 @@ class Settlement:
             self._respond(job)
 
     def _settle_running(self, job: Job) -> None:
-        """The execution is over; requests that have had their final answer are, too."""
+        """The execution is over; requests that have had their final response are, too."""
         if job.error is None:
             try:
                 self._statistics.record_execution(job.timing, job.members, int(time.time() * 1e3))
@@ -187,26 +187,26 @@ class Settlement:
         self._on_settled(len(members))
 
     def _tell_some(self) -> None:
-        """Give the outcomes of a very large batch, or as many as do not hold the event loop for long."""
-        waiting, end_ns, told = self._to_tell, time.monotonic_ns() + _TELL_NS, 0
+        """Settle the requests of a very large batch, or as many as do not hold the event loop for long."""
+        waiting, end_ns, count = self._to_tell, time.monotonic_ns() + _TELL_NS, 0
         while waiting and time.monotonic_ns() < end_ns:
             inflight, response = waiting.popleft()
             inflight.settle(response)
-            told += 1
+            count += 1
         if waiting:
             self._loop.call_soon(self._tell_some)
-        self._on_settled(told)
+        self._on_settled(count)
 
     def _count(self, job: Job) -> None:
         statistics, members, now_ns = self._statistics, job.members, time.monotonic_ns()
         statistics.record_execution(job.timing, members, int(time.time() * 1e3))
-        answered = members
+        responded = members
         if any(inflight.settled for inflight in members):
-            answered = [inflight for inflight in members if not inflight.settled]
+            responded = [inflight for inflight in members if not inflight.settled]
             for inflight in members:
                 if inflight.settled:
                     statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
-        statistics.record_successes(answered, job.timing, now_ns)
+        statistics.record_successes(responded, job.timing, now_ns)
 
     def refuse_late(self, late: list[Inflight]) -> None:
         """Those that did not run because it was too late when their batch began."""

@@ -245,7 +245,8 @@ async def test_with_no_instance_left_there_is_trouble_until_one_is_made() -> Non
     bench.failing = invalid("no such device")
     bench.clock.advance(S)
     await until(lambda: len(bench.troubles) == 2)
-    assert bench.stuck == bench.troubles[1:] == ["no such device"]
+    text = "model 'model', instance 'model_0' was lost and cannot be made anew: no such device"
+    assert bench.stuck == bench.troubles[1:] == [text]
     assert bench.lost == [(0, False), (0, True)]
     bench.failing = None
     bench.clock.advance(2 * S)
@@ -255,6 +256,19 @@ async def test_with_no_instance_left_there_is_trouble_until_one_is_made() -> Non
     execution.finish(copied(execution))
     await until(lambda: two.settled)
     assert answer(two) == [[2] * 4]
+    bench.pool.close()
+    assert bench.backend.open_instances == 0
+
+
+async def test_a_lost_instance_is_closed_once() -> None:
+    bench = PoolBench(1)
+    one, dying = bench.start(1)
+    dying.fail(InstanceLostError("killed"))
+    await until(lambda: one.settled)
+    bench.failing = invalid("no such device")
+    bench.clock.advance(S)
+    await until(lambda: bench.stuck)
+    assert bench.backend.open_instances == 0
     bench.pool.close()
     assert bench.backend.open_instances == 0
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,6 +153,33 @@ async def test_a_loaded_model(bench: Bench) -> None:
     assert [group.name for group in message.instance_group] == [group.name for group in model.config.instance_groups]
     assert (bench.backend.open_models, bench.backend.open_instances) == (1, 1)
     assert repr(model) == "Model(model, version 3, 0 outstanding, InstancePool(model, 1 of 1 free))"
+
+
+async def test_what_the_instances_are_told(bench: Bench) -> None:
+    specs: list[InstanceSpec] = []
+
+    class Watching(PuppetBackend):
+        def open(self, source: ModelSource) -> Any:
+            model = super().open(source)
+            make = model.instance
+            model.instance = lambda spec: (specs.append(spec), make(spec))[1]  # type: ignore[method-assign, func-returns-value]
+            return model
+
+    bench.backend = Watching()
+    bench.new_loader()
+    text = CONFIG + 'instance_group [ { count: 2 kind: KIND_CPU } ] parameters { key: "a" value { string_value: "b" } }'
+    await bench.load(bench.write(text))
+    assert [(spec.name, spec.kind, spec.device, spec.index) for spec in specs] == [
+        ("model_0_0", InstanceKind.CPU, 0, 0),
+        ("model_0_1", InstanceKind.CPU, 0, 1),
+    ]
+    said = json.loads(specs[0].config_json)
+    assert said["name"] == "model"
+    assert said["max_batch_size"] == 8
+    assert said["input"][0]["data_type"] == "TYPE_INT32"
+    assert said["parameters"] == {"a": {"string_value": "b"}}
+    assert specs[0].config_json is specs[1].config_json  # made once
+    assert json.loads(bench.backend.sources[-1].config_json)["instance_group"][0]["count"] == 2
 
 
 async def test_what_the_backend_is_told(bench: Bench) -> None:

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from garbage import garbage_left
-from modserve.backends.api import EngineRequest, Executor, InstanceSpec, ModelSource
+from modserve.backends.api import (
+    BatchDone,
+    EngineRequest,
+    Executor,
+    InstanceHandle,
+    InstanceSpec,
+    ModelSource,
+    RequestsDone,
+)
 from modserve.core import dtypes
 from modserve.core.ensemble_config import Ensembling, Step
 from modserve.core.errors import ModserveError, invalid
@@ -115,6 +123,46 @@ class ByRequest(Engine):
                 each.complete()
             else:
                 each.respond(given)
+
+
+class OnLoop(Engine):
+    """The same on the event loop, a turn later."""
+
+    execute = None  # type: ignore[assignment]
+
+    def attach(self, handle: InstanceHandle) -> None:
+        self.loop = handle.loop
+
+    def start(self, inputs: Mapping[str, Array], outputs: tuple[str, ...], done: BatchDone) -> None:
+        def end() -> None:
+            try:
+                outcome: Any = Engine.execute(self, inputs, outputs)
+            except Exception as error:
+                outcome = error
+            done(outcome)
+            del outcome
+
+        self.loop.call_soon(end)
+
+    def detach(self) -> None: ...
+
+
+class OnLoopByRequest(Engine):
+    execute = None  # type: ignore[assignment]
+
+    def attach(self, handle: InstanceHandle) -> None:
+        self.loop = handle.loop
+
+    def start_requests(self, requests: Sequence[EngineRequest], done: RequestsDone) -> None:
+        def end() -> None:
+            for each in requests:
+                each.on_cancel(lambda: None)
+                each.respond({"OUTPUT0": each.inputs["INPUT0"] * 2}, wait=False)
+            done(None)
+
+        self.loop.call_soon(end)
+
+    def detach(self) -> None: ...
 
 
 def model(given: ModelConfig, engine: Any = None) -> Servable:
@@ -268,6 +316,12 @@ R, INVALID, INTERNAL, CANCELLED, LATE = "response", "INVALID_ARG", "INTERNAL", "
         (DECOUPLED, ByRequest(decoupled=True), asks(1, 99), [R, R, R, "end", INVALID]),
         (DECOUPLED, ByRequest(decoupled=True), asks(-1), [INTERNAL]),
         (ITERATIVE, ByRequest(decoupled=True, steps=3), asks(1, 2), [R] * 6 + ["end"] + [R] * 6 + ["end"]),
+        (config(), OnLoop(), asks(1, 2), [R, R]),
+        (config(), OnLoop(), asks(99, -1), [INVALID, INTERNAL]),
+        (DYNAMIC, OnLoop(), asks(1, 99, -1), [R, INVALID, INTERNAL]),
+        (config(), OnLoop(), cancels, [CANCELLED, CANCELLED, R]),
+        (config(), OnLoopByRequest(), asks(1, 2), [R, R]),
+        (config(), OnLoopByRequest(), cancels, [CANCELLED, CANCELLED, R]),
     ],
     ids=lambda value: "",
 )

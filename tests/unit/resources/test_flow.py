@@ -236,3 +236,92 @@ async def test_who_is_given_up_is_told_why(monkeypatch: pytest.MonkeyPatch) -> N
     assert left == [entry]
     entry.cancel()
     assert sink.errors == [error] != [cancelled()]
+
+
+class Later:
+    """Calls back when the test says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self, seconds: float, callback: Callable[[], None]) -> None:
+        self.calls.append((seconds, callback))
+
+
+def test_who_does_not_wait_is_called_when_there_is_room() -> None:
+    called: list[str] = []
+    flow = Flow(never, most=1)
+    flow.on_room(lambda: called.append("at once"))
+    flow.given(0)
+    flow.given(0)
+    assert not flow.room
+    flow.on_room(lambda: called.append("later"))
+    flow.on_room(lambda: called.append("and later"))
+    assert called == ["at once"]
+    flow.sent()
+    assert flow.room
+    assert called == ["at once", "later", "and later"]
+    flow.sent()
+    assert len(called) == 3
+
+
+def test_who_does_not_wait_is_called_when_it_is_over() -> None:
+    called: list[str] = []
+    flow = Flow(never, most=1)
+    flow.given(0)
+    flow.given(0)
+    flow.on_room(lambda: called.append("over"))
+    flow.release()
+    assert called == ["over"]
+
+
+def test_a_callback_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    called: list[str] = []
+    flow = Flow(never, most=1)
+    flow.given(0)
+    flow.given(0)
+    flow.on_room(lambda: [].pop())
+    flow.on_room(lambda: called.append("the other"))
+    flow.sent()
+    assert called == ["the other"]
+    assert "an engine failed when it heard that there is room" in caplog.text
+
+
+def test_a_client_that_takes_nothing_is_given_up_without_anybody_waiting() -> None:
+    later, called, waiting = Later(), list[str](), list[int]()
+    flow = Flow(waiting.append, stalled_s=10, longest_s=300, most=1, later=later)
+    flow.given(0)
+    flow.given(0)
+    flow.on_room(lambda: called.append("room"))
+    [(seconds, look)] = later.calls
+    assert seconds == 10
+    flow.progressed()
+    look()  # something has moved: another 10 s
+    assert waiting == []
+    later.calls[1][1]()
+    assert (waiting, called, flow.slow) == ([2], ["room"], False)
+    assert flow.room
+
+
+def test_a_wait_that_is_over_is_not_looked_at() -> None:
+    later, called = Later(), list[str]()
+    flow = Flow(never, stalled_s=10, most=1, later=later)
+    flow.given(0)
+    flow.given(0)
+    flow.on_room(lambda: called.append("first"))
+    flow.sent()
+    flow.given(0)
+    flow.on_room(lambda: called.append("second"))
+    later.calls[0][1]()
+    assert called == ["first"]
+
+
+def test_a_client_that_takes_too_long_in_all_is_given_up() -> None:
+    later, waiting = Later(), list[int]()
+    flow = Flow(waiting.append, stalled_s=10, longest_s=0, most=1, later=later)
+    flow.given(0)
+    flow.given(0)
+    flow.on_room(lambda: None)
+    flow.progressed()
+    later.calls[0][1]()
+    assert (waiting, flow.slow) == ([2], True)
