@@ -57,7 +57,7 @@ def decode_request(
     which raise UNSUPPORTED without it; the lease is the caller's to release. `tensors` are those of a message that was
     split, and `take` is called with the bytes of memory that are needed next for them; what it raises comes out here.
     """
-    version = parse_requested(message.model_version)
+    version = parse_requested(message.model_version) if message.model_version else None
     if len(message.outputs) > LIMITS.tensors:
         raise limits.too_many_tensors("outputs", len(message.outputs))
     values = _parameters(message.parameters) if message.parameters else {}
