@@ -52,7 +52,7 @@ def read_plain(
     call: Call, message: pb.ModelInferRequest, tensors: Tensors | None, deadline_ns: int, forwarded: Forwarded
 ) -> InferenceRequest | None:
     """What `read_request` returns, if all inputs are raw and in a short message; None for others."""
-    if tensors is not None or not grpc_messages.is_plain(message):
+    if tensors is not None or not 0 < len(message.raw_input_contents) == len(message.inputs):
         return None
     return _finished(call, message, grpc_messages.decode_request(message, deadline_ns, call.lend), forwarded)
 

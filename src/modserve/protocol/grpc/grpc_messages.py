@@ -115,11 +115,6 @@ def encode_response(response: InferenceResponse) -> bytes:
     return b"".join(_response_parts(response, response.parameters))
 
 
-def is_plain(message: pb.ModelInferRequest) -> bool:
-    """Whether all inputs are raw, and in the message."""
-    return 0 < len(message.raw_input_contents) == len(message.inputs)
-
-
 def is_long(
     message: pb.ModelInferRequest, tensors: Tensors | None, cached: bool, most_elements: int, most_texts: int
 ) -> bool:
