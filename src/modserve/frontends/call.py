@@ -21,12 +21,11 @@ from modserve.core.response import InferenceResponse, Outcome, SingleResponseSin
 from modserve.core.servable import Handle, Servable, submit_traced
 from modserve.core.shared_memory import RegionLease
 from modserve.core.tracing import RequestTrace
-from modserve.frontends.offload import RequestMemory, is_long_response
+from modserve.frontends.offload import RequestMemory
 from modserve.protocol import reply
 from modserve.protocol.http import server_timing
 from modserve.protocol.reply import Reply
 from modserve.server import Server
-from modserve.settings import Limits
 
 
 class Wire(NamedTuple):
@@ -133,17 +132,17 @@ class Call(SingleResponseSink):
         if handle is not None:
             handle.release()
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the response may have to be copied to a GPU."""
+        return bool(self.reply.places) and self.server.shared_memory.with_cuda
+
     def render(self, response: InferenceResponse) -> InferenceResponse:
         """The response as the client wants it. Raises INVALID_ARG; may run on a thread."""
         look = self.reply
         if look.places or look.classes:
             return look.apply(response, self.servable, self.lease)
         return response
-
-    def takes_long(self, response: InferenceResponse, limits: Limits) -> bool:
-        """Whether a thread should render the response and copy it into a message."""
-        on_gpu = bool(self.reply.places) and self.server.shared_memory.with_cuda
-        return on_gpu or is_long_response(response, self.reply, limits, copied=True)
 
     @property
     def cost(self) -> str:
@@ -169,6 +168,18 @@ class Call(SingleResponseSink):
         if self.memory is not None:
             self.memory.release()
 
+    def finish(self) -> None:
+        """The response is ready to be sent, or never will be."""
+        inflight = self.inflight
+        if inflight is None:
+            self.give_back_model()
+        elif not inflight.settled:
+            inflight.cancel()
+        if self.lease is not None or self.memory is not None:
+            self.release()
+        if self.trace is not None:
+            self.trace.stamp(self.wire.sending)
+
     def close(self) -> None:
         """The client has all that it gets, or has gone. May be called again."""
         if self.inflight is not None:
@@ -180,28 +191,23 @@ class Call(SingleResponseSink):
 
 
 class FutureCall(Call):
-    """A call whose one response is awaited."""
+    """A call whose one response is awaited: `future` gets it, or the failure.
 
-    __slots__ = ("_future",)
+    A failure is a value: the traceback of one that is raised would hold what holds it.
+    """
+
+    __slots__ = ("future",)
 
     def __init__(self, server: Server, wire: Wire, model: str, version: int | None) -> None:
         super().__init__(server, wire, model, version)
-        self._future: asyncio.Future[InferenceResponse | ModserveError] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[InferenceResponse | ModserveError] = asyncio.get_running_loop().create_future()
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
-        if not self._future.done():
-            self._future.set_result(outcome)
-
-    async def outcome(self) -> InferenceResponse | ModserveError:
-        """The response, or why there is none. Cancelling the caller cancels the request.
-
-        A failure is a value: the traceback of one that is raised would hold what holds it.
-        """
-        try:
-            return await self._future
-        finally:
-            if self.inflight is not None:
-                self.inflight.cancel()  # a decoupled model may want to say more
+        if not self.future.done():
+            self.future.set_result(outcome)
+        inflight = self.inflight
+        if inflight is not None and not inflight.settled:
+            inflight.cancel()  # a decoupled model may want to say more
 
 
 class StreamCall(Call):

@@ -16,7 +16,7 @@ from modserve.core.errors import ModserveError, cancelled
 from modserve.core.memory import MemoryBudget, MemoryExhaustedError
 from modserve.core.model_config import ModelConfig
 from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Buffer, Tensor, count_ahead, digest_ahead, long_texts
+from modserve.core.tensor import Tensor, count_ahead, digest_ahead, long_texts
 from modserve.protocol import compression
 from modserve.protocol.compression import Inflater
 from modserve.protocol.reply import Reply
@@ -63,26 +63,6 @@ def inflated(encoding: bytes, body: bytes, max_json: int, limits: Limits) -> byt
         whole = inflater.read(limits.json)
         return inflater if whole is None else whole
     return inflater
-
-
-def is_long_body(body: Buffer, json_length: int | None, config: ModelConfig, limits: Limits) -> bool:
-    """Whether a thread should read the body of an inference request over HTTP."""
-    size = len(body)
-    if size <= limits.json:
-        return False
-    if config.cached or json_length is None or json_length > limits.json:  # of cached models, all of it is hashed
-        return True
-    # Binary data is only looked at later, but the elements of BYTES are counted.
-    return size - json_length > limits.texts and b'"BYTES"' in bytes(body[:json_length])
-
-
-def has_long_tensors(tensors: Iterable[Tensor], config: ModelConfig, limits: Limits) -> bool:
-    """Whether a thread should call `look_ahead`."""
-    for tensor in tensors:
-        raw = tensor.received
-        if raw is not None and len(raw) > limits.texts and (tensor.datatype is dtypes.BYTES or config.cached):
-            return True
-    return False
 
 
 def look_ahead(tensors: Iterable[Tensor], config: ModelConfig, limits: Limits, reserve: Callable[[int], None]) -> None:

@@ -20,7 +20,6 @@ from modserve.frontends.grpc import service as services
 from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
 from modserve.protocol.failures import STATUS, spelling
-from modserve.protocol.grpc import grpc_messages
 from modserve.server import Server
 from modserve.settings import GrpcSettings, Limits
 
@@ -376,8 +375,8 @@ TEXTS = b"\1\0\0\0a\2\0\0\0bc"
 @pytest.mark.parametrize(
     ("raw", "work"),
     [
-        (None, [grpc_messages.decode_request, offload.look_ahead, services._encoded]),
-        (TEXTS, [offload.look_ahead, services._encoded]),
+        (None, [reading._read_long, services._encoded]),
+        (TEXTS, [reading._read_long, services._encoded]),
     ],
     ids=["typed", "raw"],
 )
@@ -396,7 +395,7 @@ async def test_what_is_wrong_with_many_texts(call: Stub, on_threads: list[Any]) 
         details
         == "[request id: <id_unknown>] expected 3 string elements for inference input 'IN' for model 'echo', got 2"
     )
-    assert on_threads == [offload.look_ahead]
+    assert on_threads == [reading._read_long]
 
 
 async def test_digests_of_long_tensors_are_reckoned_on_a_thread(
@@ -407,7 +406,7 @@ async def test_digests_of_long_tensors_are_reckoned_on_a_thread(
     simple.config = replace(simple.config, cached=True)
     simple.automatic = True
     await call("ModelInfer", asked())
-    assert on_threads == [offload.look_ahead]
+    assert on_threads == [reading._read_long]
     (inflight,) = simple.submitted
     assert all(hasattr(tensor, "_digest") for tensor in inflight.request.inputs.values())
 
@@ -420,7 +419,7 @@ async def test_what_may_be_copied_from_a_gpu_is_read_on_a_thread(
     for given in message.inputs:
         given.parameters["shared_memory_region"].string_param = "nosuch"
         given.parameters["shared_memory_byte_size"].int64_param = 8
-    for with_cuda, work in ((False, []), (True, [grpc_messages.decode_request])):
+    for with_cuda, work in ((False, []), (True, [reading._read_long])):
         server.shared_memory.with_cuda = with_cuda
         code, _ = await call.failure("ModelInfer", message)
         assert code is NOT_FOUND

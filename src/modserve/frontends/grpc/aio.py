@@ -15,7 +15,7 @@ from modserve.settings import GrpcSettings, TlsFiles
 
 from .arguments import channel_arguments
 from .dispatch import Dispatcher, NoMessageError
-from .rpc import ClientGoneError, Rpc
+from .rpc import ClientGoneError, Refusal, Rpc
 from .service import rpc_table
 from .stream import InferStreams
 
@@ -23,6 +23,7 @@ _log = logging.getLogger("grpc._cython.cygrpc")
 """The library's own."""
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+_UNAVAILABLE: int = grpc.StatusCode.UNAVAILABLE.value[0]
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 _QUIET = 0.02
@@ -52,10 +53,11 @@ def _is_news(record: logging.LogRecord) -> bool:
 class AioCall:
     """Implements `rpc.RpcCall` over the library's context of a call."""
 
-    __slots__ = ("_context",)
+    __slots__ = ("_context", "_table")
 
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context: Any, table: "CallTable | None" = None) -> None:
         self._context = context
+        self._table = table
 
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
@@ -82,6 +84,26 @@ class AioCall:
     def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
         self._context.set_trailing_metadata(trailers)
 
+    async def refuse(self, refusal: Refusal) -> bytes:
+        context, table = self._context, self._table
+        held = None if table is None else table.held
+        if held is not None and refusal.status == _UNAVAILABLE:
+            await held.wait()
+        if refusal.trailers:
+            context.set_trailing_metadata(refusal.trailers)
+        ending, early = context.abort(_STATUS_CODES[refusal.status], refusal.message), refusal.early
+        # The library keeps the exception by which it ends the call, and that keeps this frame.
+        del self, context, held, refusal
+        try:
+            await ending
+        except grpc.aio.AbortError:
+            if early and table is not None:  # nobody but us has ended it
+                table.dispatcher.record(NoMessageError())
+            raise
+        except grpc.aio.BaseError:
+            pass  # the client has gone, and takes no status
+        return b""
+
     def on_end(self, callback: Callable[[], None]) -> None:
         self._context.add_done_callback(lambda _: callback())
 
@@ -106,8 +128,8 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     """
 
     def __init__(self, dispatcher: Dispatcher, rpcs: Mapping[str, Rpc]) -> None:
-        self._dispatcher = dispatcher
-        self._held: asyncio.Event | None = None
+        self.dispatcher = dispatcher
+        self.held: asyncio.Event | None = None
         self.calls = 0
         """How many calls have been taken over."""
         self.methods = {
@@ -121,7 +143,7 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     @property
     def answering(self) -> int:
         """Unary calls under way, without those whose refusal is held back."""
-        return self._dispatcher.calls
+        return self.dispatcher.calls
 
     def hold_refusals(self) -> None:
         """Keep back the statuses of calls that are UNAVAILABLE, until `release_refusals`.
@@ -129,41 +151,23 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         Clients that call again as soon as they are answered then come to rest, and the port can close without a call
         that waits to be taken over.
         """
-        self._held = asyncio.Event()
+        self.held = asyncio.Event()
 
     def release_refusals(self) -> None:
-        if self._held is not None:
-            self._held.set()
-            self._held = None
+        if self.held is not None:
+            self.held.set()
+            self.held = None
 
     def _unary(self, rpc: Rpc) -> "grpc.RpcMethodHandler[Any, Any]":
-        dispatcher = self._dispatcher
+        dispatcher = self.dispatcher
 
-        async def handle(messages: object, context: Any) -> bytes:
-            response = await dispatcher.unary(rpc, AioCall(context))
-            if isinstance(response, bytes):
-                return response
-            if self._held is not None and response.status == grpc.StatusCode.UNAVAILABLE.value[0]:
-                await self._held.wait()
-            if response.trailers:
-                context.set_trailing_metadata(response.trailers)
-            ending, early = context.abort(_STATUS_CODES[response.status], response.message), response.early
-            # The library keeps the exception by which it ends the call, and that keeps this frame.
-            del messages, context, response
-            try:
-                await ending
-            except grpc.aio.AbortError:
-                if early:  # nobody but us has ended it
-                    dispatcher.record(NoMessageError())
-                raise
-            except grpc.aio.BaseError:
-                pass  # the client has gone, and takes no status
-            return b""
+        def handle(messages: object, context: Any) -> Awaitable[bytes]:
+            return dispatcher.unary(rpc, AioCall(context, self))
 
         return grpc.stream_unary_rpc_method_handler(_Asynchronous(handle))
 
     def _stream(self, rpc: Rpc) -> "grpc.RpcMethodHandler[Any, Any]":
-        dispatcher = self._dispatcher
+        dispatcher = self.dispatcher
 
         async def handle(messages: object, context: Any) -> None:
             refusal = await dispatcher.stream(rpc, AioCall(context))

@@ -46,12 +46,13 @@ class Dispatcher:
         self.refused = 0
         """Calls that were refused because too many were under way."""
 
-    async def unary(self, rpc: Rpc, call: RpcCall) -> bytes | Refusal:
-        """The response to a call with one request and one response, or how it failed."""
+    async def unary(self, rpc: Rpc, call: RpcCall) -> bytes:
+        """The response to a call with one request and one response. Raises what `call.refuse` raises."""
         memory = self._server.memory
         message: Message | None = None
         tensors: Tensors | None = None
         inflated: RequestMemory | None = None
+        data: bytes | None = None
         held = 0
         self.calls += 1
         try:
@@ -87,16 +88,21 @@ class Dispatcher:
                 return response
             if isinstance(response, Message):
                 return response.SerializeToString()
-            return self._refusal(response, message)
+            refusal = self._refusal(response, message)
+            del response
         except ClientGoneError:
-            return self._refusal(NoMessageError(), message)
+            refusal = self._refusal(NoMessageError(), message)
         except Exception as error:
-            return self._refusal(to_client_error(error, rpc.method.name), message)
+            refusal = self._refusal(to_client_error(error, rpc.method.name), message)
         finally:
             self.calls -= 1
             memory.give_back(held)
             if inflated is not None:
                 inflated.release()
+        refusing = call.refuse(refusal)
+        # What ends the call may keep this frame.
+        del rpc, call, message, tensors, inflated, refusal, data
+        return await refusing
 
     async def stream(self, rpc: Rpc, call: RpcCall) -> Refusal | None:
         """Serve a call whose handler writes its responses itself; how it failed, None for a good end."""

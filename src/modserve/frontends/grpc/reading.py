@@ -48,6 +48,15 @@ def unreadable(request: type[Message], size: int) -> ModserveError:
     return invalid(f"Unable to parse request: {size} bytes are no {request.DESCRIPTOR.full_name}")
 
 
+def read_plain(
+    call: Call, message: pb.ModelInferRequest, tensors: Tensors | None, deadline_ns: int, forwarded: Forwarded
+) -> InferenceRequest | None:
+    """What `read_request` returns, if all inputs are raw and in a short message; None for others."""
+    if tensors is not None or not 0 < len(message.raw_input_contents) == len(message.inputs):
+        return None
+    return _finished(call, message, grpc_messages.decode_request(message, deadline_ns, call.lend), forwarded)
+
+
 async def read_request(
     call: Call,
     message: pb.ModelInferRequest,
@@ -56,22 +65,33 @@ async def read_request(
     forwarded: Forwarded,
     limits: Limits,
 ) -> InferenceRequest:
-    """The request for the model of `call`, on a thread where reading takes long, and how its response is to look.
+    """The request for the model of `call`, on a thread where reading takes long; sets the call's `reply`.
 
     Raises the `ModserveError` that says what is wrong with the message.
     """
-    if tensors is None and 0 < len(message.raw_input_contents) == len(message.inputs):
-        request = grpc_messages.decode_request(message, deadline_ns, call.lend)
+    on_gpu = call.server.shared_memory.with_cuda and any(len(tensor.parameters) for tensor in message.inputs)
+    cached = call.servable.config.cached
+    if on_gpu or grpc_messages.is_long(message, tensors, cached, limits.elements, limits.texts):
+        call.borrow()
+        request = await offload.on_thread(_read_long, call, message, tensors, deadline_ns, limits)
     else:
-        on_gpu = call.server.shared_memory.with_cuda and any(len(tensor.parameters) for tensor in message.inputs)
-        if on_gpu or grpc_messages.count_typed(message, tensors) > limits.elements:
-            read = message, deadline_ns, call.lend, tensors, call.borrow().take
-            request = await offload.on_thread(grpc_messages.decode_request, *read)
-        else:
-            request = grpc_messages.decode_request(message, deadline_ns, call.lend, tensors)
-        config, inputs = call.servable.config, request.inputs.values()
-        if offload.has_long_tensors(inputs, config, limits):
-            await offload.on_thread(offload.look_ahead, inputs, config, limits, call.borrow().take)
+        request = grpc_messages.decode_request(message, deadline_ns, call.lend, tensors)
+    return _finished(call, message, request, forwarded)
+
+
+def _read_long(
+    call: Call, message: pb.ModelInferRequest, tensors: Tensors | None, deadline_ns: int, limits: Limits
+) -> InferenceRequest:
+    """On a thread: the request, with all that would take long later."""
+    reserve = call.borrow().take
+    request = grpc_messages.decode_request(message, deadline_ns, call.lend, tensors, reserve)
+    offload.look_ahead(request.inputs.values(), call.servable.config, limits, reserve)
+    return request
+
+
+def _finished(
+    call: Call, message: pb.ModelInferRequest, request: InferenceRequest, forwarded: Forwarded
+) -> InferenceRequest:
     if forwarded:
         request = header_forwarding.with_headers(request, forwarded)
     call.reply = grpc_messages.read_reply(message, call.lend) if request.outputs else BINARY

@@ -34,6 +34,10 @@ class RpcCall(Protocol):
         """Metadata that goes out with the status."""
         ...
 
+    async def refuse(self, refusal: "Refusal") -> bytes:
+        """End a unary call that failed. What it returns, if it does not raise, is the call's response."""
+        ...
+
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call `callback` when the call is over, however it ends."""
         ...

@@ -11,6 +11,7 @@ from modserve.core.shared_memory import CudaRegion, SystemRegion
 from modserve.core.version import parse_requested
 from modserve.frontends import offload
 from modserve.frontends.call import GRPC, Call, FutureCall
+from modserve.frontends.offload import is_long_response
 from modserve.pb import health as health_pb
 from modserve.pb import inference as pb
 from modserve.pb import reflection as reflection_pb
@@ -20,13 +21,14 @@ from modserve.protocol.failures import DeadlinePassedError
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.long_messages import Tensors
 from modserve.protocol.http import server_timing
+from modserve.protocol.reply import BINARY
 from modserve.protocol.restricted import RPC_CATEGORY
 from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .health import HealthService
 from .inflating import Inflating
-from .reading import read_request
+from .reading import read_plain, read_request
 from .reflection import SERVICES as REFLECTION
 from .reflection import ReflectionService
 from .rpc import Handler, Rpc, RpcCall
@@ -131,7 +133,7 @@ class InferenceService:
     ) -> bytes | ModserveError:
         """A failure of the execution is returned, not raised: its traceback would hold what holds it."""
         now_ns, deadline_ns, server = time.monotonic_ns(), rpc.deadline_ns, self._server
-        version = parse_requested(message.model_version)
+        version = parse_requested(message.model_version) if message.model_version else None
         call = FutureCall(server, GRPC, message.model_name, version)
         call.begin(server.model(message.model_name, version), now_ns)
         if call.trace is not None:
@@ -139,24 +141,23 @@ class InferenceService:
         pattern = self._header_pattern
         forwarded = () if pattern is None else header_forwarding.from_metadata(pattern, rpc.metadata)
         try:
-            call.submit(await read_request(call, message, tensors, deadline_ns, forwarded, self._limits))
-            outcome = await call.outcome()
+            read = call, message, tensors, deadline_ns, forwarded
+            call.submit(read_plain(*read) or await read_request(*read, self._limits))
+            outcome = await call.future
             if isinstance(outcome, ModserveError):
                 late = deadline_ns and outcome.code is Code.UNAVAILABLE and time.monotonic_ns() >= deadline_ns
                 return DeadlinePassedError() if late else outcome
             if self._server_timing and (cost := call.cost):
                 rpc.set_trailers(((server_timing.HEADER, cost),))
-            if call.takes_long(outcome, self._limits):
+            if is_long_response(outcome, call.reply, self._limits, True) or call.on_gpu:
                 return await offload.on_thread(_encoded, call, outcome)
             return _encoded(call, outcome)
         finally:
-            call.give_back_model()
-            call.release()
-            call.sending()
+            call.finish()
 
 
 def _encoded(call: Call, response: InferenceResponse) -> bytes:
-    return grpc_messages.encode_response(call.render(response))
+    return grpc_messages.encode_response(response if call.reply is BINARY else call.render(response))
 
 
 def _sent(call: Call) -> None:

@@ -20,14 +20,14 @@ from modserve.core.version import parse_requested
 from modserve.frontends import offload
 from modserve.frontends.call import GRPC, StreamCall
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import RequestMemory
+from modserve.frontends.offload import RequestMemory, is_long_response
 from modserve.protocol import failures, header_forwarding
 from modserve.protocol.grpc import grpc_messages
 from modserve.server import Server
 from modserve.settings import GrpcSettings
 
 from .inflating import STARTS, Inflating
-from .reading import parse_infer, read_request
+from .reading import parse_infer, read_plain, read_request
 from .rpc import ClientGoneError, RpcCall
 
 _HARD_ERRORS = ("triton_grpc_error", "true")
@@ -97,10 +97,11 @@ class _Call(StreamCall):
             data, self.inflated = await stream.inflating.inflated(data)
         message, tensors = await parse_infer(data, stream.limits)
         self.id, self.model = message.id, message.model_name
-        self.version = parse_requested(message.model_version)
+        self.version = parse_requested(message.model_version) if message.model_version else None
         self.begin(server.model(self.model, self.version), now_ns)
         # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
-        request = await read_request(self, message, tensors, stream.deadline_ns, stream.forwarded, stream.limits)
+        read = self, message, tensors, stream.deadline_ns, stream.forwarded
+        request = read_plain(*read) or await read_request(*read, stream.limits)
         if message.parameters:
             self.empty_final = grpc_messages.wants_empty_final(message)
         # Set before, since a model may respond while the request is handed to it.
@@ -266,7 +267,7 @@ class _Stream:
             error = outcome
         else:
             try:
-                if outcome is not None and call.takes_long(outcome, self.limits):
+                if outcome is not None and (call.on_gpu or is_long_response(outcome, call.reply, self.limits, True)):
                     data = await offload.on_thread(call.message, outcome, final)
                 else:
                     data = call.message(outcome, final)

@@ -12,11 +12,11 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Buffer
 from modserve.frontends.call import HTTP, Call
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import inflated, is_long_body, is_long_response, look_ahead
+from modserve.frontends.offload import inflated, is_long_response, look_ahead
 from modserve.protocol import compression, failures
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import infer_response
-from modserve.protocol.http.infer_body import read_request
+from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import header_length
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
@@ -47,7 +47,7 @@ class InferCall(Call):
     def start(self, model: str, version: int | None, head: RequestHead, body: Buffer, received_ns: int = 0) -> None:
         """Serve the request, which began to come in at `received_ns` if that is known. Never raises."""
         now_ns = time.monotonic_ns()
-        context = self._context
+        context, limits = self._context, self._context.limits
         self.model = model
         self.version = version
         self._encoding = head.response_encoding
@@ -55,13 +55,13 @@ class InferCall(Call):
             servable = self.server.model(model, version)
             self.begin(servable, now_ns, received_ns)
             if head.content_encoding is not None:
-                inflater = inflated(head.content_encoding, bytes(body), context.max_json, context.limits)
+                inflater = inflated(head.content_encoding, bytes(body), context.max_json, limits)
                 if isinstance(inflater, Inflater):
                     self._read_on_thread(version, head, inflater)
                     return
                 body = inflater
             length = None if head.header_length is None else header_length(head.header_length, len(body))
-            if len(body) > context.limits.json and is_long_body(body, length, servable.config, context.limits):
+            if len(body) > limits.json and is_long(servable.config, body, length, limits.json, limits.texts):
                 self._read_on_thread(version, head, body)
                 return
             request, self.reply = read_request(

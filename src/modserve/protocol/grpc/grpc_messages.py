@@ -57,12 +57,12 @@ def decode_request(
     which raise UNSUPPORTED without it; the lease is the caller's to release. `tensors` are those of a message that was
     split, and `take` is called with the bytes of memory that are needed next for them; what it raises comes out here.
     """
-    version = parse_requested(message.model_version)
     if len(message.outputs) > LIMITS.tensors:
         raise limits.too_many_tensors("outputs", len(message.outputs))
     values = _parameters(message.parameters) if message.parameters else {}
     inputs = _inputs(message, lend, tensors, take)
     outputs = tuple(output.name for output in message.outputs) if message.outputs else ()
+    version = parse_requested(message.model_version) if message.model_version else None
     limit_ns = timeout_ns(values) if values else 0
     return InferenceRequest(message.model_name, inputs, outputs, version, message.id, values, deadline_ns, limit_ns)
 
@@ -115,14 +115,25 @@ def encode_response(response: InferenceResponse) -> bytes:
     return b"".join(_response_parts(response, response.parameters))
 
 
-def count_typed(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> int:
-    """How many elements are not raw; of a message that was split, their bytes."""
+def is_long(
+    message: pb.ModelInferRequest, tensors: Tensors | None, cached: bool, most_elements: int, most_texts: int
+) -> bool:
+    """Whether reading the request takes long: more elements that are not raw than `most_elements` (of a message that
+    was split, more bytes of them), or a raw tensor of more bytes than `most_texts` where BYTES are counted.
+
+    Other raw tensors are not read; but those of a `cached` model are hashed.
+    """
+    raws: Sequence[Buffer] = message.raw_input_contents if tensors is None else tensors.raws
+    if any(len(raw) > most_texts for raw in raws):
+        return cached or any(tensor.datatype == "BYTES" for tensor in message.inputs)
     if tensors is not None:
-        return tensors.typed_bytes
-    if message.raw_input_contents:
-        return 0
+        return tensors.typed_bytes > most_elements or any(
+            contents is not None and len(contents) > most_texts for contents in tensors.contents
+        )
+    if raws:
+        return False
     contents = (values for tensor in message.inputs for _, values in tensor.contents.ListFields())
-    return sum(map(len, contents))
+    return sum(map(len, contents)) > most_elements
 
 
 def encode_stream_response(response: InferenceResponse, final: bool) -> bytes:

@@ -19,6 +19,19 @@ _TENSOR_BYTES = 4
 """Bytes of tensors that come of a byte of JSON, at most: ``1,`` may be a number of 64 bits."""
 
 
+def is_long(config: ModelConfig, body: Buffer, json_length: int | None, most_json: int, most_texts: int) -> bool:
+    """Whether reading a body takes long: more JSON than `most_json`, or more bytes of BYTES than `most_texts`.
+
+    Other binary data is not read; but of cached models, all of it is hashed.
+    """
+    size = len(body)
+    if size <= most_json:
+        return False
+    if config.cached or json_length is None or json_length > most_json:
+        return True
+    return size - json_length > most_texts and b'"BYTES"' in bytes(body[:json_length])
+
+
 def read_request(
     config: ModelConfig,
     version: int | None,
@@ -43,15 +56,15 @@ def read_request(
     if reserve is not None:
         reserve(_TENSOR_BYTES * json_size)
     deadline_ns = deadlines.deadline_ns(head.timeouts, now_ns) if head.timeouts else 0
-    if json_length == 0:
-        if len(body) > max_json:
-            raise _too_much_raw(len(body), max_json)
-        request, look = decode_raw(config, version, body, deadline_ns)
-    else:
+    if json_length == 0 and len(body) > max_json:
+        raise _too_much_raw(len(body), max_json)
+    if json_length != 0:
         name = config.name
         request, look = infer_request.decode_request(
             name, version, body, json_length, deadline_ns, lend, max_json, heads
         )
+    else:
+        request, look = decode_raw(config, version, body, deadline_ns)
     if head.forwarded:
         request = header_forwarding.with_headers(request, head.forwarded)
     return request, look

@@ -107,16 +107,17 @@ def decode_request(
     requests with tensors in shared memory, which raise UNSUPPORTED without it; the lease is the caller's to release,
     whatever is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have.
     """
+    binary: memoryview | None = None
     if json_length is None:
         header = _read_header(bytes(body), max_json_tensor)
-        inputs = _bind(header, None, model_name)
     else:
         text = bytes(body[:json_length])
         known = None if heads is None else heads.known.get(text)
         header = _read_header(text, max_json_tensor) if known is None else known
-        inputs = _bind(header, memoryview(body)[json_length:], model_name)
         if known is None and heads is not None:
             heads.remember(text, header)
+        binary = memoryview(body)[json_length:]
+    inputs = _bind(header, binary, model_name)
     values = header.parameters
     limit_ns = timeout_ns(values) if values else 0
     request = InferenceRequest(model_name, inputs, header.outputs, version, header.id, values, deadline_ns, limit_ns)

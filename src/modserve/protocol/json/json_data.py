@@ -44,14 +44,10 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
     flat, numbers = _flat(data, datatype)
     if len(flat) != expected:
         raise _wrong_count(name, len(flat), expected)
-    if datatype is dtypes.BYTES:
-        raw = encode_elements(_encoded(name, flat))
-        if len(raw) > max_bytes:
-            raise _too_large(name, len(raw), max_bytes)
-        return Tensor.from_raw(datatype, shape, raw)
-    if numbers is None:
-        numbers = _numbers(name, datatype, flat)
-    return _shaped(datatype, shape, numbers)
+    if datatype is not dtypes.BYTES:
+        return _shaped(datatype, shape, _numbers(name, datatype, flat) if numbers is None else numbers)
+    texts, _ = _texts(name, flat, 0, max_bytes)
+    return Tensor.from_raw(datatype, shape, texts)
 
 
 def _flat(data: list[object], datatype: Datatype) -> tuple[list[object], Array | None]:
@@ -79,10 +75,7 @@ def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, m
         if count > expected:  # how many they are is all that is still of interest
             continue
         if datatype is dtypes.BYTES:
-            raw = encode_elements(_encoded(name, flat))
-            size += len(raw)
-            if size > max_bytes:
-                raise _too_large(name, size, max_bytes)
+            raw, size = _texts(name, flat, size, max_bytes)
             texts.append(raw)
         else:
             numbers = _numbers(name, datatype, flat, before) if numbers is None else numbers
@@ -93,6 +86,15 @@ def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, m
     if datatype is dtypes.BYTES:
         return Tensor.from_raw(datatype, shape, b"".join(texts))
     return _shaped(datatype, shape, array)
+
+
+def _texts(name: str, flat: list[object], size: int, max_bytes: int) -> tuple[bytes, int]:
+    """The raw form of texts, of which `size` bytes came before, and the size of all. Raises INVALID_ARG."""
+    elements = list(_encoded(name, flat))
+    size += 4 * len(elements) + sum(map(len, elements))
+    if size > max_bytes:
+        raise _too_large(name, size, max_bytes)
+    return encode_elements(elements), size
 
 
 def _wrong_count(name: str, count: int, expected: int, of_what: str = "elements") -> ModserveError:

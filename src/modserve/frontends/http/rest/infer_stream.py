@@ -16,7 +16,7 @@ from modserve.protocol.compression import Inflater
 from modserve.protocol.http import framing as framings
 from modserve.protocol.http import infer_stream as codec
 from modserve.protocol.http.framing import EVENTS, LINES
-from modserve.protocol.http.infer_body import read_request
+from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import header_length
 
 from .messages import infer_head
@@ -62,7 +62,7 @@ async def _read(call: HttpStream, version: int | None, request: Request, context
     if head.content_encoding is not None:
         body = offload.inflated(head.content_encoding, await request.body(), context.max_json, limits)
     length = None if isinstance(body, Inflater) else header_length(head.header_length, len(body))
-    if isinstance(body, Inflater) or offload.is_long_body(body, length, config, limits):
+    if isinstance(body, Inflater) or is_long(config, body, length, limits.json, limits.texts):
         read = call, context, version, head, body, call.borrow().take
         decoded, reply = await offload.on_thread(read_long_request, *read)
     else:

@@ -123,7 +123,7 @@ class _Run:
         call.begin(self._servable, self._now_ns)
         try:
             call.submit(header_forwarding.with_headers(request, self._forwarded))
-            outcome = await call.outcome()
+            outcome = await call.future
             self.cost = call.cost
         finally:
             call.sending()  # how long that takes is not seen from here
