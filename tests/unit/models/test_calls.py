@@ -275,9 +275,7 @@ async def test_cancelling_a_call(bench: Bench) -> None:
     future = bench.caller.models.infer(asking("slow"))
     execution = await bench.execution()
     future.cancel()
-    await asyncio.sleep(0)
-    execution.finish({"OUTPUT": ONES})
-    outcomes: list[Outcome] = []
+    outcomes: list[Outcome] = []  # of a call that waits for the instance
     call = bench.caller.models.submit(asking("slow"), lambda outcome, final: outcomes.append(outcome))
     threading.Thread(target=call.cancel).start()
     async with asyncio.timeout(30):
@@ -285,6 +283,7 @@ async def test_cancelling_a_call(bench: Bench) -> None:
             await asyncio.sleep(0)
     assert isinstance(outcomes[0], ModserveError)
     assert outcomes[0].code is Code.CANCELLED
+    execution.finish({"OUTPUT": ONES})
     call.cancel()
     call.taken()
 
