@@ -24,7 +24,7 @@ class Inflight:
 
     `inputs` have the model's shapes (batch dimension kept, reshapes applied). `batch_size` is 0 for models without a
     batch dimension. `length` is that of its paddable dimension, or the number of ragged elements of one item; 0 for
-    models without either. `deadline_ns` is when its client stops waiting for the answer, `queue_limit_ns` when it has
+    models without either. `deadline_ns` is when its client stops waiting, `queue_limit_ns` when it has
     waited too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
     its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
     server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
@@ -87,9 +87,9 @@ class Inflight:
         """Set by `servable.submit_traced`, None once the request is settled."""
         self.states: SequenceStates | None = None
         self.ordered = False
-        """Its answers wait for those of the requests before it."""
+        """Its responses wait for those of the requests before it."""
         self.flow: Flow | None = None
-        """Of those who send many responses on, see `pace`."""
+        """Flow control for calls with many responses, see `pace`; None for the others."""
         self.cancelled = False
         self.settled = False
         self.on_cancel: Callable[[Inflight], None] | None = None
@@ -102,21 +102,21 @@ class Inflight:
     def pace(self, memory: MemoryBudget) -> None:
         """Keep the engine from running ahead of a slow client: call `sent` for each response that the sink has sent on.
 
-        It runs ahead by less while the server's `memory` is used up. A client that takes nothing for long is given up:
-        its request fails. Nothing is kept back of a model that preserves the order of its responses, since those of
-        this request may wait for another's. On the event loop's thread.
+        It may run ahead by less while the server's `memory` is used up. The request of a client that reads nothing for
+        long fails. Models that preserve the order of responses are not held up, since the responses of this request
+        may wait for those of another. On the event loop's thread.
         """
         if not self.ordered:
             loop = asyncio.get_running_loop()
             self.flow = Flow(lambda waiting: loop.call_soon_threadsafe(self._give_up, waiting), memory=memory)
 
     def sent(self) -> None:
-        """Of the answers given to the sink, one has left."""
+        """One of the outcomes that the sink has received has left."""
         if self.flow is not None:
             self.flow.sent()
 
     def sent_some(self) -> None:
-        """Of an answer given to the sink, a part has left."""
+        """A part of an outcome that the sink has received has left."""
         if self.flow is not None:
             self.flow.progressed()
 

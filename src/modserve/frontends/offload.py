@@ -44,7 +44,7 @@ class Limits:
     message: int = 1024 * 1024
     """Bytes of a protobuf message that are parsed, or copied into one."""
     split: int = 64 * 1024
-    """Bytes of a ModelInferRequest that protobuf reads as a whole; longer ones are taken apart first."""
+    """Bytes of a ModelInferRequest that protobuf reads as a whole; longer ones are split first."""
     part: int = 256 * 1024
     """Bytes of a stream's message that are sent at once: a slow reader is seen to read, one that has stopped is not."""
     parts: int = 32
@@ -134,14 +134,14 @@ class RequestMemory:
 
         Raises `MemoryExhaustedError`, and CANCELLED if nobody wants the response any more.
         """
-        answer: concurrent.futures.Future[ModserveError | None] = concurrent.futures.Future()
-        self._loop.call_soon_threadsafe(self._take, size, answer)
-        refusal = answer.result()
+        outcome: concurrent.futures.Future[ModserveError | None] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(self._take, size, outcome)
+        refusal = outcome.result()
         if refusal is not None:
             try:
                 raise refusal
             finally:  # its traceback has this frame
-                del refusal, answer
+                del refusal, outcome
 
     def force(self, size: int) -> None:
         """Hold `size` more bytes, on the event loop's thread: what is there already."""
@@ -149,20 +149,20 @@ class RequestMemory:
         self._size += size
 
     def release(self) -> None:
-        """Give everything back, on the event loop's thread. Nothing can be taken any more."""
+        """Give everything back, on the event loop's thread. Later calls of `take` fail."""
         self._released = True
         size, self._size = self._size, 0
         if size:
             self._budget.give_back(size)
 
-    def _take(self, size: int, answer: "concurrent.futures.Future[ModserveError | None]") -> None:
+    def _take(self, size: int, outcome: "concurrent.futures.Future[ModserveError | None]") -> None:
         if self._released:
-            answer.set_result(cancelled())
+            outcome.set_result(cancelled())
             return
         try:
             self._budget.take(size)
         except MemoryExhaustedError as error:
-            answer.set_result(error.with_traceback(None))
+            outcome.set_result(error.with_traceback(None))
             return
         self._size += size
-        answer.set_result(None)
+        outcome.set_result(None)

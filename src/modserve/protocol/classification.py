@@ -24,7 +24,7 @@ _RANKED = frozenset({kind for kind in dtypes.ALL if kind.json_kind in _SPELL} - 
 def classified(response: InferenceResponse, counts: Mapping[str, int], servable: Servable) -> InferenceResponse:
     """The response with the outputs that `counts` names replaced by their best classes, at most that many.
 
-    Raises INVALID_ARG for an output that can not be ranked.
+    Raises INVALID_ARG for an output that cannot be ranked.
     """
     if not counts:
         return response

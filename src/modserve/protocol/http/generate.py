@@ -54,7 +54,7 @@ def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int
 
 
 def encode(response: InferenceResponse) -> bytes:
-    """The object of a response: its parameters and outputs by name. Raises INVALID_ARG for what JSON can not carry.
+    """The object of a response: its parameters and outputs by name. Raises INVALID_ARG for what JSON cannot carry.
 
     An output of one element is a scalar, all others flat lists. Keys are in Triton's order, the alphabet's.
     """

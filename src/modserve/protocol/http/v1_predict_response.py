@@ -28,7 +28,7 @@ _AT_A_TIME = 32 * 1024
 def encode(parts: Sequence[Mapping[str, Tensor]], rows: bool) -> bytes:
     """The body of an answer, out of the outputs of each of the `batches`.
 
-    Raises INVALID_ARG for what JSON can not carry, and for outputs that can not be told apart by rows.
+    Raises INVALID_ARG for what JSON cannot carry, and for outputs that cannot be split by rows.
     """
     columns = {name: _column(name, [part[name] for part in parts]) for name in parts[0]}
     if rows:

@@ -115,7 +115,7 @@ def _shaped(datatype: Datatype, shape: Shape, numbers: Array) -> Tensor:
 def from_tensor(name: str, tensor: Tensor) -> bytes:
     """The flat JSON array of a tensor's elements; NaN and infinities are bare literals, as Triton writes them.
 
-    Raises INVALID_ARG for BYTES that are no UTF-8 text, which JSON can not carry.
+    Raises INVALID_ARG for BYTES that are no UTF-8 text, which JSON cannot carry.
     """
     flat = tensor.array.reshape(-1)
     datatype = tensor.datatype
