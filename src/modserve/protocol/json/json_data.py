@@ -290,5 +290,5 @@ def _wrong_element(datatype: Datatype) -> JsonTypeError:
     if datatype.json_kind == "int":
         kind = "unsigned-integer" if datatype.numpy.kind == "u" else "signed-integer"
         return JsonTypeError(kind, kind)
-    wanted = {"bool": "boolean", "float": "double", "string": "string"}[datatype.json_kind]
-    return JsonTypeError("number" if wanted == "double" else wanted, wanted)
+    expected_type = {"bool": "boolean", "float": "double", "string": "string"}[datatype.json_kind]
+    return JsonTypeError("number" if expected_type == "double" else expected_type, expected_type)

@@ -29,7 +29,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 
 from . import docs, generate, infer_stream, methods, v1
-from .messages import infer_head, json_response, read_body
+from .messages import add_model_route, infer_head, json_response, read_body
 from .restricted import RestrictedApp
 from .schemas import (
     ERRORS,
@@ -195,9 +195,7 @@ def _models(server: Server) -> APIRouter:
         ("/stats", model_statistics, None),
         ("/batches", model_batches, None),
     ):
-        responses = responses_of(body, 400, 404, 503)
-        router.add_api_route("/v2/models/{model}" + suffix, handler, responses=responses)
-        router.add_api_route("/v2/models/{model}/versions/{version:version}" + suffix, handler, responses=responses)
+        add_model_route(router, suffix, handler, responses=responses_of(body, 400, 404, 503))
     return router
 
 
@@ -294,8 +292,7 @@ def _inference(context: HttpContext) -> APIRouter:
         return Response(content, headers=headers, media_type="application/octet-stream")
 
     responses = responses_of(InferenceResponseBody, 400, 404, 503)
-    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version:version}/infer"):
-        router.add_api_route(path, infer, methods=["POST"], responses=responses, openapi_extra=INFER_BODY)
+    add_model_route(router, "/infer", infer, methods=["POST"], responses=responses, openapi_extra=INFER_BODY)
     return router
 
 

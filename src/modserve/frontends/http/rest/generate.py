@@ -19,7 +19,7 @@ from modserve.protocol.http.framing import EVENTS
 from modserve.protocol.json.json_text import MIME_JSON
 
 from .disconnect import unless_disconnected
-from .messages import deadline_ns, forwarded_headers, read_body
+from .messages import add_model_route, deadline_ns, forwarded_headers, read_body
 from .schemas import ERRORS, Described, responses_of
 from .streams import HttpStream, Streams, respond
 
@@ -81,18 +81,11 @@ def router(context: HttpContext, streams: Streams) -> APIRouter:
         return await respond(request, call, EVENTS, _encode)
 
     for suffix, handler, kind, responses in (
-        ("generate", generate, JSONResponse, responses_of(GenerateResponseBody, 400, 404, 503)),
-        ("generate_stream", generate_stream, StreamingResponse, _STREAM),
+        ("/generate", generate, JSONResponse, responses_of(GenerateResponseBody, 400, 404, 503)),
+        ("/generate_stream", generate_stream, StreamingResponse, _STREAM),
     ):
-        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:version}"):
-            router.add_api_route(
-                f"{model}/{suffix}",
-                handler,
-                methods=["POST"],
-                response_class=kind,
-                responses=responses,
-                openapi_extra=_BODY,
-            )
+        options = {"response_class": kind, "responses": responses, "openapi_extra": _BODY}
+        add_model_route(router, suffix, handler, methods=["POST"], **options)
     return router
 
 
