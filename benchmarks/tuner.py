@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from modserve import InferenceServer, Settings
-from modserve.backends.api import ModelSource, Placement
-from modserve.core.model_config import ModelConfig, ModelDescription
+from modserve.backends.api import InstanceSpec, ModelSource
+from modserve.core.model_config import ModelDescription
 from modserve.core.tensor import Array
 from overhead import put_into_report
 
@@ -66,7 +66,7 @@ class Device:
     def describe(self) -> ModelDescription | None:
         return None
 
-    def instance(self, config: ModelConfig, placement: Placement) -> "Device":
+    def instance(self, spec: InstanceSpec) -> "Device":
         return self
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:

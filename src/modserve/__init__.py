@@ -8,10 +8,16 @@ from .__about__ import __version__
 if TYPE_CHECKING:
     from .app import InferenceServer, Ports, serve
     from .backends.api import (
+        AsyncInstance,
+        AsyncRequestInstance,
         Backend,
         BackendInstance,
         BackendModel,
         EngineRequest,
+        InstanceHandle,
+        InstanceLostError,
+        InstanceSpec,
+        ModelCaller,
         ModelSource,
         Placement,
         RequestInstance,
@@ -19,11 +25,14 @@ if TYPE_CHECKING:
     from .core.dtypes import Datatype
     from .core.errors import Code, ModserveError
     from .core.model_config import DescribedTensor, ModelConfig, ModelDescription
+    from .core.request import InferenceRequest
     from .core.response import InferenceResponse
     from .core.tensor import Tensor
     from .settings import Settings
 
 __all__ = [
+    "AsyncInstance",
+    "AsyncRequestInstance",
     "Backend",
     "BackendInstance",
     "BackendModel",
@@ -31,8 +40,13 @@ __all__ = [
     "Datatype",
     "DescribedTensor",
     "EngineRequest",
+    "InferenceRequest",
     "InferenceResponse",
     "InferenceServer",
+    "InstanceHandle",
+    "InstanceLostError",
+    "InstanceSpec",
+    "ModelCaller",
     "ModelConfig",
     "ModelDescription",
     "ModelSource",
@@ -49,10 +63,16 @@ __all__ = [
 _HOMES = {
     "app": ("InferenceServer", "Ports", "serve"),
     "backends.api": (
+        "AsyncInstance",
+        "AsyncRequestInstance",
         "Backend",
         "BackendInstance",
         "BackendModel",
         "EngineRequest",
+        "InstanceHandle",
+        "InstanceLostError",
+        "InstanceSpec",
+        "ModelCaller",
         "ModelSource",
         "Placement",
         "RequestInstance",
@@ -60,6 +80,7 @@ _HOMES = {
     "core.dtypes": ("Datatype",),
     "core.errors": ("Code", "ModserveError"),
     "core.model_config": ("DescribedTensor", "ModelConfig", "ModelDescription"),
+    "core.request": ("InferenceRequest",),
     "core.response": ("InferenceResponse",),
     "core.tensor": ("Tensor",),
     "settings": ("Settings",),

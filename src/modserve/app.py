@@ -3,34 +3,25 @@
 import asyncio
 import contextlib
 import errno
-import functools
 import logging
-import operator
-import re
 import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
-
-from modserve.protocol.restricted import grpc_restrictions, http_restrictions
 
 from .backends.api import Backend
 from .backends.registry import BackendRegistry
 from .core.errors import ModserveError
 from .core.memory import MemoryBudget
 from .core.servable import Servable
-from .core.trace_settings import TraceLevel, TraceSettings
 from .execution.placement import available_cores
-from .frontends.certificates import CertificateError, TlsFiles
+from .frontends.certificates import CertificateError
 from .frontends.grpc.aio import GrpcListener
-from .frontends.grpc.options import Connections, GrpcOptions
-from .frontends.http.listener import HttpListener
-from .frontends.http.options import HttpOptions
+from .frontends.http.wire.listener import HttpListener
 from .frontends.metrics import MetricsListener
 from .models.advice import absent_backends
 from .models.loader import Loader, LoaderOptions
@@ -39,14 +30,16 @@ from .observability.logging import Logs
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
 from .repository.control import ControlMode, ControlOptions
+from .repository.local import local_repositories
 from .repository.manager import ModelManager
+from .repository.table import ModelTable
 from .resources import allocator, open_files
 from .resources.garbage import Freezer
 from .resources.machine_memory import allowed_memory
 from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
 from .server import Server
-from .settings import Settings, header_pattern
+from .settings import GrpcSettings, HttpSettings, Settings
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +53,9 @@ class InferenceServer(Server):
             response = await server.infer("simple", {"INPUT0": a, "INPUT1": b})
             print(response.outputs["OUTPUT0"].array)
 
-    Entering loads all models; those that fail are listed by `index` with the reason. Leaving finishes what is in
-    flight, for at most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones; `logs`
-    is what clients may change by the log settings calls, which are refused without it.
+    Entering loads all models; `index` lists those that fail, with the reason. Leaving finishes what is in flight, for
+    at most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones. Clients may change
+    `logs` by the log settings calls, which are refused without it.
     """
 
     def __init__(
@@ -82,26 +75,20 @@ class InferenceServer(Server):
             backend_options=backend_options(settings, registry.names),
             response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
         )
-        manager = ModelManager(
-            Loader(
-                registry,
-                options,
-                self._executor,
-                lambda name, version: manager.borrow(name, version),
-            ),
-            threads,
-            settings.model_load_retry_count,
-        )
-        manager.expect(None)  # until the repositories have been looked through
+        table = ModelTable()
+        table.expect(None)  # until the repositories have been looked through
+        loader = Loader(registry, options, self._executor, table.borrow, self, lambda: self.changes.notify())
         super().__init__(
-            manager,
-            settings.repositories,
+            ModelManager(table, loader, threads, settings.model_load_retry_count),
+            local_repositories(settings.repositories),
             name=settings.id,
             strict_readiness=settings.strict_readiness,
             logs=logs,
-            control=control_options(settings),
+            control=ControlOptions(
+                ControlMode(settings.model_control_mode), settings.load_model, settings.repository_poll_secs
+            ),
             shared_memory=SharedMemory(settings.allow_client_shm),
-            tracer=Tracer(trace_settings(settings)),
+            tracer=Tracer(settings.trace),
             memory=MemoryBudget(request_memory_limit(settings)),
         )
 
@@ -141,108 +128,34 @@ class InferenceServer(Server):
 
 
 def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
-    """What each of the backends `names` is told: the options for all backends, over which its own go."""
-    given = settings.backend_config
-    return {name: {**given.get("", {}), **given.get(name, {})} for name in names}
+    """The options of each of the backends `names`: its own, over those for all backends."""
+    by_backend = settings.backend_config
+    return {name: {**by_backend.get("", {}), **by_backend.get(name, {})} for name in names}
 
 
 def request_memory_limit(settings: Settings) -> int:
-    """Bytes that all requests together may hold: half of the process's memory if the settings do not say."""
+    """Bytes that all requests together may hold: half of the process's memory if nothing is set."""
     return allowed_memory() // 2 if settings.request_memory_limit is None else settings.request_memory_limit
 
 
+def http_settings(settings: Settings) -> HttpSettings:
+    """How HTTP is served, with no more connections than the process may open files for."""
+    return replace(settings.http, max_connections=open_files.connections(settings.http.max_connections))
+
+
 _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
-"""By default: tensors of 300 MB are within it, and none holds the event loop for much longer than half a second."""
+"""By default: it has room for tensors of 300 MB, and none holds the event loop for much longer than half a second."""
 
 
-def grpc_message_limit(settings: Settings) -> int:
-    """Bytes of a message from a gRPC client, 0 for any number.
+def grpc_settings(settings: Settings) -> GrpcSettings:
+    """How gRPC is served, with a limit on messages.
 
-    The library copies a message several times as it arrives, on the event loop's thread: a second for each GiB, and
-    four times the memory.
+    The library copies a message several times as it arrives, on the event loop's thread: that takes a second for each
+    GiB, and four times the memory.
     """
-    if settings.grpc_max_message_size is not None:
-        return settings.grpc_max_message_size
-    return min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8)
-
-
-def trace_settings(settings: Settings) -> TraceSettings:
-    """What is traced from the start on."""
-    levels = [TraceLevel[name] for name in settings.trace_level]
-    level = TraceLevel.OFF if TraceLevel.OFF in levels else functools.reduce(operator.or_, levels, TraceLevel.OFF)
-    return TraceSettings(
-        level, settings.trace_rate, settings.trace_count, settings.trace_log_frequency, settings.trace_file
-    )
-
-
-def control_options(settings: Settings) -> ControlOptions:
-    return ControlOptions(ControlMode(settings.model_control_mode), settings.load_model, settings.repository_poll_secs)
-
-
-def http_options(settings: Settings) -> HttpOptions:
-    return HttpOptions(
-        max_json=settings.http_max_input_size,
-        max_connections=open_files.connections(settings.http_max_connections),
-        idle_timeout=settings.http_idle_timeout,
-        client_timeout=settings.http_client_timeout,
-        restrictions=http_restrictions(settings.http_restricted_api),
-        tls=_http_tls(settings),
-        reuse_port=settings.reuse_http_port,
-        header_pattern=_header_pattern(settings.http_header_forward_pattern),
-        cors_origins=frozenset(settings.http_cors_allow_origin),
-        server_timing=settings.server_timing,
-    )
-
-
-def grpc_options(settings: Settings) -> GrpcOptions:
-    return GrpcOptions(
-        restrictions=grpc_restrictions(settings.grpc_restricted_protocol),
-        tls=_grpc_tls(settings),
-        reuse_port=settings.reuse_grpc_port,
-        compression=settings.grpc_infer_response_compression_level,
-        max_message=grpc_message_limit(settings),
-        max_streams=settings.grpc_max_concurrent_streams,
-        connections=Connections(
-            keepalive_time=settings.grpc_keepalive_time,
-            keepalive_timeout=settings.grpc_keepalive_timeout,
-            keepalive_permit_without_calls=settings.grpc_keepalive_permit_without_calls,
-            max_pings_without_data=settings.grpc_http2_max_pings_without_data,
-            min_recv_ping_interval_without_data=settings.grpc_http2_min_recv_ping_interval_without_data,
-            max_ping_strikes=settings.grpc_http2_max_ping_strikes,
-            max_age=settings.grpc_max_connection_age,
-            max_age_grace=settings.grpc_max_connection_age_grace,
-        ),
-        header_pattern=_header_pattern(settings.grpc_header_forward_pattern),
-        server_timing=settings.server_timing,
-    )
-
-
-def _header_pattern(text: str) -> re.Pattern[str] | None:
-    return header_pattern(text) if text else None
-
-
-def _http_tls(settings: Settings) -> TlsFiles | None:
-    """The HTTP front end's files, each of them gRPC's if it is not given."""
-    if not settings.http_use_ssl and not settings.http_use_ssl_mutual:
-        return None
-    return _tls(
-        settings.http_server_cert or settings.grpc_server_cert,
-        settings.http_server_key or settings.grpc_server_key,
-        settings.http_root_cert or settings.grpc_root_cert,
-        settings.http_use_ssl_mutual,
-    )
-
-
-def _grpc_tls(settings: Settings) -> TlsFiles | None:
-    if not settings.grpc_use_ssl and not settings.grpc_use_ssl_mutual:
-        return None
-    return _tls(
-        settings.grpc_server_cert, settings.grpc_server_key, settings.grpc_root_cert, settings.grpc_use_ssl_mutual
-    )
-
-
-def _tls(certificate: str, key: str, root: str, mutual: bool) -> TlsFiles:
-    return TlsFiles(Path(certificate), Path(key), Path(root) if root and mutual else None, mutual)
+    if settings.grpc.max_message is not None:
+        return settings.grpc
+    return replace(settings.grpc, max_message=min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +178,8 @@ async def serve(
 
     The ports open first and `on_open` is called, then the models load and `on_loaded` is called. On the first signal:
     not ready, accept nothing new, finish what is in flight for at most `exit_timeout_secs`, return 0 (1 if the time was
-    too short). On a second signal the process exits at once. Also 1 if a port or repository can not be opened, or, with
-    `exit_on_error`, a model fails to load. `logs` is what clients may change by the log settings calls.
+    too short). On a second signal the process exits at once. Also 1 if a port or repository cannot be opened, or, with
+    `exit_on_error`, a model fails to load. Clients may change `logs` by the log settings calls.
     """
     stopping = asyncio.Event()
     _handle_signals(stopping)
@@ -288,7 +201,7 @@ async def serve(
             stack.enter_context(watchdog)
             if library is not None:
                 stack.callback(allocator.Trimmer(loop, library).stop)
-            stack.enter_context(server.changes.told(freezer.changed))
+            stack.enter_context(server.changes.listening(freezer.changed))
             loading = tasks.create_task(_load(server, settings, freezer, on_loaded))
             waiting = tasks.create_task(stopping.wait())
             await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -317,7 +230,7 @@ def stopping_line(in_flight: Mapping[str, int], seconds: int) -> str:
 async def _load(
     server: InferenceServer, settings: Settings, freezer: Freezer, on_loaded: Callable[[InferenceServer], None]
 ) -> bool:
-    """Load everything; False if the server should not go on."""
+    """Load everything; False if the server should stop."""
     try:
         await server.load()
     except ModserveError as error:
@@ -401,17 +314,17 @@ class FrontEnds:
         self._http: HttpListener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: MetricsListener | None = None
-        if settings.allow_http:
-            self._http = HttpListener(server, settings.http_address, settings.http_port, http_options(settings), tasks)
-        if settings.allow_grpc:
-            self._grpc = GrpcListener(server, settings.grpc_address, settings.grpc_port, grpc_options(settings))
+        if settings.http.allow:
+            self._http = HttpListener(server, settings.http.address, settings.http.port, http_settings(settings), tasks)
+        if settings.grpc.allow:
+            self._grpc = GrpcListener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
         if settings.allow_metrics:
             registry = prometheus.registry(server.ready_models, self._figures)
             registry.register(watchdog)
             self._metrics = MetricsListener(
                 lambda: prometheus.render(registry),
                 prometheus.CONTENT_TYPE,
-                settings.metrics_address or settings.http_address,
+                settings.metrics_address or settings.http.address,
                 settings.metrics_port,
                 tasks,
             )
@@ -426,15 +339,15 @@ class FrontEnds:
     async def start(self) -> Ports:
         """Open every port. Raises PortError, or CertificateError."""
         settings = self._settings
-        if self._grpc and not settings.reuse_grpc_port:
-            # Asked beforehand, since gRPC's library writes lines of its own to standard error when it fails.
-            with _opening("gRPC", settings.grpc_address, settings.grpc_port):
-                await probe_port(settings.grpc_address, settings.grpc_port)
-        with _opening("HTTP", settings.http_address, settings.http_port):
+        if self._grpc and not settings.grpc.reuse_port:
+            # Tried beforehand, since gRPC's library writes lines of its own to standard error when it fails.
+            with _opening("gRPC", settings.grpc.address, settings.grpc.port):
+                await probe_port(settings.grpc.address, settings.grpc.port)
+        with _opening("HTTP", settings.http.address, settings.http.port):
             http = await self._http.start() if self._http else None
-        with _opening("gRPC", settings.grpc_address, settings.grpc_port):
+        with _opening("gRPC", settings.grpc.address, settings.grpc.port):
             grpc = await self._grpc.start() if self._grpc else None
-        with _opening("metrics", settings.metrics_address or settings.http_address, settings.metrics_port):
+        with _opening("metrics", settings.metrics_address or settings.http.address, settings.metrics_port):
             metrics = await self._metrics.start() if self._metrics else None
         return Ports(http, grpc, metrics)
 
@@ -469,7 +382,7 @@ class FrontEnds:
 
 
 async def _stop_grpc(listener: GrpcListener, grace: float, keepers: Sequence[Servable]) -> None:
-    """Sequences that have begun go on over the streams that are open: those are told to end when these have."""
+    """Let sequences that have begun go on over the open streams until they end, and then end the streams."""
     loop = asyncio.get_running_loop()
     end = loop.time() + grace
     try:

@@ -5,15 +5,13 @@ import faulthandler
 import logging
 import os
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NoReturn, get_args, get_origin
+from typing import TYPE_CHECKING, NoReturn
 
 from . import console, supervisor
 from .__about__ import __version__
-from .core.log_settings import LogFormat, LogSettings
 from .observability.logging import Logs
-from .settings import HEADINGS, OPTIONS, Option, OptionError, RestrictedCategory, Settings, from_command_line
+from .settings import OptionError, Settings, from_command_line, usage
 
 if TYPE_CHECKING:
     from .app import InferenceServer, Ports
@@ -21,102 +19,46 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CRASHED = 70
-"""The exit code after an error that nobody foresaw, which is EX_SOFTWARE of sysexits.h."""
-
-_USAGE = """\
-usage: modserve [serve] --model-repository DIR [options]
-       modserve --version | --help
-
-Serves the models in DIR over KServe v2: HTTP, gRPC, and Prometheus metrics.
-
-Each option can also be set in the environment: --http-port is MODSERVE_HTTP_PORT.
-tritonserver's options that are not listed here are accepted without effect, or refused with the reason.
-"""
+"""The exit code after an unexpected error, which is EX_SOFTWARE of sysexits.h."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0 after an orderly stop, 1 for a failure, 2 for a wrong command line."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if "--version" in given:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--version" in words:
         print(f"modserve {__version__}")
         return 0
-    if "--help" in given or "-h" in given:
-        print(usage())
+    if "--help" in words or "-h" in words:
+        print(usage.parser().format_help(), end="")
         return 0
-    if given[:1] == ["serve"]:
-        del given[0]
+    if words[:1] == ["serve"]:
+        del words[0]
     try:
-        line = from_command_line(given)
+        if words and words[0].startswith("--print-completion"):
+            print(usage.completion(" ".join(words).removeprefix("--print-completion")[1:]))
+            return 0
+        line = from_command_line(words)
     except OptionError as error:
         print(f"modserve: {error}", file=sys.stderr)
         print("modserve: see 'modserve --help'", file=sys.stderr)
         return 2
     if line.settings.supervise:
-        supervise(line.settings, given)
+        supervise(line.settings, words)
     return run(line.settings, line.warnings)
-
-
-def usage() -> str:
-    """The text of ``--help``."""
-    lines = [_USAGE]
-    for option in OPTIONS.values():
-        if option.name in HEADINGS:
-            lines.append(f"\n{HEADINGS[option.name]}:")
-        value = "" if option.flag else f" {_value(option)}"
-        lines.append(f"  --{option.name}{value}")
-        lines += _paragraph(option.help + _default(option.field))
-    return "\n".join(lines)
-
-
-def _paragraph(text: str) -> list[str]:
-    """Lines below an option, which break between words only."""
-    indent = " " * 6
-    return textwrap.wrap(
-        text, 100, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
-
-
-def _value(option: Option) -> str:
-    """What an option's value looks like."""
-    annotation = Settings.model_fields[option.field].annotation
-    if annotation is bool:
-        return "true|false"
-    if get_origin(annotation) is Literal:
-        return "|".join(get_args(annotation))
-    return option.metavar
-
-
-def _default(field: str) -> str:
-    default = Settings.model_fields[field].default
-    if isinstance(default, bool):
-        return f" (default {str(default).lower()})"
-    return f" (default {default})" if isinstance(default, int | str) and default != "" else ""
-
-
-def log_settings(settings: Settings) -> LogSettings:
-    """What is logged from the start on, how and where."""
-    return LogSettings(
-        settings.log_info,
-        settings.log_warning,
-        settings.log_error,
-        settings.log_verbose,
-        LogFormat(settings.log_format),
-        settings.log_file,
-    )
 
 
 def supervise(settings: Settings, arguments: Sequence[str]) -> NoReturn:
     """Become the supervisor of a server with the same arguments."""
     server = [sys.executable, "-m", __package__, "serve", *arguments, "--supervise=false"]
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *supervisor.arguments(log_settings(settings), server)])
+    os.execv(sys.executable, [sys.executable, *supervisor.arguments(settings.log, server)])
 
 
 def run(settings: Settings, warnings: Sequence[str] = ()) -> int:
     """Serve on a fresh event loop, with uvloop where it is installed."""
     from .app import serve
 
-    logs = Logs(log_settings(settings))
+    logs = Logs(settings.log)
     try:
         logs.install()
     except OSError as error:
@@ -129,9 +71,9 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> int:
     def on_open(ports: "Ports") -> None:
         opened.append(ports)
         for name, address, port in (
-            ("HTTP", settings.http_address, ports.http),
-            ("gRPC", settings.grpc_address, ports.grpc),
-            ("metrics", settings.metrics_address or settings.http_address, ports.metrics),
+            ("HTTP", settings.http.address, ports.http),
+            ("gRPC", settings.grpc.address, ports.grpc),
+            ("metrics", settings.metrics_address or settings.http.address, ports.metrics),
         ):
             if port is not None:
                 say(f"{name} listening on {address}:{port}")
@@ -150,19 +92,18 @@ def say(text: str) -> None:
 
 
 def hints(server: "InferenceServer", settings: Settings, http_port: int | None) -> str:
-    """What is said once the models have loaded: what there is, and a call to try or what to do if there is none."""
+    """The text that is printed once the models have loaded: a table, and a call to try or what to do without models."""
     place = None
     if http_port is not None:
-        tls = settings.http_use_ssl or settings.http_use_ssl_mutual
-        place = console.Place(settings.http_address, http_port, tls)
-    if settings.http_use_ssl_mutual or not settings.http_restricted_api.keys().isdisjoint(_TRIED):
-        place = None  # the line would need a certificate or a secret
+        place = console.Place(settings.http.address, http_port, settings.http.tls is not None)
+    if settings.http.use_ssl_mutual or not settings.http.restrictions.keys().isdisjoint(_TRIED):
+        place = None  # the call would need a certificate or a secret
     entries = server.index()
     waiting = server.waiting_models
     models = [servable.config for servable in server.ready_models()]
     paragraphs = [console.models_table(entries)]
     if waiting:
-        restricted = "model-repository" in settings.http_restricted_api
+        restricted = "model-repository" in settings.http.restrictions
         paragraphs.append(console.waiting_line(waiting, None if restricted else place))
     elif not entries:
         listed = ", ".join(map(str, settings.repositories))
@@ -174,8 +115,8 @@ def hints(server: "InferenceServer", settings: Settings, http_port: int | None) 
     return "\n\n".join(paragraphs)
 
 
-_TRIED: Sequence[RestrictedCategory] = ("inference", "metadata")
-"""What the printed call may ask for."""
+_TRIED = ("inference", "metadata")
+"""The categories of what the printed calls need."""
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -196,7 +137,7 @@ def entry() -> None:
     try:
         code = main()
     except Exception:
-        _log.critical("the server ends by an error that was not foreseen: this is a bug", exc_info=True)
+        _log.critical("the server stops because of an unexpected error: this is a bug", exc_info=True)
         code = CRASHED
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What a starting server prints for the person who started it."""
+"""What a server prints at its start for the person who started it."""
 
 import json
 import shlex
@@ -18,14 +18,14 @@ _ANY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the HTTP port can be reached from this machine. `tls`: with a certificate that nobody may know."""
+    """The address of the HTTP port on this machine. `tls`: its certificate may be unknown to curl."""
 
     address: str
     port: int
     tls: bool = False
 
     def curl(self, path: str) -> str:
-        """The curl command for a path, without the request's body."""
+        """The curl command for a path, without a body."""
         host = "localhost" if self.address in _ANY_ADDRESS else self.address
         scheme = "https://" if self.tls else ""
         options = " -k" if self.tls else ""
@@ -35,7 +35,7 @@ class Place:
 
 
 def models_table(entries: Sequence[IndexEntry]) -> str:
-    """The models with version, state and load time; the reason of a failure stands below its line."""
+    """The models with version, state and load time. The reason of a failure is below its line."""
     rows = [("model", "version", "state", "load time")]
     for entry in entries:
         version = "-" if entry.version is None else str(entry.version)
@@ -51,9 +51,9 @@ def models_table(entries: Sequence[IndexEntry]) -> str:
 
 
 def example_call(models: Sequence[ModelConfig], place: Place) -> str:
-    """A curl line that works when pasted, for the model whose answer says most; empty if there is no model.
+    """A curl line that works when pasted, for the model that is easiest to call; empty if there is no model.
 
-    Where even that is more than a screen takes, it asks for the model's metadata.
+    If even its inputs would not fit on a screen, the line requests the model's metadata.
     """
     if not models:
         return ""
@@ -68,7 +68,7 @@ def example_call(models: Sequence[ModelConfig], place: Place) -> str:
 
 
 def waiting_line(names: Sequence[str], place: Place | None) -> str:
-    """What to do where models are loaded only when somebody asks for them, and nobody has."""
+    """What to do if models are only loaded on request, and there has been no request."""
     count = f"{len(names)} models wait" if len(names) != 1 else "1 model waits"
     text = f"{count} for a load call: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
     if place is None:
@@ -78,7 +78,7 @@ def waiting_line(names: Sequence[str], place: Place | None) -> str:
 
 
 def _effort(config: ModelConfig, by_name: Mapping[str, ModelConfig]) -> tuple[object, ...]:
-    """Least for what is easiest to type and to make sense of: of known sizes, answered by itself and at once."""
+    """Smallest for the model that is easiest to call: of fixed sizes, without sequences, with one response."""
     return (
         examples.elements(config) > _MOST_ELEMENTS,
         bool(examples.sequences(config, by_name)),

@@ -10,6 +10,7 @@ from .core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from .core.response import InferenceResponse, Outcome, SingleResponseSink
 from .core.servable import Submitter
 from .core.tensor import Array, Tensor
+from .resources import flow
 
 
 def make_request(
@@ -58,7 +59,7 @@ async def outcomes(
     """
     sink = _QueueSink(memory)
     inflight = servable.submit(request, sink, now_ns)
-    inflight.pace(memory)
+    flow.pace(inflight, memory, asyncio.get_running_loop())
     try:
         while (outcome := await sink.outcomes.get()) is not None:
             yield outcome

@@ -1,15 +1,17 @@
 """The one object behind every front end: data plane and control plane of a server, without sockets."""
 
+import asyncio
 import enum
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from pathlib import Path
 
 from .__about__ import __version__
 from .core.changes import Changes
 from .core.errors import Code, ModserveError, invalid, unavailable
+from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
+from .core.loading import Repository
 from .core.memory import MemoryBudget
 from .core.request import ParameterValue
 from .core.response import InferenceResponse
@@ -21,6 +23,7 @@ from .observability.logging import Logs
 from .observability.trace import Tracer
 from .repository.control import ControlOptions, ModelControl
 from .repository.manager import ModelManager
+from .resources import flow
 from .resources.shared_memory import SharedMemory
 
 EXTENSIONS = (
@@ -56,7 +59,7 @@ class Server:
     def __init__(
         self,
         manager: ModelManager,
-        repositories: Sequence[Path],
+        repositories: Sequence[Repository],
         *,
         name: str,
         strict_readiness: bool = True,
@@ -71,8 +74,8 @@ class Server:
         self.phase = Phase.STARTING
         self.changes = Changes()
         """Notified whenever the readiness of the server or of a model may have changed."""
-        self._manager = manager
-        manager.on_change = self.changes.notify
+        self._table = manager.table
+        self._table.on_change = self.changes.notify
         self._control = ModelControl(manager, repositories, control or ControlOptions())
         self._strict_readiness = strict_readiness
         self._logs = logs
@@ -85,7 +88,7 @@ class Server:
         """The front ends record each request that failed in it."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name}, {self.phase.value}, {self._manager!r})"
+        return f"{type(self).__name__}({self.name}, {self.phase.value}, {self._table!r})"
 
     # Inference
 
@@ -96,11 +99,11 @@ class Server:
         Raises NOT_FOUND, or UNAVAILABLE if it is not READY or the server is stopping.
         """
         if self.phase is Phase.STOPPING:
-            finishing = self._manager.finishing(name, version)
+            finishing = self._table.finishing(name, version)
             if finishing is None:
                 raise _not_ready()
             return finishing
-        return self._manager.get(name, version)
+        return self._table.get(name, version)
 
     def borrow(self, name: str, version: int | None = None) -> Handle:
         """Like `model`, but keeps the version alive until the handle is released.
@@ -108,7 +111,7 @@ class Server:
         It takes requests until then, also while another version takes its place, it is being unloaded or the server is
         stopping. For callers that submit later than in this turn of the event loop.
         """
-        return self._manager.lend(self.model(name, version))
+        return self._table.lend(self.model(name, version))
 
     async def infer(
         self,
@@ -157,6 +160,10 @@ class Server:
                     raise outcome
                 yield outcome
 
+    def pace(self, inflight: Inflight) -> None:
+        """Keep the engine of a request with many responses from running ahead of its client: see `resources.flow`."""
+        flow.pace(inflight, self.memory, asyncio.get_running_loop())
+
     # Health
 
     @property
@@ -166,15 +173,15 @@ class Server:
     @property
     def ready(self) -> bool:
         """Whether inference may be sent: running, and (strictly) every model version READY or unloaded on purpose."""
-        return self.phase is Phase.RUNNING and not (self._strict_readiness and self._manager.unready())
+        return self.phase is Phase.RUNNING and not (self._strict_readiness and self._table.unready())
 
     def unready_reasons(self) -> list[IndexEntry]:
         """The model versions that keep the server from being ready."""
-        return self._manager.unready()
+        return self._table.unready()
 
     def model_ready(self, name: str, version: int | None) -> bool:
         """Whether a model (version) takes requests. Raises NOT_FOUND for one that is not there."""
-        return self._manager.state(name, version).state is State.READY and self.live
+        return self._table.is_ready(name, version) and self.live
 
     # What there is
 
@@ -183,11 +190,11 @@ class Server:
         return EXTENSIONS if self._logs is None else (*EXTENSIONS, "logging")
 
     def model_names(self) -> list[str]:
-        return self._manager.names()
+        return self._table.names()
 
     def index(self) -> list[IndexEntry]:
         """Every model version with its state and reason."""
-        return self._manager.index()
+        return self._table.index()
 
     async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
         """`index` as clients may ask for it, with the models in the repositories that were never loaded.
@@ -214,12 +221,12 @@ class Server:
             raise _not_ready()
         if name is None:
             return self.ready_models()
-        latest = self._manager.get(name, version)
-        return self._manager.ready_versions(name) if version is None else [latest]
+        latest = self._table.get(name, version)
+        return self._table.ready_versions(name) if version is None else [latest]
 
     def ready_models(self) -> list[Servable]:
         """Every READY version of every model, whatever the server's phase: what the metrics page shows."""
-        return [servable for name in self.model_names() for servable in self._manager.ready_versions(name)]
+        return [servable for name in self.model_names() for servable in self._table.ready_versions(name)]
 
     def in_flight(self) -> dict[str, int]:
         """The requests that READY models have accepted and not settled, by model; models without any are left out."""
@@ -231,7 +238,7 @@ class Server:
 
     def sequence_keepers(self) -> list[Servable]:
         """All that have sequences which have begun, whether they are READY or not."""
-        return self._manager.keepers()
+        return self._table.keepers()
 
     def with_statistics(self, name: str = "", version: int | None = None) -> list[Servable]:
         """The READY model versions whose statistics a call asks for. Raises INVALID_ARG, as Triton does here."""
@@ -240,7 +247,7 @@ class Server:
         except ModserveError as error:
             if error.code is Code.UNAVAILABLE and self.phase is Phase.STOPPING:
                 raise
-            if self._manager.ready_versions(name):
+            if self._table.ready_versions(name):
                 raise invalid(f"requested model version is not available for model '{name}'") from None
             raise invalid(f"requested model '{name}' is not available") from None
 
@@ -285,7 +292,7 @@ class Server:
 
         Raises INVALID_ARG for a model that is not there or not READY.
         """
-        if model and not self._manager.ready_versions(model):
+        if model and not self._table.ready_versions(model):
             raise invalid(f"Request for unknown model : {model}")
         return self.tracer
 

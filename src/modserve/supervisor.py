@@ -1,8 +1,8 @@
 """The parent process of ``modserve serve --supervise``: starts the server, and starts it again when it crashes.
 
-Engines run native code in the server's process, so a fault in one of them ends the whole process and no handler inside
-can prevent it. This process stays outside. It holds no socket and imports next to nothing, so that little can go wrong
-in it. As process 1 of a container it also reaps what others leave behind.
+Engines run native code in the server's process, so a fault in one of them ends the whole process, and no handler inside
+can prevent it. This process stays outside. It holds no socket and imports very little, so that little can go wrong in
+it. As process 1 of a container it also reaps orphans.
 """
 
 import ctypes
@@ -21,13 +21,13 @@ from .observability.logging import Logs
 _log = logging.getLogger("modserve.supervisor")
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that ask for the end. They are passed on to the server, which knows what to finish first."""
+"""Signals that request the end. They are passed on to the server, which knows what to finish first."""
 
 _DELIBERATE = frozenset({0, 1, 2})
 """Exit codes after which another start would not help: an orderly stop, a failed start, a wrong command line."""
 
 _HEALTHY_S = 60.0
-"""A server that has run for so many seconds is healthy: its next crash counts as the first."""
+"""A server that has run for this many seconds is healthy: its next crash counts as the first."""
 
 _LONGEST_DELAY_S = 60.0
 
@@ -47,7 +47,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended. `code` is what a shell would say: 128 and the signal's number if one ended it."""
+    """How a process ended. `code` is that of a shell: 128 plus the signal's number if a signal ended it."""
 
     code: int
     crashed: bool
@@ -55,7 +55,7 @@ class Ending:
 
 
 def ending(status: int) -> Ending:
-    """What the status that wait(2) gives means."""
+    """The meaning of a status from wait(2)."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -70,7 +70,7 @@ def ending(status: int) -> Ending:
 
 
 class BackOff:
-    """How long to wait before the next start: not at all after the first crash, then 1, 2, 4 … 60 seconds."""
+    """The delay before the next start: none after the first crash, then 1, 2, 4 … 60 seconds."""
 
     def __init__(self) -> None:
         self._crashes = 0
@@ -82,7 +82,7 @@ class BackOff:
 
 
 class _Signals:
-    """Signals as a stream of numbers, which `next` waits for."""
+    """A stream of signal numbers; `next` waits for one."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._read, write = os.pipe()
@@ -98,12 +98,12 @@ class _Signals:
 
 
 def start(command: Sequence[str]) -> int:
-    """Start `command` as a child and return its process id.
+    """Starts `command` as a child and returns its process id.
 
-    It has a process group of its own: a Ctrl-C in the terminal reaches this process only, which passes it on, and
-    the server does not take it for two. It is asked to stop if this process dies (on Linux).
+    The child has a process group of its own: a Ctrl-C in the terminal reaches only this process, which passes it on, so
+    that the server gets one signal and not two. On Linux, the child gets SIGTERM if this process dies.
     """
-    # Held back meanwhile: what arrived in the child before the exec would be taken for this process's.
+    # Blocked meanwhile: a signal that reaches the child before the exec would run this process's handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
     parent = os.getpid()
     pid = os.fork()
@@ -130,20 +130,20 @@ def start(command: Sequence[str]) -> int:
 def supervise(
     command: Sequence[str], signals: _Signals | None = None, clock: Callable[[], float] = time.monotonic
 ) -> int:
-    """Run `command`, and run it again when it crashes; returns the exit code of the last run.
+    """Runs `command`, and runs it again when it crashes. Returns the exit code of the last run.
 
-    It is not started again after an exit code of 0, 1 or 2, nor once one of the signals that ask for the end came.
-    Every such signal is passed on.
+    Does not start it again after an exit code of 0, 1 or 2, or after a signal that requests the end. Passes on every
+    such signal.
     """
     signals = signals or _Signals((*_STOPPING, signal.SIGCHLD))
     back_off = BackOff()
     while True:
-        pid, begun = start(command), clock()
+        pid, start_s = start(command), clock()
         _log.info("supervising the server, process %d", pid)
         end, stopping = _watch(pid, signals)
         if stopping or not end.crashed:
             return end.code
-        delay = back_off.delay(clock() - begun)
+        delay = back_off.delay(clock() - start_s)
         when = f"in {delay:g} s" if delay else "at once"
         _log.error("the server, process %d, %s; starting it again %s", pid, end.text, when)
         if _stopped_within(delay, signals, clock):
@@ -151,7 +151,7 @@ def supervise(
 
 
 def _watch(pid: int, signals: _Signals) -> tuple[Ending, bool]:
-    """Wait for the end of the child, pass signals on, reap orphans; with the ending, whether somebody asked for it."""
+    """Waits for the end of the child, passes signals on and reaps orphans. The ending, and whether it was requested."""
     stopping = False
     while True:
         number = signals.next(None)
@@ -165,7 +165,7 @@ def _watch(pid: int, signals: _Signals) -> tuple[Ending, bool]:
 
 
 def _reap(pid: int) -> Ending | None:
-    """Reap every child that has ended; how `pid` ended, if it is among them."""
+    """Reaps every child that has ended. The ending of `pid`, if it is among them."""
     end = None
     while True:
         try:
@@ -179,7 +179,7 @@ def _reap(pid: int) -> Ending | None:
 
 
 def _stopped_within(delay: float, signals: _Signals, clock: Callable[[], float]) -> bool:
-    """Wait `delay` seconds; True as soon as a signal asks for the end."""
+    """Waits `delay` seconds. True as soon as a signal requests the end."""
     until = clock() + delay
     while (left := until - clock()) > 0:
         number = signals.next(left)
@@ -196,7 +196,7 @@ def arguments(logs: LogSettings, command: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-    """Supervise what the process's arguments, made by `arguments`, say."""
+    """Supervises the command in this process's arguments, which `arguments` made."""
     log_format, log_file, *command = sys.argv[1:]
     try:
         Logs(LogSettings(format=LogFormat(log_format), file=log_file)).install()

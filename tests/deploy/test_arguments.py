@@ -65,7 +65,7 @@ class Read:
 def test_arguments_are_accepted(read: Read, source: str) -> None:
     settings = read(SOURCES[source]())
     assert settings.model_repository == (Path("/models"),)
-    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (8000, 8001, 8002)
+    assert (settings.http.port, settings.grpc.port, settings.metrics_port) == (8000, 8001, 8002)
 
 
 def test_kubernetes_settings(read: Read) -> None:
@@ -78,7 +78,7 @@ def test_kubernetes_settings(read: Read) -> None:
 def test_kserve_s_command_line(read: Read) -> None:
     settings = read(KSERVE)
     assert settings.model_repository == (Path("/mnt/models"),)
-    assert (settings.http_port, settings.grpc_port) == (8080, 9000)
+    assert (settings.http.port, settings.grpc.port) == (8080, 9000)
 
 
 def test_a_wrong_argument_would_be_noticed(read: Read, capsys: pytest.CaptureFixture[str]) -> None:

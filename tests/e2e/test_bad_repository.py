@@ -167,7 +167,7 @@ def test_exit_on_error_with_good_models() -> None:
 def test_a_repository_that_is_not_there(tmp_path: Path) -> None:
     missing = tmp_path / "nosuch"
     with started(missing) as server:
-        server.wait(1, errors=[f"can not read model repository '{missing}': No such file or directory"])
+        server.wait(1, errors=[f"cannot read model repository '{missing}': No such file or directory"])
 
 
 def test_without_strict_readiness_the_server_is_ready(repository: Path) -> None:

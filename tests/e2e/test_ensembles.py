@@ -22,7 +22,7 @@ from wire import Answer, channel, http, metric, stub
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 PROTOCOLS = ("http", "grpc")
-ERRORS = [r"can not be loaded"]
+ERRORS = [r"cannot be loaded"]
 
 
 def ensemble(repository: Path, name: str, head: str, *steps: tuple[str, Mapping[str, str], Mapping[str, str]]) -> None:

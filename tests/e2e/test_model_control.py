@@ -18,7 +18,7 @@ from test_client_flavours import FLAVOURS, A, B, Client, opened
 from tritonclient.grpc import service_pb2
 from wire import SECONDS, Answer, Ask, channel, http, http_infer, stub
 
-ERRORS = [r"failed to load model", r"can not be loaded"]
+ERRORS = [r"failed to load model", r"cannot be loaded"]
 ONNX = (EXAMPLES / "simple" / "1" / "model.onnx").read_bytes()
 TENSORS = [{"name": name, "data_type": "TYPE_INT32", "dims": [16]} for name in ("INPUT0", "INPUT1")]
 CONFIG = {
@@ -340,7 +340,7 @@ def test_changes_in_the_repository_are_followed(tmp_path: Path) -> None:
     config = repository / "simple" / "config.pbtxt"
     (outside / "config.pbtxt").write_text(config.read_text() + "\nnosuch: 1")
     options = ["--model-control-mode=poll", "--repository-poll-secs=1"]
-    with serving(repository, options=options, errors=[r"can not be loaded"]) as server:
+    with serving(repository, options=options, errors=[r"cannot be loaded"]) as server:
         port = server.http_port
 
         def versions() -> list[str]:
@@ -360,7 +360,7 @@ def test_changes_in_the_repository_are_followed(tmp_path: Path) -> None:
         eventually(lambda: http(port, "GET", "/v2/models/added/ready").status == 200)
         eventually(lambda: http(port, "GET", "/v2/models/gone/ready").status == 400)
         os.replace(outside / "config.pbtxt", config)
-        server.wait_for(r"model 'simple' can not be loaded")
+        server.wait_for(r"model 'simple' cannot be loaded")
         assert http_infer(port, Ask()).status == 200
         assert http(port, "GET", "/v2/health/ready").status == 200
         assert np.array(versions()).tolist() == ["2"]

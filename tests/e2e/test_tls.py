@@ -25,7 +25,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, UNLIMITED, Ask, binary_request, http, infer_path, send, stub
 
-from modserve.frontends.certificates import CertificateError, Certificates, TlsFiles
+from modserve.frontends.certificates import CertificateError, Certificates
+from modserve.settings import TlsFiles
 
 
 @pytest.fixture(scope="module")

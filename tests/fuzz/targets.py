@@ -11,7 +11,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from modserve.config import override
+from modserve import config
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
 from modserve.core.log_settings import LogSettings
@@ -197,7 +197,7 @@ _BODIES: tuple[Callable[[bytes], object], ...] = (
     repository.unload_dependents_json,
     lambda body: regions.register_system_json("region", body),
     lambda body: regions.register_cuda_json("region", body),
-    lambda body: override.read_override(body.decode(errors="replace"), Path("/nosuch/config.pbtxt"), "model"),
+    lambda body: config.read_override(body.decode(errors="replace"), Path("/nosuch/config.pbtxt"), "model"),
     lambda body: compression.decode(body, "gzip", 100_000),
 )
 

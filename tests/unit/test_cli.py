@@ -13,11 +13,10 @@ from typing import Any, cast
 import pytest
 
 from modserve import InferenceServer, Ports, Settings, __version__, app, cli
-from modserve.cli import log_settings
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.model_config import ModelConfig
 from modserve.observability.logging import Logs
-from modserve.settings import OPTIONS
+from modserve.settings import OPTIONS, usage
 from modserve.testing import config
 
 Started = list[tuple[Settings, tuple[str, ...]]]
@@ -42,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 def test_serving(started: Started, words: list[str]) -> None:
     assert cli.main([*words, "--model-repository", "m", "--http-port=1", "--http-thread-count=8"]) == 7
     ((settings, (warning,)),) = started
-    assert (settings.model_repository, settings.http_port) == ((Path("m"),), 1)
+    assert (settings.model_repository, settings.http.port) == ((Path("m"),), 1)
     assert warning.startswith("option '--http-thread-count' has no effect in modserve: ")
 
 
@@ -72,10 +71,13 @@ def test_help(started: Started, capsys: pytest.CaptureFixture[str], arguments: l
     assert "  --model-control-mode none|explicit|poll\n" in text
     assert "  --http-port N\n" in text
     assert "  --log-file FILE\n" in text
-    assert "  --supervise\n" in text
-    assert max(map(len, text.splitlines())) <= 108
-    assert "the port HTTP listens on; 0 takes a free one (default 8000)" in text
-    assert "serve gRPC (default true)" in text
+    assert "  --supervise [true|false]\n" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert (
+        "        Port that HTTP listens on; 0 takes a free one.\n        [default: 8000] [env: MODSERVE_HTTP_PORT]\n"
+    ) in text
+    assert "        Serve gRPC.\n        [default: true] [env: MODSERVE_ALLOW_GRPC]\n" in text
+    assert "\nexamples:\n  modserve --model-repository models\n" in text
     assert "modserve --version" in text
     assert not started
 
@@ -97,6 +99,21 @@ def test_a_wrong_command_line(
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"modserve: {message}\nmodserve: see 'modserve --help'\n")
     assert not started
+
+
+@pytest.mark.parametrize("words", [["--print-completion", "zsh"], ["--print-completion=zsh"]], ids=" ".join)
+def test_completion(
+    started: Started, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setattr(usage, "completion", lambda shell: f"a script for {shell}")
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == "a script for zsh\n"
+    assert not started
+
+
+def test_completion_for_no_known_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--print-completion"]) == 2
+    assert "option '--print-completion': expected bash, zsh, fish, got: \n" in capsys.readouterr().err
 
 
 # Running
@@ -136,7 +153,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[
             on_open: Callable[[Ports], None],
             on_loaded: Callable[[InferenceServer], None],
         ) -> int:
-            assert logs.settings == log_settings(settings)
+            assert logs.settings == settings.log
             on_open(ports)
             on_loaded(server)
             return 5
@@ -146,7 +163,13 @@ def serve(monkeypatch: pytest.MonkeyPatch, untouched_logging: None) -> Callable[
     return prepare
 
 
-SETTINGS = Settings(model_repository=(Path("m"),), http_address="0.0.0.0", grpc_address="1.2.3.4")
+PLACES: dict[str, Any] = {"model_repository": Path("m"), "http_address": "0.0.0.0", "grpc_address": "1.2.3.4"}
+SETTINGS = Settings(**PLACES)
+CERTIFICATES: dict[str, Any] = {
+    "grpc_server_cert": "cert.pem",
+    "grpc_server_key": "key.pem",
+    "grpc_root_cert": "root.pem",
+}
 
 
 def test_a_start_tells_ports_models_and_what_to_try(
@@ -217,7 +240,7 @@ READY = IndexEntry("simple", 1, State.READY, "")
 def said(port: int | None = 81, waiting: Sequence[str] = (), models: bool = True, **settings: Any) -> str:
     """What is said when models have loaded, but for the table."""
     server = loaded([SIMPLE] if models else [], [READY] if models else [], waiting)
-    text = cli.hints(server, SETTINGS.model_copy(update=settings), port)
+    text = cli.hints(server, Settings(**{**PLACES, **settings}), port)
     assert text.startswith("model ")
     return text.partition("\n\n")[2]
 
@@ -225,7 +248,7 @@ def said(port: int | None = 81, waiting: Sequence[str] = (), models: bool = True
 def test_what_to_try_is_where_it_can_be_reached() -> None:
     assert said().startswith("Try it:\n  curl localhost:81/v2/models/simple/infer -d ")
     assert said(http_address="127.0.0.2").startswith("Try it:\n  curl 127.0.0.2:81/")
-    assert said(http_use_ssl=True).startswith("Try it:\n  curl -k https://localhost:81/")
+    assert said(http_use_ssl=True, **CERTIFICATES).startswith("Try it:\n  curl -k https://localhost:81/")
 
 
 @pytest.mark.parametrize("category", ["inference", "metadata", "trace"])
@@ -236,7 +259,7 @@ def test_no_secret_is_printed(category: str) -> None:
 
 
 def test_nothing_to_try_without_a_certificate() -> None:
-    assert said(http_use_ssl_mutual=True) == ""
+    assert said(http_use_ssl_mutual=True, **CERTIFICATES) == ""
 
 
 def test_models_that_wait_for_a_load_call() -> None:

@@ -1,12 +1,16 @@
 """The Python shown in the documentation does what is said of it."""
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import option_tables
+import pytest
 
 from modserve import InferenceServer, Settings
+from modserve.settings import from_command_line
 from modserve.testing import write_model
 
 ROOT = Path(__file__).parents[2]
@@ -23,17 +27,6 @@ def python_blocks(path: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / path).read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-async def test_the_backend_of_the_page_on_backends(tmp_path: Path) -> None:
-    shown, _ = python_blocks("docs/backends.md")
-    names: dict[str, Any] = {}
-    exec(shown, names)
-    write_model(tmp_path, "double", DOUBLE)
-    settings = Settings(model_repository=(tmp_path,))
-    async with InferenceServer(settings, backends={"double": names["DoubleBackend"]()}) as server:
-        response = await server.infer("double", {"INPUT": np.array([[1, 2]], np.float32)})
-    assert response.outputs["OUTPUT"].array.tolist() == [[2.0, 4.0]]
-
-
 COUNTING = """
 backend: "counting"
 input [ { name: "INPUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
@@ -42,16 +35,80 @@ model_transaction_policy { decoupled: true }
 """
 
 
-async def test_the_engine_that_answers_by_request_of_the_page_on_backends(tmp_path: Path) -> None:
-    backend, instance = python_blocks("docs/backends.md")
-    names: dict[str, Any] = {}
-    exec(backend, names)
-    exec(instance, names)
-    names["DoubleModel"].instance = lambda model, config, placement: names["CountingInstance"]()
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """All that the page on backends defines, block by block, each after the ones before it."""
+    defined: dict[str, Any] = {}
+    for block in python_blocks("docs/backends.md"):
+        exec(block, defined)
+    return defined
+
+
+def backend(names: dict[str, Any], model: Any) -> Any:
+    """The page's backend, with models that `model` makes of their source."""
+    return type("Backend", (names["DoubleBackend"],), {"open": lambda self, source: model(source)})()
+
+
+def model_of(names: dict[str, Any], instance: str) -> Any:
+    """The page's model, with instances of another of its classes."""
+    made = type("Model", (names["DoubleModel"],), {"instance": lambda self, spec: names[instance]()})
+    return lambda source: made()
+
+
+async def double(server: InferenceServer, model: str, value: float) -> list[list[float]]:
+    response = await server.infer(model, {"INPUT": np.array([[value, value + 1]], np.float32)})
+    doubled: list[list[float]] = response.outputs["OUTPUT"].array.tolist()
+    return doubled
+
+
+async def test_the_backend_of_the_page_on_backends(names: dict[str, Any], tmp_path: Path) -> None:
+    write_model(tmp_path, "double", DOUBLE)
+    settings = Settings(model_repository=(tmp_path,))
+    async with InferenceServer(settings, backends={"double": names["DoubleBackend"]()}) as server:
+        assert await double(server, "double", 1) == [[2.0, 4.0]]
+
+
+async def test_the_engine_of_the_page_that_responds_by_request(names: dict[str, Any], tmp_path: Path) -> None:
     write_model(tmp_path, "counting", COUNTING)
     settings = Settings(model_repository=(tmp_path,))
-    async with InferenceServer(settings, backends={"counting": names["DoubleBackend"]()}) as server:
-        asked = {"INPUT": np.zeros(2, np.float32)}
-        responses = [each async for each in server.infer_stream("counting", asked, parameters={"count": 2})]
+    engine = backend(names, model_of(names, "CountingInstance"))
+    async with InferenceServer(settings, backends={"counting": engine}) as server:
+        inputs = {"INPUT": np.zeros(2, np.float32)}
+        responses = [each async for each in server.infer_stream("counting", inputs, parameters={"count": 2})]
     assert [each.outputs["OUTPUT"].array.tolist() for each in responses] == [[0], [1]]
     assert [each.parameters for each in responses] == [{"of": "three"}] * 2
+
+
+def test_the_tables_of_options_say_what_the_settings_say() -> None:
+    page = option_tables.PAGE.read_text("utf-8")
+    assert option_tables.renewed(page) == page, "python scripts/option_tables.py writes the tables anew"
+
+
+def test_the_option_file_of_the_page_on_operations(tmp_path: Path) -> None:
+    (shown,) = re.findall(
+        r"^```yaml\n(model-repository.*?)^```", option_tables.PAGE.read_text("utf-8"), re.M | re.DOTALL
+    )
+    file = tmp_path / "modserve.yaml"
+    file.write_text(shown, "utf-8")
+    settings = from_command_line(["--config", str(file)], {}).settings
+    assert settings.repositories == (Path("/models"), Path("/more-models"))
+    assert settings.backend_config == {"onnxruntime": {"default-max-batch-size": "4"}}
+    assert (settings.http.port, *settings.trace_level, settings.trace_file) == (8000, "TIMESTAMPS", "trace.json")
+
+
+async def test_the_engine_of_the_page_in_another_process(names: dict[str, Any], tmp_path: Path) -> None:
+    write_model(tmp_path, "double", DOUBLE)
+    settings = Settings(model_repository=(tmp_path,))
+    engine = backend(names, model_of(names, "ProcessInstance"))
+    async with InferenceServer(settings, backends={"double": engine}) as server:
+        results = await asyncio.gather(*(double(server, "double", value) for value in range(20)))
+    assert results == [[[2.0 * value, 2.0 * value + 2]] for value in range(20)]
+
+
+async def test_the_engine_of_the_page_that_calls_another_model(names: dict[str, Any], tmp_path: Path) -> None:
+    write_model(tmp_path, "double", DOUBLE)
+    write_model(tmp_path, "quadruple", DOUBLE.replace("double", "quadruple"))
+    settings = Settings(model_repository=(tmp_path,))
+    engines = {"double": names["DoubleBackend"](), "quadruple": backend(names, names["QuadrupleModel"])}
+    async with InferenceServer(settings, backends=engines) as server:
+        assert await double(server, "quadruple", 1) == [[4.0, 8.0]]

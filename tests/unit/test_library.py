@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from modserve import Code, InferenceServer, ModserveError, Settings, Tensor
-from modserve.core import dtypes, flow
+from modserve.core import dtypes
 from modserve.core.errors import internal
 from modserve.core.inflight import Inflight
 from modserve.core.lifecycle import State
@@ -22,6 +22,7 @@ from modserve.core.response import ResponseSink
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Array
 from modserve.in_process import response
+from modserve.resources import flow
 from modserve.server import Phase
 from modserve.testing import PuppetBackend, write_model
 
@@ -546,7 +547,7 @@ async def test_a_repository_that_is_none(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "repository"
     if kind == "a file":
         path.touch()
-    with pytest.raises(ModserveError, match="can not read model repository") as caught:
+    with pytest.raises(ModserveError, match="cannot read model repository") as caught:
         async with library(path):
             pytest.fail("it was entered")
     assert caught.value.code is Code.INVALID_ARG

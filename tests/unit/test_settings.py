@@ -1,6 +1,8 @@
 """The command line and the environment, read into settings."""
 
+import dataclasses
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +10,18 @@ import pytest
 from pydantic import ValidationError
 
 from modserve import Settings
+from modserve.protocol.restricted import grpc_restrictions, http_restrictions
 from modserve.settings import (
-    NOT_SUPPORTED,
     OPTIONS,
-    WITHOUT_EFFECT,
     CommandLine,
+    GrpcSettings,
+    HttpSettings,
     OptionError,
+    TlsFiles,
     from_command_line,
+    usage,
 )
+from modserve.settings.triton_options import NOT_SUPPORTED, WITHOUT_EFFECT
 
 TRITONSERVER_OPTIONS = re.findall(
     r"\S+",
@@ -62,7 +68,7 @@ OWN_OPTIONS = [
 ]
 """Those that tritonserver does not have."""
 CERTIFICATES = ["--grpc-server-cert=cert.pem", "--grpc-server-key=key.pem", "--grpc-root-cert=root.pem"]
-BOOLEANS = [name for name, option in OPTIONS.items() if Settings.model_fields[option.field].annotation is bool]
+BOOLEANS = [name for name, option in OPTIONS.items() if option.value == "true|false"]
 
 
 def read(*arguments: str, **environment: str) -> CommandLine:
@@ -75,6 +81,12 @@ def error(*arguments: str, **environment: str) -> str:
     return str(caught.value)
 
 
+def value_of(settings: Settings, keyword: str) -> object:
+    """The value of a setting by its keyword: ``http_port`` is `settings.http.port`."""
+    (*subject, field), *_ = OPTIONS[keyword.replace("_", "-")].paths
+    return getattr(getattr(settings, subject[0]) if subject else settings, field)
+
+
 # The table
 
 
@@ -84,7 +96,11 @@ def test_every_option_of_tritonserver_is_known_in_one_way() -> None:
 
 
 def test_every_setting_has_an_option() -> None:
-    assert {option.field for option in OPTIONS.values()} == set(Settings.model_fields)
+    paths = {path for option in OPTIONS.values() for path in option.paths}
+    fields: set[tuple[str, ...]] = {(name,) for name in Settings.model_fields if name not in ("http", "grpc")}
+    for subject, settings in (("http", HttpSettings), ("grpc", GrpcSettings)):
+        fields |= {(subject, field.name) for field in dataclasses.fields(settings) if field.name != "limits"}
+    assert paths == fields
 
 
 def test_an_option_without_effect_is_taken_with_its_value() -> None:
@@ -104,7 +120,10 @@ def test_switching_off_what_is_not_there_is_fine() -> None:
         "--allow-sagemaker=false", "--allow-vertex-ai", "0", "--model-namespacing=off", "--rate-limit=OFF", "--id=x"
     )
     assert (line.warnings, line.settings.id) == ((), "x")
-    assert error("--allow-sagemaker=maybe") == "option '--allow-sagemaker': invalid value for bool option: maybe"
+    assert (
+        error("--allow-sagemaker=maybe")
+        == "option '--allow-sagemaker': invalid value for bool option: maybe (expected true or false)"
+    )
 
 
 # Spellings
@@ -112,9 +131,9 @@ def test_switching_off_what_is_not_there_is_fine() -> None:
 
 def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
     settings = read().settings
-    assert (settings.http_port, settings.grpc_port, settings.metrics_port) == (8000, 8001, 8002)
-    assert (settings.http_address, settings.grpc_address, settings.metrics_address) == ("0.0.0.0", "0.0.0.0", "")
-    assert (settings.http_max_input_size, settings.exit_timeout_secs) == (67108864, 30)
+    assert (settings.http.port, settings.grpc.port, settings.metrics_port) == (8000, 8001, 8002)
+    assert (settings.http.address, settings.grpc.address, settings.metrics_address) == ("0.0.0.0", "0.0.0.0", "")
+    assert (settings.http.max_json, settings.exit_timeout_secs) == (67108864, 30)
     assert settings.model_repository == (Path("models"),)
     assert settings == Settings(model_repository=("models",))
 
@@ -162,32 +181,40 @@ def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
         (["--grpc-keepalive-time=1000"], "grpc_keepalive_time", 1000),
         (["--grpc-http2-max-ping-strikes=0"], "grpc_http2_max_ping_strikes", 0),
         (["--grpc-max-connection-age=5"], "grpc_max_connection_age", 5),
-        (["--http-restricted-api=health:k=v"], "http_restricted_api", {"health": ("k", "v")}),
+        (["--http-restricted-api=health:k=v"], "http_restricted_api", http_restrictions({"health": ("k", "v")})),
         (
             ["--http-restricted-api=health,metadata:k=v=w:x", "--http-restricted-api=trace:l=u"],
             "http_restricted_api",
-            {"health": ("k", "v=w:x"), "metadata": ("k", "v=w:x"), "trace": ("l", "u")},
+            http_restrictions({"health": ("k", "v=w:x"), "metadata": ("k", "v=w:x"), "trace": ("l", "u")}),
         ),
         (
             ["--grpc-restricted-protocol=model-repository:k=v"],
             "grpc_restricted_protocol",
-            {"model-repository": ("k", "v")},
+            grpc_restrictions({"model-repository": ("k", "v")}),
         ),
-        (["--http-header-forward-pattern=(?-i)x-"], "http_header_forward_pattern", "(?-i)x-"),
-        (["--grpc-header-forward-pattern", "^x-.*"], "grpc_header_forward_pattern", "^x-.*"),
-        (["--http-cors-allow-origin=*"], "http_cors_allow_origin", ("*",)),
+        (["--http-header-forward-pattern=(?-i)x-"], "http_header_forward_pattern", re.compile("x-")),
+        (["--grpc-header-forward-pattern", "^x-.*"], "grpc_header_forward_pattern", re.compile("^x-.*", re.IGNORECASE)),
+        (["--http-cors-allow-origin=*"], "http_cors_allow_origin", frozenset("*")),
         (
             ["--http-cors-allow-origin=https://Page.example:8443", "--http-cors-allow-origin", "null"],
             "http_cors_allow_origin",
-            ("https://page.example:8443", "null"),
+            frozenset({"https://page.example:8443", "null"}),
         ),
         (["--trace-config=triton,file=a,b=c.json"], "trace_file", "a,b=c.json"),
         (["--trace-config=TRITON,log-frequency=5"], "trace_log_frequency", 5),
         (["--trace-config", "rate=1"], "trace_rate", 1),
         (["--trace-config=count=-1", "--trace-config=count=5"], "trace_count", 5),
-        (["--trace-config=mode=Triton"], "trace_level", ()),
-        (["--trace-config=level=timestamps", "--trace-level=TENSORS"], "trace_level", ("TIMESTAMPS", "TENSORS")),
-        (["--trace-level=min", "--trace-level=max", "--trace-level=OFF"], "trace_level", ("TIMESTAMPS", "OFF")),
+        (["--trace-config=mode=Triton"], "trace_level", frozenset()),
+        (
+            ["--trace-config=level=timestamps", "--trace-level=TENSORS"],
+            "trace_level",
+            frozenset({"TIMESTAMPS", "TENSORS"}),
+        ),
+        (
+            ["--trace-level=min", "--trace-level=max", "--trace-level=OFF"],
+            "trace_level",
+            frozenset({"TIMESTAMPS", "OFF"}),
+        ),
         (["--trace-config=rate=1", "--trace-rate=2"], "trace_rate", 1),
         (["--trace-config=triton,file=a", "--trace-file=b"], "trace_file", "a"),
         (["--trace-file=b"], "trace_file", "b"),
@@ -197,7 +224,7 @@ def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_spelling(arguments: list[str], field: str, value: object) -> None:
-    assert getattr(read(*arguments).settings, field) == value
+    assert value_of(read(*arguments).settings, field) == value
 
 
 @pytest.mark.parametrize(
@@ -206,7 +233,7 @@ def test_a_spelling(arguments: list[str], field: str, value: object) -> None:
 )
 def test_a_boolean(text: str, value: bool) -> None:
     for name in BOOLEANS:
-        assert getattr(read(f"--{name}={text}", *CERTIFICATES).settings, OPTIONS[name].field) is value
+        assert value_of(read(f"--{name}={text}", *CERTIFICATES).settings, name) is value
 
 
 @pytest.mark.parametrize(
@@ -268,19 +295,19 @@ def test_two_options_for_configurations_that_say_everything(arguments: str, disa
         ("MODSERVE_DISABLE_AUTO_COMPLETE_CONFIG", "true", "disable_auto_complete_config", True),
         ("MODSERVE_STRICT_MODEL_CONFIG", "true", "disable_auto_complete_config", True),
         ("MODSERVE_LOG_VERBOSE", "2", "log_verbose", 2),
-        ("MODSERVE_TRACE_CONFIG", "level=TIMESTAMPS", "trace_level", ("TIMESTAMPS",)),
+        ("MODSERVE_TRACE_CONFIG", "level=TIMESTAMPS", "trace_level", frozenset({"TIMESTAMPS"})),
         ("MODSERVE_BACKEND_CONFIG", "a,x=1", "backend_config", {"a": {"x": "1"}}),
     ],
 )
 def test_an_option_from_the_environment(variable: str, text: str, field: str, value: object) -> None:
-    assert getattr(read(**{variable: text}).settings, field) == value
+    assert value_of(read(**{variable: text}).settings, field) == value
 
 
 def test_the_command_line_comes_first() -> None:
     settings = read(
         "--http-port=82", MODSERVE_HTTP_PORT="81", MODSERVE_GRPC_PORT="83", MODSERVE_MODEL_REPOSITORY="b"
     ).settings
-    assert (settings.http_port, settings.grpc_port, settings.model_repository) == (82, 83, (Path("models"),))
+    assert (settings.http.port, settings.grpc.port, settings.model_repository) == (82, 83, (Path("models"),))
 
 
 def test_a_repository_from_the_environment_alone() -> None:
@@ -300,9 +327,9 @@ def test_other_variables_are_nobody_s_business() -> None:
     ("variable", "hint"),
     [
         ("MODSERVE_NOSUCH", ""),
-        ("MODSERVE_", "; did you mean MODSERVE_ID?"),
-        ("MODSERVE_HTPP_PORT", "; did you mean MODSERVE_HTTP_PORT?"),
-        ("MODSERVE_MODEL_REPOSITORIES", "; did you mean MODSERVE_MODEL_REPOSITORY?"),
+        ("MODSERVE_", "; did you mean 'MODSERVE_ID'?"),
+        ("MODSERVE_HTPP_PORT", "; did you mean 'MODSERVE_HTTP_PORT'?"),
+        ("MODSERVE_MODEL_REPOSITORIES", "; did you mean 'MODSERVE_MODEL_REPOSITORY'?"),
         ("MODSERVE_http_port", ""),
     ],
 )
@@ -356,6 +383,160 @@ def test_a_variable_of_an_option_without_effect_or_not_supported() -> None:
     assert read(MODSERVE_RATE_LIMIT="off", MODSERVE_ALLOW_SAGEMAKER="false").warnings == ()
 
 
+# Option files
+
+
+@pytest.fixture
+def option_file(tmp_path: Path) -> Callable[..., str]:
+    """Writes an option file, and returns its name."""
+
+    def write(text: str, name: str = "modserve.yaml") -> str:
+        (tmp_path / name).write_text(text, "utf-8")
+        return str(tmp_path / name)
+
+    return write
+
+
+OptionFile = Callable[..., str]
+
+YAML = """
+# Comments and quotes are YAML's.
+model-repository: [a, b]
+http_port: 81
+"allow-grpc": off
+log-verbose: true
+id: 007
+backend-config:
+  onnxruntime: {x: 1, y: "2,3=4"}
+  z: 5
+cache-config: {local: {size: 1048576}}
+trace-config: {level: [TIMESTAMPS, TENSORS], rate: 5, triton: {file: t.json, log-frequency: 3}}
+http-restricted-api: health,metadata:k=v
+"""
+TOML = """
+model-repository = ["a", "b"]
+http_port = 81
+"allow-grpc" = false
+log-verbose = true
+id = "007"
+http-restricted-api = "health,metadata:k=v"
+[backend-config]
+z = 5
+onnxruntime = {x = 1, y = "2,3=4"}
+[cache-config.local]
+size = 1048576
+[trace-config]
+level = ["TIMESTAMPS", "TENSORS"]
+rate = 5
+triton = {file = "t.json", log-frequency = 3}
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.yaml", YAML), ("a.yml", YAML), ("a.toml", TOML), ("a.TOML", TOML)])
+def test_an_option_file(option_file: OptionFile, name: str, text: str) -> None:
+    assert from_command_line(["--config", option_file(text, name)], {}) == CommandLine(
+        Settings(
+            model_repository=["a", "b"],
+            http_port=81,
+            allow_grpc=False,
+            log_verbose=1,
+            id="007",
+            backend_config={"onnxruntime": {"x": "1", "y": "2,3=4"}, "": {"z": "5"}},
+            cache_config=1048576,
+            trace_level={"TIMESTAMPS", "TENSORS"},
+            trace_rate=5,
+            trace_file="t.json",
+            trace_log_frequency=3,
+            http_restricted_api={"health": ("k", "v"), "metadata": ("k", "v")},
+        )
+    )
+
+
+def test_the_option_file_comes_last(option_file: OptionFile) -> None:
+    file = option_file("http-port: 1\ngrpc-port: 1\nmetrics-port: 1\nmodel-repository: [a, b]")
+    settings = from_command_line(
+        ["--http-port=3", "--model-repository=c"],
+        {"MODSERVE_CONFIG": file, "MODSERVE_HTTP_PORT": "2", "MODSERVE_GRPC_PORT": "2"},
+    ).settings
+    assert (settings.http.port, settings.grpc.port, settings.metrics_port) == (3, 2, 1)
+    assert settings.repositories == (Path("c"),)
+
+
+def test_the_command_line_names_the_option_file(option_file: OptionFile) -> None:
+    first, second = option_file("id: first", "1.yaml"), option_file("id: second", "2.yaml")
+    assert read(f"--config={second}", MODSERVE_CONFIG=first).settings.id == "second"
+
+
+def test_an_empty_option_file(option_file: OptionFile) -> None:
+    assert read("--config", option_file("# nothing")) == read()
+
+
+def test_an_option_without_effect_in_a_file(option_file: OptionFile) -> None:
+    file = option_file("http-thread-count: 8\nallow-sagemaker: false")
+    (warning,) = read("--config", file).warnings
+    assert warning.startswith(f"{file}:1: option 'http-thread-count' has no effect in modserve: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\nhtp-port: 1", ":2: unknown option 'htp-port'; did you mean 'http-port'?"),
+        ("port: 1", ":1: unknown option 'port'; did you mean 'http-port'?"),
+        ("xyzzy: 1", ":1: unknown option 'xyzzy'; 'modserve --help' lists all options"),
+        ("config: x", ":1: an option file cannot name another one"),
+        ("http: {port: 1}", ":1: unknown option 'http'; did you mean 'http-port'?"),
+        ("id: x\nhttp-port: x", ":2: option 'http-port': invalid value for integer option: x"),
+        ("http-port: 80000", ":1: option 'http-port': Input should be less than or equal to 65535, got: 80000"),
+        ("http-port: [1, 2]", ":1: option 'http-port' takes one value"),
+        ("http-port: []", ":1: option 'http-port' takes one value"),
+        ("rate-limit: on", ":1: option 'rate-limit': not supported by this version of modserve: "),
+        ("- http-port", ": expected options by name, such as 'http-port: 8000'"),
+        ("a: [", ": not YAML: "),
+    ],
+)
+def test_a_mistake_in_an_option_file(option_file: OptionFile, text: str, message: str) -> None:
+    file = option_file(text)
+    assert error("--config", file).startswith(file + message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\nhtp-port = 1", ":2: unknown option 'htp-port'; did you mean 'http-port'?"),
+        ("id = 'x'\n'http-port' = 'x'", ":2: option 'http-port': invalid value for integer option: x"),
+        ("[http]\nport = 1", ":1: unknown option 'http'; did you mean 'http-port'?"),
+        ("http-port: 1", ": not TOML: "),
+    ],
+)
+def test_a_mistake_in_toml(option_file: OptionFile, text: str, message: str) -> None:
+    file = option_file(text, "modserve.toml")
+    assert error("--config", file).startswith(file + message)
+
+
+def test_an_option_file_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "nosuch.yaml"
+    assert error(f"--config={file}") == f"cannot read the option file {file}: No such file or directory"
+    file.write_bytes(b"id: \xff")
+    assert error(f"--config={file}").startswith(f"cannot read the option file {file}: 'utf-8' codec can't decode")
+
+
+# Completion
+
+
+@pytest.mark.parametrize("shell", usage.SHELLS)
+def test_a_script_that_completes_options(shell: str) -> None:
+    script = usage.completion(shell)
+    assert "modserve" in script
+    for option in OPTIONS.values():
+        assert option.name in script
+        assert option.variable not in script
+
+
+def test_a_shell_that_no_completion_is_written_for() -> None:
+    with pytest.raises(OptionError, match=r"^option '--print-completion': expected bash, zsh, fish, got: csh$"):
+        usage.completion("csh")
+
+
 # Repositories
 
 
@@ -382,16 +563,29 @@ def test_what_is_no_repository(repository: Any) -> None:
 
 @pytest.mark.parametrize(
     "remote",
-    ["s3://bucket/models", "gs://bucket", "as://account/container", "https://host/models", "HTTP://host", "S3://b"],
+    [
+        "s3://bucket/models",
+        "gs://bucket",
+        "as://account/container",
+        "https://host/models",
+        "HTTP://host",
+        "S3://b",
+        "hf://x",
+    ],
 )
 def test_a_remote_repository(remote: str) -> None:
     said = (
         f"remote repositories are not supported by this version of modserve, got: {remote}; "
         "mount or copy the bucket, and give the directory where its models are"
     )
-    assert error(f"--model-repository={remote}") == said
+    assert error(f"--model-repository={remote}") == f"option '--model-repository': {said}"
     with pytest.raises(ValidationError, match="remote repositories are not supported"):
-        Settings(model_repository=Path(remote))
+        Settings(model_repository=remote)
+
+
+def test_a_remote_repository_as_a_path() -> None:
+    with pytest.raises(ValidationError, match="remote repositories are not supported"):
+        Settings(model_repository=Path("s3://bucket/models"))
 
 
 # Mistakes
@@ -419,8 +613,8 @@ def test_a_remote_repository(remote: str) -> None:
         (["--http-port="], "option '--http-port': invalid value for integer option: "),
         (["--http-port=x"], "option '--http-port': invalid value for integer option: x"),
         (["--exit-timeout-secs=1.5"], "option '--exit-timeout-secs': invalid value for integer option: 1.5"),
-        (["--allow-http=yes"], "option '--allow-http': invalid value for bool option: yes"),
-        (["--allow-http="], "option '--allow-http': invalid value for bool option: "),
+        (["--allow-http=yes"], "option '--allow-http': invalid value for bool option: yes (expected true or false)"),
+        (["--allow-http="], "option '--allow-http': invalid value for bool option:  (expected true or false)"),
         (["--log-verbose=much"], "option '--log-verbose': invalid value for integer option: much"),
         (["--cache-config=size=1"], "option '--cache-config': expected '<cache name>,<key>=<value>', got: size=1"),
         (
@@ -523,7 +717,7 @@ def test_a_remote_repository(remote: str) -> None:
             "option '--trace-level': invalid value for trace level option: much; OFF, TIMESTAMPS or TENSORS is needed",
         ),
         (["--trace-config=rate=x"], "option '--trace-config': invalid value for integer option: x"),
-        (["--trace-config=rate=-1"], "option '--trace-rate': Input should be greater than or equal to 0, got: -1"),
+        (["--trace-config=rate=-1"], "option '--trace-config': Input should be greater than or equal to 0, got: -1"),
         (["--http-port=65536"], "option '--http-port': Input should be less than or equal to 65535, got: 65536"),
         (["--grpc-port=-1"], "option '--grpc-port': Input should be greater than or equal to 0, got: -1"),
         (
@@ -590,6 +784,14 @@ def test_a_mistake_in_the_environment() -> None:
     assert error(MODSERVE_HTTP_PORT="x") == (
         "environment variable MODSERVE_HTTP_PORT: invalid value for integer option: x"
     )
+    assert error(MODSERVE_HTTP_PORT="80000") == (
+        "environment variable MODSERVE_HTTP_PORT: Input should be less than or equal to 65535, got: 80000"
+    )
+
+
+def test_a_secret_is_not_printed() -> None:
+    arguments = ["--http-restricted-api=health:k=SECRET", "--http-restricted-api=health:k=SECRET"]
+    assert "SECRET" not in error(*arguments)
 
 
 def test_no_repository() -> None:
@@ -622,8 +824,9 @@ def test_repositories_as_the_library_takes_them(given: Any, paths: tuple[Path, .
         {"model_repository": 1},
         {"model_repository": "a", "nosuch": 1},
         {"model_repository": "a", "http_port": "x"},
+        {"model_repository": "a", "http": 7},
     ],
-    ids=["nothing", "no repository", "no path", "unknown", "no number"],
+    ids=["nothing", "no repository", "no path", "unknown", "no number", "no subject"],
 )
 def test_settings_that_are_none(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
@@ -633,4 +836,55 @@ def test_settings_that_are_none(fields: dict[str, Any]) -> None:
 def test_settings_do_not_change() -> None:
     settings = Settings(model_repository="a")
     with pytest.raises(ValidationError):
-        settings.http_port = 1  # type: ignore[misc]
+        settings.id = "x"  # type: ignore[misc]
+
+
+def test_the_library_takes_subjects_as_well() -> None:
+    flat = Settings(
+        model_repository="a", http_port=1, http_max_input_size=2, grpc_max_connection_age=3, server_timing=True
+    )
+    nested = Settings(
+        model_repository="a",
+        http=HttpSettings(port=1, max_json=2, server_timing=True),
+        grpc=GrpcSettings(max_age=3, server_timing=True),
+    )
+    assert flat == nested
+    assert Settings(model_repository="a", http=HttpSettings(port=1), http_idle_timeout=5).http == HttpSettings(
+        port=1, idle_timeout=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("keyword", "message"),
+    [
+        ("http_prot", "there is no setting 'http_prot'; did you mean 'http_port'?"),
+        ("xyzzy", "there is no setting 'xyzzy'"),
+    ],
+)
+def test_a_misspelled_keyword(keyword: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        Settings(model_repository="a", **{keyword: 1})
+
+
+def test_restrictions_as_the_library_takes_them() -> None:
+    headers = {"health": ("key", "value")}
+    assert Settings(model_repository="a", http_restricted_api=headers).http.restrictions == http_restrictions(headers)
+    for wrong in ({"nosuch": ("key", "value")}, {"health": "key"}, {"health": ("key",)}, {"health": ("key", 1)}, 7):
+        with pytest.raises(ValidationError):
+            Settings(model_repository="a", http_restricted_api=wrong)
+
+
+@pytest.mark.parametrize("settings", [HttpSettings(), GrpcSettings()], ids=["HTTP", "gRPC"])
+def test_tls_files(settings: HttpSettings | GrpcSettings) -> None:
+    assert settings.tls is None
+    files: dict[str, Any] = {"server_cert": "c", "server_key": "k", "root_cert": "r"}
+    one_sided = dataclasses.replace(settings, use_ssl=True, **files).tls
+    assert one_sided == TlsFiles(Path("c"), Path("k"))
+    mutual = dataclasses.replace(settings, use_ssl_mutual=True, **files).tls
+    assert mutual == TlsFiles(Path("c"), Path("k"), Path("r"), True)
+
+
+def test_http_takes_the_certificates_of_grpc_where_it_has_none() -> None:
+    settings = read("--http-use-ssl=1", "--http-server-key=own.pem", *CERTIFICATES).settings
+    assert settings.http.tls == TlsFiles(Path("cert.pem"), Path("own.pem"))
+    assert settings.grpc.tls is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from modserve.app import InferenceServer, trace_settings
+from modserve.app import InferenceServer
 from modserve.core.trace_settings import TraceLevel, TraceSettings
 from modserve.settings import Settings, from_command_line
 
@@ -30,7 +30,7 @@ BOTH = TraceLevel.TIMESTAMPS | TraceLevel.TENSORS
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_settings_of_the_start(options: list[str], expected: TraceSettings) -> None:
-    assert trace_settings(from_command_line(["--model-repository=models", *options], {}).settings) == expected
+    assert from_command_line(["--model-repository=models", *options], {}).settings.trace == expected
 
 
 async def test_a_server_has_them() -> None:

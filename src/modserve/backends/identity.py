@@ -1,6 +1,6 @@
 """The ``identity`` backend: output i is input i. For tests, and for measuring what the server itself costs.
 
-States of sequences stay as they are. Of an optional input that is not given the output is zeros (or empty strings),
+States of sequences stay as they are. Of an optional input that is missing the output is zeros (or empty strings),
 each variable dimension being 1.
 
 Parameters of the model, as in Triton's identity backend: ``execute_delay_ms`` sleeps that long in each execution,
@@ -8,7 +8,6 @@ Parameters of the model, as in Triton's identity backend: ``execute_delay_ms`` s
 take that long.
 """
 
-import itertools
 import time
 from collections.abc import Mapping
 
@@ -19,7 +18,7 @@ from modserve.core.errors import invalid
 from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.tensor import Array
 
-from .api import ModelSource, Placement
+from .api import InstanceSpec, ModelSource
 
 
 class IdentityBackend:
@@ -36,40 +35,38 @@ class IdentityBackend:
 
 
 class IdentityModel:
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-
     def describe(self) -> ModelDescription | None:
         return None
 
-    def instance(self, config: ModelConfig, placement: Placement) -> "IdentityInstance":
+    def instance(self, spec: InstanceSpec) -> "IdentityInstance":
+        config = spec.config
         if len(config.inputs) != len(config.outputs):
             raise invalid(
                 f"model '{config.name}': the identity backend needs as many outputs as inputs, got "
                 f"{len(config.inputs)} inputs and {len(config.outputs)} outputs"
             )
-        for given, taken in zip(config.inputs, config.outputs, strict=True):
-            if given.datatype is not taken.datatype:
+        pairs = list(zip(config.inputs, config.outputs, strict=True))
+        for source, target in pairs:
+            if source.datatype is not target.datatype:
                 raise invalid(
-                    f"model '{config.name}': the identity backend copies input '{given.name}' "
-                    f"({given.datatype.name}) to output '{taken.name}' ({taken.datatype.name}), "
+                    f"model '{config.name}': the identity backend copies input '{source.name}' "
+                    f"({source.datatype.name}) to output '{target.name}' ({target.datatype.name}), "
                     "their data types must be equal"
                 )
-        number = next(self._numbers)
         delay = _number(config, "execute_delay_ms") / 1e3
         if "instance_wise_delay_multiplier" in config.parameters:
-            delay *= number * _number(config, "instance_wise_delay_multiplier")
-        pairs = {taken.name: given.name for given, taken in zip(config.inputs, config.outputs, strict=True)}
+            delay *= spec.index * _number(config, "instance_wise_delay_multiplier")
+        names = {target.name: source.name for source, target in pairs}
         if config.sequence_batching is not None:
-            pairs |= {state.output_name: state.input_name for state in config.sequence_batching.states}
+            names |= {state.output_name: state.input_name for state in config.sequence_batching.states}
         zeros = {
-            taken.name: np.full(
-                [max(1, dim) for dim in taken.dims], b"" if taken.datatype is BYTES else 0, taken.datatype.numpy
+            target.name: np.full(
+                [max(1, dim) for dim in target.dims], b"" if target.datatype is BYTES else 0, target.datatype.numpy
             )
-            for given, taken in zip(config.inputs, config.outputs, strict=True)
-            if given.optional
+            for source, target in pairs
+            if source.optional
         }
-        return IdentityInstance(pairs, delay, zeros, batched=config.max_batch_size > 0)
+        return IdentityInstance(names, delay, zeros, batched=config.max_batch_size > 0)
 
     def close(self) -> None:
         pass
@@ -93,7 +90,7 @@ class IdentityInstance:
         zeros = self._zeros[output]
         if not self._batched:
             return zeros
-        rows = next((len(given) for given in inputs.values()), 1)
+        rows = next((len(array) for array in inputs.values()), 1)
         return np.repeat(zeros[np.newaxis], rows, axis=0)
 
     def close(self) -> None:

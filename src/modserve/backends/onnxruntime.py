@@ -28,7 +28,7 @@ from modserve.core.model_config import (
 )
 from modserve.core.tensor import Array
 
-from .api import ModelSource, Placement
+from .api import InstanceSpec, ModelSource, Placement
 from .onnx_graph import file_depends_on_data
 from .onnxruntime_options import (
     BACKEND_OPTIONS,
@@ -134,7 +134,8 @@ class OnnxRuntimeModel:
             _DEFAULT_MAX_BATCH_SIZE if default is None else default,
         )
 
-    def instance(self, config: ModelConfig, placement: Placement) -> "OnnxRuntimeInstance":
+    def instance(self, spec: InstanceSpec) -> "OnnxRuntimeInstance":
+        config, placement = spec.config, spec.placement
         if placement.kind is not InstanceKind.GPU:
             return self._wrapped(self._on_cpu(), config, self._shrinkage.entry(None))
         session = self._spare[1] if self._spare is not None and self._spare[0] == placement.device else None
@@ -201,7 +202,7 @@ class OnnxRuntimeInstance:
         self._gives_bfloat16 = bool(_names(outputs, dtypes.BF16))
         if self._gives_bfloat16 and self._strings:
             raise unsupported(
-                f"model '{config.name}': ONNX Runtime's Python interface can not give BF16 outputs to a model that "
+                f"model '{config.name}': ONNX Runtime's Python interface cannot give BF16 outputs to a model that "
                 f"takes strings, as input '{self._strings[0]}' is"
             )
 
@@ -242,7 +243,7 @@ _CLIENT_FAULTS = frozenset({"InvalidArgument"})
 
 
 def _names(tensors: Iterable[tuple[str, Datatype]], datatype: Datatype) -> list[str]:
-    return [name for name, found in tensors if found is datatype]
+    return [name for name, each in tensors if each is datatype]
 
 
 def _to_value(array: Array) -> ort.OrtValue:

@@ -62,21 +62,21 @@ BACKEND_OPTIONS: Mapping[str, str] = {
 
 def warnings(config: ModelConfig, gpus: int) -> list[str]:
     """What a model's parameters say that has no effect, and why."""
-    found = []
+    notes = []
     for key in config.parameters:
         who = f"model '{config.name}': parameter '{key}' has no effect"
         if key in _WITHOUT_EFFECT:
-            found.append(f"{who}: {_WITHOUT_EFFECT[key]}")
+            notes.append(f"{who}: {_WITHOUT_EFFECT[key]}")
         elif key in _CUDA_PARAMETERS and not gpus:
-            found.append(f"{who}: it is for GPUs, and ONNX Runtime can use none here")
+            notes.append(f"{who}: it is for GPUs, and ONNX Runtime can use none here")
         elif key in _THREAD_COUNTS and global_threads.enabled:
-            found.append(f"{who}: --backend-config=onnxruntime,{_GLOBAL_THREADS}=1 gives all models the same threads")
+            notes.append(f"{who}: --backend-config=onnxruntime,{_GLOBAL_THREADS}=1 gives all models the same threads")
         elif key not in (*_SESSION_PARAMETERS, *_CUDA_PARAMETERS, *_THREAD_COUNTS) and not key.startswith(_OTHERS):
             known = (*_SESSION_PARAMETERS, *_CUDA_PARAMETERS)
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
             hint = f"; did you mean '{near[0]}'?" if near else ""
-            found.append(f"{who}: backend 'onnxruntime' does not know it{hint}")
-    return found
+            notes.append(f"{who}: backend 'onnxruntime' does not know it{hint}")
+    return notes
 
 
 class GlobalThreads:

@@ -1,12 +1,14 @@
 """Finds backends by name among the installed entry points. A backend is imported when a model first asks for it."""
 
+import inspect
 import threading
+from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import cast
+from typing import Any, cast
 
 from modserve.core.errors import internal, invalid
 
-from .api import Backend
+from .api import Backend, BackendModel, Executor, InstanceSpec
 
 GROUP = "modserve.backends"
 
@@ -57,6 +59,31 @@ class BackendRegistry:
         except BaseException as error:  # SystemExit, too: the package may have been written to run as a program
             text = str(error) or type(error).__name__
             raise internal(f"failed to load backend '{name}' ({entry.value}): {text}") from error
+
+
+def new_instance(model: BackendModel, spec: InstanceSpec) -> Executor:
+    """A new instance of a model, also of one written for the first edition: ``instance(config, placement)``."""
+    make: Any = model.instance
+    if _takes_two(make):
+        return cast(Executor, make(spec.config, spec.placement))
+    return model.instance(spec)
+
+
+def _takes_two(make: Callable[..., object]) -> bool:
+    """Whether a function can be called with two positional arguments, and not with one."""
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):  # it does not say, as some compiled ones
+        return False
+    return _fits(signature, 2) and not _fits(signature, 1)
+
+
+def _fits(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def _missing_part(backend: object) -> str:

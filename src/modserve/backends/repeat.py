@@ -16,7 +16,7 @@ from modserve.core import dtypes
 from modserve.core.errors import from_exception, invalid
 from modserve.core.model_config import ModelConfig, ModelDescription
 
-from .api import EngineRequest, ModelSource, Placement
+from .api import EngineRequest, InstanceSpec, ModelSource
 
 _INPUTS = {"IN": None, "DELAY": dtypes.UINT32, "WAIT": dtypes.UINT32}
 _OUTPUTS = {"OUT": None, "IDX": dtypes.UINT32}
@@ -40,8 +40,8 @@ class RepeatModel:
     def describe(self) -> ModelDescription | None:
         return None
 
-    def instance(self, config: ModelConfig, placement: Placement) -> "RepeatInstance":
-        _check(config)
+    def instance(self, spec: InstanceSpec) -> "RepeatInstance":
+        _check(spec.config)
         return RepeatInstance()
 
     def close(self) -> None:
@@ -94,13 +94,13 @@ def _check(config: ModelConfig) -> None:
     if config.batching:
         raise invalid(f"model '{config.name}': the repeat backend does not support batching, set max_batch_size to 0")
     inputs, outputs = config.inputs_by_name, config.outputs_by_name
-    for given, known, what in ((inputs, _INPUTS, "input"), (outputs, _OUTPUTS, "output")):
-        for name, spec in given.items():
+    for tensors, known, what in ((inputs, _INPUTS, "input"), (outputs, _OUTPUTS, "output")):
+        for name, spec in tensors.items():
             if name not in known:
                 raise invalid(f"model '{config.name}': the repeat backend has no {what} '{name}', only {list(known)}")
-            wanted = known[name]
-            if wanted is not None and spec.datatype is not wanted:
-                raise invalid(f"model '{config.name}': {what} '{name}' must be {wanted.config_name}")
+            datatype = known[name]
+            if datatype is not None and spec.datatype is not datatype:
+                raise invalid(f"model '{config.name}': {what} '{name}' must be {datatype.config_name}")
     missing = [name for name in _INPUTS if name not in inputs] + [name for name in ("OUT",) if name not in outputs]
     if missing:
         raise invalid(f"model '{config.name}': the repeat backend needs {', '.join(missing)}")

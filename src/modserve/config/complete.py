@@ -1,44 +1,93 @@
-"""Fills in what a configuration leaves out from what the engine says of the model.
+"""Completes a configuration from the engine's description of the model.
 
-The rules are those of Triton's ONNX Runtime backend, ``AutoCompleteConfig``.
-
-One addition: a tensor that is given without a data type or without dims gets what is missing too.
+The rules are those of Triton's ONNX Runtime backend, ``AutoCompleteConfig``, with one addition: a tensor without a data
+type or without dims is completed too.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from google.protobuf import json_format
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from modserve.core.model_config import DescribedTensor, ModelDescription
 from modserve.pb import inference as pb
 
-from . import ragged, sequences
-from .problems import Problems
+from .features import ragged, sequences
+from .features.input_count import server_inputs
+from .text.problems import Problems
 
 
 def complete(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> bool:
     """Completes the message in place. False, with a problem added, when max_batch_size does not fit the model."""
-    # Triton leaves all alone where inputs and outputs are given, max_batch_size too.
+    # Like Triton, leaves max_batch_size as it is if inputs and outputs are configured.
     fits = bool(message.input and message.output) or _batching(message, description, problems)
-    ours_in, ours_out = sequences.inputs(message).keys() | ragged.targets(message), sequences.state_outputs(message)
     if not message.input:
-        for described in description.inputs:
-            if described.name not in ours_in:
-                message.input.add(name=described.name, optional=described.optional)
+        ours = server_inputs(message)
+        for tensor in description.inputs:
+            if tensor.name not in ours:
+                message.input.add(name=tensor.name, optional=tensor.optional)
     if not message.output:
-        for described in description.outputs:
-            if described.name not in ours_out:
-                message.output.add(name=described.name)
+        states = sequences.state_outputs(message)
+        for tensor in description.outputs:
+            if tensor.name not in states:
+                message.output.add(name=tensor.name)
     batching = message.max_batch_size > 0
     _tensors(message.input, description.inputs, batching)
     _tensors(message.output, description.outputs, batching)
     return fits
 
 
-def _batching(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> bool:
-    """Sets max_batch_size and the dynamic batcher for a model that can batch.
+def apply_traits(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> None:
+    """Fills in what the engine says of the model as a whole. What the configuration says itself stays.
 
-    It can when every tensor has a variable first dimension, which is then taken for the batch dimension.
+    Adds a problem where the two contradict each other, as ``ModelConfig`` of Triton's Python backend raises ValueError.
+    """
+    most = description.max_batch_size
+    if most is not None:
+        if message.max_batch_size > most:
+            problems.add(
+                ("max_batch_size",),
+                f"max_batch_size of model '{message.name}' is {message.max_batch_size}, but the model takes {most}",
+            )
+        else:
+            message.max_batch_size = message.max_batch_size or most
+    decoupled = description.decoupled
+    if decoupled is not None:
+        if not message.HasField("model_transaction_policy"):
+            message.model_transaction_policy.decoupled = decoupled
+        elif message.model_transaction_policy.decoupled != decoupled:
+            problems.add(
+                ("model_transaction_policy",),
+                f"the model is {'' if decoupled else 'not '}decoupled, but the configuration of model '{message.name}' "
+                "says the opposite",
+            )
+    if message.WhichOneof("scheduling_choice") is None:
+        if description.sequence_batching is not None:
+            try:
+                json_format.ParseDict(dict(description.sequence_batching), message.sequence_batching)
+            except json_format.ParseError as error:
+                problems.add((), f"the engine of model '{message.name}' describes no sequence_batching: {error}")
+            message.sequence_batching.SetInParent()
+        elif description.dynamic_batching:
+            message.dynamic_batching.SetInParent()
+
+
+def with_batch_dimension(message: pb.ModelConfig, description: ModelDescription) -> ModelDescription:
+    """The description with complete shapes, also if the engine leaves out the batch dimension."""
+    if description.batch_dimension or not message.max_batch_size:
+        return description
+
+    def full(tensors: Sequence[DescribedTensor]) -> tuple[DescribedTensor, ...]:
+        return tuple(replace(tensor, shape=(-1, *tensor.shape)) for tensor in tensors)
+
+    return replace(description, inputs=full(description.inputs), outputs=full(description.outputs))
+
+
+def _batching(message: pb.ModelConfig, description: ModelDescription, problems: Problems) -> bool:
+    """Sets max_batch_size and the dynamic batcher for a model that can batch. False as for `complete`.
+
+    A model can batch if every tensor has a variable first dimension: that is its batch dimension.
     """
     tensors = (*description.inputs, *description.outputs)
     if not all(tensor.shape[:1] == (-1,) for tensor in tensors):
@@ -57,7 +106,8 @@ def _batching(message: pb.ModelConfig, description: ModelDescription, problems: 
             f"max_batch_size of model '{message.name}' becomes {message.max_batch_size}: the model can batch, and its "
             "configuration does not say how much",
         )
-    if message.max_batch_size > 1 and message.WhichOneof("scheduling_choice") is None:
+    may_merge = description.dynamic_batching is not False
+    if message.max_batch_size > 1 and may_merge and message.WhichOneof("scheduling_choice") is None:
         message.dynamic_batching.SetInParent()
     return True
 
@@ -67,20 +117,20 @@ def _tensors(
     described: Sequence[DescribedTensor],
     batching: bool,
 ) -> None:
-    by_name = {known.name: known for known in described}
+    by_name = {tensor.name: tensor for tensor in described}
     for tensor in tensors:
-        known = by_name.get(tensor.name)
-        if known is None:
+        model_tensor = by_name.get(tensor.name)
+        if model_tensor is None:
             continue
         if tensor.data_type == pb.TYPE_INVALID:
-            tensor.data_type = pb.DataType.Value(known.datatype.config_name)
+            tensor.data_type = pb.DataType.Value(model_tensor.datatype.config_name)
         if ragged.is_ragged(tensor) and not tensor.dims:
-            tensor.dims.append(-1)  # the model has one dimension of it whatever shape the requests have
+            tensor.dims.append(-1)  # the model sees one dimension, whatever shape the requests have
         if not tensor.dims and not tensor.HasField("reshape"):
-            tensor.dims.extend(known.shape[1:] if batching else known.shape)
+            tensor.dims.extend(model_tensor.shape[1:] if batching else model_tensor.shape)
             if not tensor.dims:
-                # Dims can not be empty: a scalar is [1], which the batching model sees without it. Where there is no
-                # batching, Triton forbids the reshape and treats [1] as the scalar nevertheless.
+                # Dims cannot be empty: a scalar is [1], which the reshape removes for a batching model. Without
+                # batching, Triton forbids the reshape and takes [1] for the scalar.
                 tensor.dims.append(1)
                 if batching:
                     tensor.reshape.SetInParent()

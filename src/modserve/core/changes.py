@@ -1,18 +1,21 @@
-"""Who wants to know when something changes. Told on the event loop's thread, without saying what has changed."""
+"""Listeners that are notified when something may have changed, on the event loop's thread."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class Changes:
-    """Listeners, told one after the other. They must be quick and not raise: set an event, and look later."""
+    """Notifies its listeners one after the other, without saying what has changed.
+
+    A listener must be quick and must not raise: it sets an event and looks later.
+    """
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[], None]] = []
 
     @property
     def listeners(self) -> int:
-        """How many listen."""
+        """The number of listeners."""
         return len(self._listeners)
 
     def notify(self) -> None:
@@ -20,8 +23,8 @@ class Changes:
             listener()
 
     @contextmanager
-    def told(self, listener: Callable[[], None]) -> Iterator[None]:
-        """`listener` is told of what changes while the context lasts."""
+    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
+        """`listener` is notified while the context lasts."""
         self._listeners.append(listener)
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a configuration says of an ensemble, as frozen values (``ensemble_scheduling`` of config.pbtxt)."""
+"""The configuration of an ensemble as frozen values (``ensemble_scheduling`` of config.pbtxt)."""
 
 import math
 import operator
@@ -23,7 +23,7 @@ COMPARISONS: Mapping[str, Callable[[Operand, Operand], bool]] = {
     ">=": operator.ge,
 }
 EQUALITY = frozenset({"==", "!="})
-"""The comparisons of truth values and texts."""
+"""The only comparisons for truth values and texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Condition:
         return f"{self.tensor} {self.comparison} {value!r}"
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether it is true of `tensor`. Raises INVALID_ARG if that has not one element, or one of another kind.
+        """Whether the condition is true of `tensor`. Raises INVALID_ARG unless that is one element of a kind that fits.
 
-        The value is rounded to a floating-point tensor's type: 0.1 is the same in both. Integers are compared exactly.
+        The value is rounded to the type of a floating-point tensor, so 0.1 equals 0.1. Integers are compared exactly.
         """
         array = tensor.array
         if array.size != 1:
@@ -51,7 +51,7 @@ class Condition:
             )
         if not self.fits(tensor.datatype):
             raise invalid(
-                f"condition '{self}' can not be asked of tensor '{self.tensor}' of type {tensor.datatype}, expected "
+                f"condition '{self}' cannot be applied to tensor '{self.tensor}' of type {tensor.datatype}, expected "
                 f"{comparable(tensor.datatype)}"
             )
         value = _rounded(self.value, tensor.datatype) if tensor.datatype.json_kind == "float" else self.value
@@ -71,7 +71,7 @@ class Condition:
 
 
 def comparable(datatype: dtypes.Datatype) -> str:
-    """What tensors of a type can be compared with, for messages."""
+    """What a tensor of a type can be compared with, for messages."""
     if datatype is dtypes.BYTES:
         return "a text, in quotes if it looks like something else"
     if datatype is dtypes.BOOL:

@@ -1,22 +1,54 @@
 """Our bookkeeping for one accepted request."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from .errors import ModserveError, cancelled, unavailable
-from .flow import LONGEST_S, STALLED_S, Flow
-from .memory import MemoryBudget
+from .errors import ModserveError, cancelled
 from .request import InferenceRequest
 from .response import NOBODY, Outcome, ResponseSink
 from .sequence import SequenceStates
 from .tensor import Tensor
 from .timing import ExecutionTiming
 from .tracing import RequestTrace
+from .version import ModelId
 
 _log = logging.getLogger(__name__)
 
 SINK_FAILED = "the receiver of a response failed"
+
+
+class FlowControl(Protocol):
+    """Keeps an engine that responds many times from running ahead of its client: `resources.flow.Flow`."""
+
+    def given(self, size: int) -> None:
+        """The engine is about to give a response with tensors of `size` bytes. On any thread, as all methods."""
+        ...
+
+    def wait(self) -> None:
+        """Return when there is room for another response. Blocks."""
+        ...
+
+    @property
+    def room(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
+        ...
+
+    def sent(self) -> None:
+        """The first unsent response has been sent, or dropped."""
+        ...
+
+    def progressed(self) -> None:
+        """A part of a response has been sent."""
+        ...
+
+    def release(self) -> None:
+        """Nobody sends any more: let the engine go on, now and later."""
+        ...
 
 
 class Inflight:
@@ -28,12 +60,14 @@ class Inflight:
     waited too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
     its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
     server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
-    those of its sequence, if the model has any, which its execution changes.
+    those of its sequence, if the model has any, which its execution changes. `callers` are the models that wait for its
+    response, the first one at the beginning: none for a client's request.
     """
 
     __slots__ = (
         "arrival",
         "batch_size",
+        "callers",
         "cancelled",
         "deadline_ns",
         "flow",
@@ -88,35 +122,25 @@ class Inflight:
         self.states: SequenceStates | None = None
         self.ordered = False
         """Its responses wait for those of the requests before it."""
-        self.flow: Flow | None = None
-        """Flow control for calls with many responses, see `pace`; None for the others."""
+        self.flow: FlowControl | None = None
+        """For requests with many responses; None for all others."""
         self.cancelled = False
         self.settled = False
         self.on_cancel: Callable[[Inflight], None] | None = None
+        self.callers: tuple[ModelId, ...] = ()
 
     @property
     def begin_by_ns(self) -> int:
         """When it is too late to begin its execution, for its client or its queue; 0 for never."""
         return min(self.deadline_ns, self.queue_limit_ns) or self.deadline_ns or self.queue_limit_ns
 
-    def pace(self, memory: MemoryBudget) -> None:
-        """Keep the engine from running ahead of a slow client: call `sent` for each response that the sink has sent on.
-
-        It may run ahead by less while the server's `memory` is used up. The request of a client that reads nothing for
-        long fails. Models that preserve the order of responses are not held up, since the responses of this request
-        may wait for those of another. On the event loop's thread.
-        """
-        if not self.ordered:
-            loop = asyncio.get_running_loop()
-            self.flow = Flow(lambda waiting: loop.call_soon_threadsafe(self._give_up, waiting), memory=memory)
-
     def sent(self) -> None:
-        """One of the outcomes that the sink has received has left."""
+        """One of the outcomes that the sink has received has been sent."""
         if self.flow is not None:
             self.flow.sent()
 
     def sent_some(self) -> None:
-        """A part of an outcome that the sink has received has left."""
+        """A part of an outcome that the sink has received has been sent."""
         if self.flow is not None:
             self.flow.progressed()
 
@@ -147,15 +171,10 @@ class Inflight:
         if self.flow is not None:
             self.flow.release()
         if not self.settled and not self.cancelled:
-            self._end(cancelled())
+            self.end(cancelled())
 
-    def _give_up(self, waiting: int) -> None:
-        why = f"did not read its responses for {STALLED_S:g} s"
-        if self.flow is not None and self.flow.slow:
-            why = f"read its responses so slowly that the model waited {LONGEST_S:g} s for it"
-        self._end(unavailable(f"the client {why}; {waiting} responses waited for it"))
-
-    def _end(self, error: ModserveError) -> None:
+    def end(self, error: ModserveError) -> None:
+        """Fail it before its execution is over, and let that stop."""
         if self.settled or self.cancelled:
             return
         self.cancelled = True

@@ -23,15 +23,15 @@ TRANSITIONS: dict[State, frozenset[State]] = {
 }
 
 UNLOADED = "unloaded"
-"""How the one kind of reason begins that does not make a server unready: the version was unloaded on purpose.
+"""The beginning of the only reasons that do not make a server unready: the version was unloaded on purpose.
 
-More follows for an ensemble that went since a model it is made of was unloaded.
+More text follows for an ensemble that was unloaded together with a model that it is made of.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class VersionState:
-    """What is known of a version: its state, and why it is in it (empty when there is nothing to say)."""
+    """The state of a version and the reason of the state, which is empty when there is nothing to say."""
 
     state: State = State.UNKNOWN
     reason: str = ""
@@ -39,28 +39,33 @@ class VersionState:
     """How long the last successful load took."""
 
     def advance(self, state: State, reason: str = "", load_ns: int = 0) -> "VersionState":
-        """The following state. Raises RuntimeError for a step which the table does not have; that is a bug."""
+        """The next state. Raises RuntimeError for a step that `TRANSITIONS` does not have; that is a bug."""
         if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"a version can not go from {self.state.name} to {state.name}: this is a bug")
+            raise RuntimeError(f"a version cannot go from {self.state.name} to {state.name}: this is a bug")
         return VersionState(state, reason, load_ns or self.load_ns)
 
     @property
     def unloaded(self) -> bool:
-        """Whether the version is there no more because somebody wanted that."""
+        """Whether the version was unloaded on purpose."""
         return self.reason.startswith(UNLOADED)
 
     @property
-    def holds_up_readiness(self) -> bool:
-        """Triton's strict readiness: every listed version must be READY, but for those unloaded on purpose.
+    def failed(self) -> bool:
+        """Whether the version is not loaded because something went wrong."""
+        return self.state is State.UNAVAILABLE and not self.unloaded
 
-        Unlike in Triton, also while that is under way: it may take as long as the longest request.
+    @property
+    def holds_up_readiness(self) -> bool:
+        """Whether the version makes strict readiness, as Triton defines it, fail: not READY, nor unloaded on purpose.
+
+        Unlike in Triton, a version that is being unloaded does not count: that takes as long as its longest request.
         """
         return self.state not in (State.READY, State.UNLOADING) and not self.unloaded
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A line of the repository index; `version` is None where the model has none to speak of.
+    """A line of the repository index; `version` is None if no version of the model can be named.
 
     A model that was never loaded has one line, without a version and in state UNKNOWN.
     """
@@ -73,5 +78,5 @@ class IndexEntry:
 
     @property
     def unloaded(self) -> bool:
-        """Whether the version is there no more because somebody wanted that."""
+        """Whether the version was unloaded on purpose."""
         return self.state is State.UNAVAILABLE and self.reason.startswith(UNLOADED)

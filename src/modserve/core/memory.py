@@ -18,11 +18,11 @@ class MemoryExhaustedError(OverloadedError):
 class MemoryBudget:
     """Bytes that requests hold at this moment, against one limit for the whole server.
 
-    Counted are bodies and messages from their first byte until their request is answered, what decoding makes of them,
-    and answers until the client has read them. Whoever calls `take` calls `give_back` with the same size, exactly once,
-    however the request ends. Not thread-safe: on the event loop's thread only.
+    Bodies and messages count from their first byte until their request is settled, and so does what they are decoded
+    to. Responses count until the client has read them. Whoever calls `take` calls `give_back` with the same size,
+    exactly once, however the request ends. Not thread-safe: on the event loop's thread only.
 
-    `limit` of 0 means that nothing is ever refused; what is held is still counted.
+    With a `limit` of 0 nothing is ever refused, but everything still counts.
     """
 
     __slots__ = ("held", "limit", "peak", "refused")
@@ -40,7 +40,7 @@ class MemoryBudget:
 
     @property
     def full(self) -> bool:
-        """Whether the limit is reached. May be asked on any thread."""
+        """Whether the limit is reached. Any thread may read this."""
         return 0 < self.limit <= self.held
 
     def fits(self, size: int) -> bool:
@@ -58,14 +58,14 @@ class MemoryBudget:
             self.peak = held
 
     def force(self, size: int) -> None:
-        """Hold `size` more bytes without asking: what cannot be refused any more, such as an answer that exists."""
+        """Hold `size` more bytes that cannot be refused any more, such as a response that exists."""
         self.held += size
         if self.held > self.peak:
             self.peak = self.held
 
     def give_back(self, size: int) -> None:
         self.held -= size
-        assert self.held >= 0, "more memory was given back than taken: this is a bug"
+        assert self.held >= 0, "more memory came back than was taken: this is a bug"
 
     def exhausted(self, size: int) -> MemoryExhaustedError:
         """The refusal of a request that needs `size` more bytes."""
@@ -81,9 +81,9 @@ class MemoryBudget:
 
 
 class UnsentResponses:
-    """What the responses of one request hold of the budget while they wait for a client that takes its time to read.
+    """The memory of one request's responses while they wait for a client that takes its time to read.
 
-    They exist, so they are held without asking. `release` is called in the end, however the request ends.
+    The responses exist, so they are never refused. `release` is called in the end, however the request ends.
     """
 
     __slots__ = ("_budget", "_sizes")
@@ -102,6 +102,6 @@ class UnsentResponses:
         self._budget.give_back(self._sizes.popleft())
 
     def release(self) -> None:
-        """Those that are left are dropped."""
+        """The rest is dropped."""
         while self._sizes:
             self.sent()

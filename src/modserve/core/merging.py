@@ -1,4 +1,4 @@
-"""What a configuration says of merging requests whose shapes differ, as frozen values."""
+"""The configuration of merging requests whose shapes differ, as frozen values."""
 
 import enum
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from .dtypes import Datatype
 
 
 class BatchInputKind(enum.Enum):
-    """What the model is told of the requests in a batch (``BatchInput.Kind`` of the model configuration)."""
+    """What a batch input tells the model about the requests (``BatchInput.Kind`` of the model configuration)."""
 
     ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
     ACCUMULATED_ELEMENT_COUNT = "BATCH_ACCUMULATED_ELEMENT_COUNT"
@@ -30,31 +30,31 @@ class BatchInput:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How requests of different lengths are made one batch.
+    """How requests of different lengths become one batch.
 
-    `axes` name the inputs with a dimension of that length, counted in `dims`, the mask among them. `values` fill them
-    up, as text that the datatype can be made from. `unpad` names the outputs that are cut to the request's length.
+    `axes` has the inputs with a dimension of that length, and which of `dims` it is; the mask is among them. `values`
+    fill them up, as text in their datatypes. `unpad` has the outputs that are cut to the request's length.
     """
 
     axes: Mapping[str, int]
     values: Mapping[str, str] = field(default_factory=dict)
     mask: str = ""
-    """An input that tells what is not padding: made where the client gives none, and filled up with zeros."""
+    """The input that marks what is no padding. The server makes it if the client does not, and fills it with zeros."""
     multiple_of: int = 1
-    """What the length of a batch is a multiple of."""
+    """The length of a batch is a multiple of this."""
     unpad: Mapping[str, int] = field(default_factory=dict)
     buckets: int = 4
-    """Into how many ranges of length requests are parted at most; 1: all lengths share batches."""
+    """The largest number of ranges of length, each with batches of its own; 1: all lengths share batches."""
     relearn_every: int = 1024
-    """After so many requests the ranges are worked out anew."""
+    """The ranges are worked out anew after so many requests."""
 
     def padded(self, length: int) -> int:
-        """The length of a batch whose longest request has this one."""
+        """The length of a batch, by that of its longest request."""
         return -(-length // self.multiple_of) * self.multiple_of
 
 
 def rows_of(size: int, batch_sizes: tuple[int, ...]) -> int:
-    """The rows that are run for `size` rows of requests: the least of `batch_sizes`, which ascend, that suffices."""
+    """The rows that run for `size` rows of requests: the least of `batch_sizes`, in ascending order, that suffices."""
     for allowed in batch_sizes:
         if allowed >= size:
             return allowed

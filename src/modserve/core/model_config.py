@@ -211,9 +211,22 @@ class DescribedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What an engine can tell of a model, to fill in what its configuration leaves out."""
+    """What an engine can tell of a model, to fill in what its configuration leaves out.
+
+    None leaves the decision to the configuration and to what the tensors suggest.
+    """
 
     inputs: tuple[DescribedTensor, ...]
     outputs: tuple[DescribedTensor, ...]
     default_max_batch_size: int = 0
     """The max_batch_size to fill in when every tensor has a variable first dimension and the configuration says 0."""
+    max_batch_size: int | None = None
+    """The largest batch, where the model itself says so; it takes the place of a configured 0."""
+    batch_dimension: bool = True
+    """Whether the shapes include the batch dimension of a model that batches. False: it is to be put before them."""
+    decoupled: bool | None = None
+    """Whether a request may have any number of responses."""
+    dynamic_batching: bool | None = None
+    """Whether requests are merged into batches; None: if the model can batch."""
+    sequence_batching: Mapping[str, object] | None = None
+    """``sequence_batching`` as the JSON form of a configuration has it, for a model that keeps state."""

@@ -1,4 +1,4 @@
-"""Is a request what the model takes? Checks with Triton's texts, and the request in the model's own shapes.
+"""Checks whether a request is what its model takes, with Triton's texts, and brings it into the model's own shapes.
 
 The order of the checks is Triton's (core, InferenceRequest::Normalize): outputs, input count, input names and batch
 dimension, batch size, and then each input's datatype, shape and byte size.
@@ -37,7 +37,7 @@ class _InputRule:
 
 
 class Signature:
-    """What a model takes, worked out once from its configuration."""
+    """What a model takes. It follows from the configuration, and is worked out once."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -51,9 +51,11 @@ class Signature:
             for spec in config.inputs
             if (spec.optional or (-1 in spec.dims and not spec.ragged)) and not self._is_mask(spec.name)
         )
+        self.alike = self._padding is None and not self._ragged and not self._keyed
+        """Whether all requests may share a batch: `accept` gives all of them the same `shape_key`."""
 
     def accept(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """`request`, in the model's own shapes and ready to be queued. Raises INVALID_ARG."""
+        """Make a request ready to be queued, in the model's own shapes. Raises INVALID_ARG."""
         config = self.config
         output_names = request.outputs or config.output_names
         if request.outputs:
@@ -100,19 +102,19 @@ class Signature:
             shape_key = self._key(accepted)
         elif self._keyed:
             # Requests share a batch if they give the same optional inputs, and equal shapes where shapes may vary.
-            given = [accepted.get(name) for name in self._keyed]
-            shape_key = tuple(None if tensor is None else tensor.shape[batching:] for tensor in given)
+            keyed = [accepted.get(name) for name in self._keyed]
+            shape_key = tuple(None if tensor is None else tensor.shape[batching:] for tensor in keyed)
         inflight = Inflight(request, sink, accepted, output_names, batch_size, shape_key, now_ns)
         if length:
             inflight.length = length
         return inflight
 
     def _is_mask(self, name: str) -> bool:
-        """Whether it is there in every batch, of any shape that fits."""
+        """Whether an input is the mask, which every batch has, in any shape that fits."""
         return self._padding is not None and name == self._padding.mask
 
     def _key(self, accepted: Mapping[str, Tensor]) -> object:
-        """As for other models, but for the dimensions that need not be equal."""
+        """The shape key where a batch may have requests of different lengths: without these dimensions."""
         return tuple(
             None if name not in accepted else self._equal_dims(name, accepted[name].shape) for name in self._keyed
         )
@@ -198,7 +200,7 @@ class Signature:
         )
 
     def _check_empty(self, spec: TensorSpec, tensor: Tensor) -> None:
-        """Without an element a tensor has the right size whatever its other dimensions, but no array is as large."""
+        """An empty tensor has the right size whatever its other dimensions are, but no array may have them all."""
         if math.prod(size or 1 for size in tensor.shape) * (spec.datatype.size or 8) > _MOST:
             raise invalid(
                 f"invalid shape for input '{spec.name}': shape {format_shape(tensor.shape)} causes total element "
@@ -214,22 +216,22 @@ class Signature:
             return
         where = f"for inference input '{spec.name}' for model '{self.config.name}'"
         try:
-            found = tensor.count_elements()
+            elements = tensor.count_elements()
         except TruncatedError as error:
             if error.in_length:
                 raise invalid(
                     f"{request.label}incomplete string length indicator {where}, expecting 4 bytes but only "
                     f"{error.left} bytes available. Please make sure the string length indicator is in one buffer."
                 ) from None
-            # An element that is one too many is so whether it is whole or not.
-            found = error.complete + (error.complete >= count)
-        if found > count:
-            raise invalid(f"{request.label}unexpected number of string elements {found} {where}, expecting {count}")
-        if found < count:
-            raise invalid(f"{request.label}expected {count} string elements {where}, got {found}")
+            # One element too many is too many, whether it is whole or not.
+            elements = error.complete + (error.complete >= count)
+        if elements > count:
+            raise invalid(f"{request.label}unexpected number of string elements {elements} {where}, expecting {count}")
+        if elements < count:
+            raise invalid(f"{request.label}expected {count} string elements {where}, got {elements}")
 
     def _empty_batch(self, request: InferenceRequest, spec: TensorSpec, shape: Shape) -> ModserveError:
-        """Triton counts an empty batch as one item, and misses the bytes of it."""
+        """The refusal of an empty batch. Triton counts it as one item, the bytes of which are missing."""
         missed = math.prod(abs(size) or 1 for size in shape[1:]) * (spec.datatype.size or 4)
         most = self.config.max_batch_size
         return invalid(
@@ -288,7 +290,7 @@ def _reshape(spec: TensorSpec, batch: Shape, item: Shape) -> Shape:
 
 
 def _names(names: Iterable[str]) -> str:
-    """The first of them, since a client may send thousands."""
+    """The first names, since a client may send thousands."""
     shown = [f"'{name}'" for name in islice(names, _SHOWN + 1)]
     if len(shown) > _SHOWN:
         shown[_SHOWN] = "..."

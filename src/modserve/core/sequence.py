@@ -1,4 +1,4 @@
-"""What a request says of its sequence, and the tensors that the model gets beside the client's."""
+"""What a request says about its sequence, and the tensors that the model gets in addition to the client's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _LARGEST_ID = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A request's place in a sequence. `id` is 0 or empty for a request that is in none."""
+    """A request's place in a sequence. `id` is 0 or empty for a request outside all sequences."""
 
     id: SequenceId
     start: bool = False
@@ -29,21 +29,21 @@ class Membership:
 
 
 def membership(request: InferenceRequest) -> Membership:
-    """From the parameters, which some calls pass on as they came. Raises INVALID_ARG for those of a wrong type."""
+    """The place of a request in a sequence, by its parameters. Raises INVALID_ARG for parameters of a wrong type."""
     parameters = request.parameters
-    found = parameters.get("sequence_id", 0)
-    if type(found) is str:
-        size = len(found.encode(errors="surrogatepass"))
+    id = parameters.get("sequence_id", 0)
+    if type(id) is str:
+        size = len(id.encode(errors="surrogatepass"))
         if size > _LONGEST_ID:
             raise invalid(
                 f"{request.label}string correlation ID cannot be longer than {_LONGEST_ID} characters, got {size} "
                 "(bytes of UTF-8)"
             )
-    elif type(found) is not int or not 0 <= found <= _LARGEST_ID:
+    elif type(id) is not int or not 0 <= id <= _LARGEST_ID:
         raise invalid(
-            f"{request.label}parameter 'sequence_id' is {found!r}, expected a string or an integer from 0 to 2^64 - 1"
+            f"{request.label}parameter 'sequence_id' is {id!r}, expected a string or an integer from 0 to 2^64 - 1"
         )
-    return Membership(found, _flag(request, "sequence_start"), _flag(request, "sequence_end"))
+    return Membership(id, _flag(request, "sequence_start"), _flag(request, "sequence_end"))
 
 
 def _flag(request: InferenceRequest, name: str) -> bool:
@@ -53,40 +53,40 @@ def _flag(request: InferenceRequest, name: str) -> bool:
     return value
 
 
-def check_id(found: SequenceId, request: InferenceRequest, batching: SequenceBatching) -> None:
+def check_id(id: SequenceId, request: InferenceRequest, batching: SequenceBatching) -> None:
     """Raises INVALID_ARG for an id that the model's correlation id input does not take."""
     control = batching.correlation
-    given = dtypes.BYTES if isinstance(found, str) else dtypes.UINT64
-    if control is not None and (given is dtypes.BYTES) is not (control.datatype is dtypes.BYTES):
+    datatype = dtypes.BYTES if isinstance(id, str) else dtypes.UINT64
+    if control is not None and (datatype is dtypes.BYTES) is not (control.datatype is dtypes.BYTES):
         raise invalid(
-            f"{request.label}sequence batching control '{control.name}' data-type is '{given.name}', but model "
+            f"{request.label}sequence batching control '{control.name}' data-type is '{datatype.name}', but model "
             f"'{request.model_name}' expects '{control.datatype.name}'"
         )
 
 
 class ControlTensors:
-    """The control inputs of requests, made once where they can be. Shape [1], with batch dimension [1,1]."""
+    """The control inputs of requests, made once but for the id. Shape [1], or [1,1] with a batch dimension."""
 
     def __init__(self, controls: tuple[Control, ...], batching: bool) -> None:
         self._shape: Shape = (1, 1) if batching else (1,)
         self._correlation = next((control for control in controls if control.kind is ControlKind.CORRID), None)
         flags = [control for control in controls if control.kind is not ControlKind.CORRID]
         self._flags = {
-            (start, end): self._told(flags, {ControlKind.START: start, ControlKind.END: end, ControlKind.READY: True})
+            (start, end): self._made(flags, {ControlKind.START: start, ControlKind.END: end, ControlKind.READY: True})
             for start in (False, True)
             for end in (False, True)
         }
-        self._absent = self._told(flags, {})
+        self._absent = self._made(flags, {})
 
     def of(self, member: Membership) -> dict[str, Tensor]:
-        """For a request of a sequence."""
+        """The control inputs of a request of a sequence."""
         return self._with_id(self._flags[member.start, member.end], member.id)
 
     def absent(self) -> dict[str, Tensor]:
-        """For a row of a batch that nobody's request is in."""
+        """The control inputs of a row in a batch that is no request's."""
         return self._with_id(self._absent, 0)
 
-    def _told(self, flags: list[Control], values: Mapping[ControlKind, bool]) -> dict[str, Tensor]:
+    def _made(self, flags: list[Control], values: Mapping[ControlKind, bool]) -> dict[str, Tensor]:
         return {
             control.name: self._tensor(control.datatype, control.values[values.get(control.kind, False)])
             for control in flags
@@ -96,22 +96,22 @@ class ControlTensors:
         control = self._correlation
         if control is None:
             return dict(flags)
-        given: object = value
+        content: object = value
         if control.datatype is dtypes.BYTES:
-            given = value.encode(errors="surrogatepass") if isinstance(value, str) else b""
+            content = value.encode(errors="surrogatepass") if isinstance(value, str) else b""
         elif isinstance(value, int):
-            # As Triton: what does not fit loses its upper half, and large ones turn negative.
-            given = np.uint64(value).astype(control.datatype.numpy)
-        return {**flags, control.name: self._tensor(control.datatype, given)}
+            # As Triton: a large id loses its upper half, or turns negative.
+            content = np.uint64(value).astype(control.datatype.numpy)
+        return {**flags, control.name: self._tensor(control.datatype, content)}
 
     def _tensor(self, datatype: Datatype, value: Any) -> Tensor:
         return _filled(datatype, self._shape, value)
 
 
 def file_state(state: State, initial: InitialState, content: bytes) -> Tensor:
-    """The state that a file has, without batch dimension: raw elements as the protocol has them.
+    """The state in a file, without a batch dimension. The file has raw elements as in the protocol.
 
-    Raises INVALID_ARG, for numbers with Triton's text, for a file that is too short. More than is needed is ignored.
+    Raises INVALID_ARG for a file that is too short, for numbers with Triton's text. What is too much is ignored.
     """
     datatype, dims = state.datatype, initial.dims
     count = int(np.prod(dims))
@@ -124,40 +124,40 @@ def file_state(state: State, initial: InitialState, content: bytes) -> Tensor:
             )
         return Tensor.from_raw(datatype, dims, content[:size])
     try:
-        found = len(decode_elements(content))
+        elements = len(decode_elements(content))
     except TruncatedError as error:
-        found = error.complete
-    if found != count:
+        elements = error.complete
+    if elements != count:
         raise invalid(
             f"initial_state setting expects {count} strings, each behind its length in 4 bytes, but the data provided "
-            f"from {initial.file} has {found}"
+            f"from {initial.file} has {elements}"
         )
     return Tensor.from_raw(datatype, dims, content)
 
 
 class StateTable:
-    """The states that the sequences of a model begin with. `files` has those that come from files, by input name."""
+    """The states with which sequences of a model begin. `files` has the states that come from files, by input name."""
 
     def __init__(self, states: tuple[State, ...], batching: bool, files: Mapping[str, Tensor]) -> None:
         self.states = states
         self._batch: Shape = (1,) if batching else ()
         self._initial = {state.input_name: self._tensor(state, files.get(state.input_name)) for state in states}
 
-    def _tensor(self, state: State, found: Tensor | None) -> Tensor:
+    def _tensor(self, state: State, from_file: Tensor | None) -> Tensor:
         shape = (*self._batch, *state.initial_dims)
-        if found is not None:
-            return found.reshaped(shape)
+        if from_file is not None:
+            return from_file.reshaped(shape)
         return _zeros(state.datatype, shape)
 
     def fresh(self) -> "SequenceStates":
-        """Of a sequence that starts."""
+        """The states of a sequence that starts."""
         return SequenceStates(self.states, dict(self._initial), self._batch)
 
 
 class SequenceStates:
     """The states of one sequence between its requests.
 
-    Written by the thread that executes a request of it, read on the event loop's when that is over.
+    The thread that executes a request of the sequence writes them, and the event loop's thread reads them afterwards.
     """
 
     __slots__ = ("_batch", "_states", "inputs")
@@ -166,7 +166,7 @@ class SequenceStates:
         self._states = states
         self._batch = batch
         self.inputs: Mapping[str, Tensor] = inputs
-        """The next request's, by input name."""
+        """The states for the next request, by input name."""
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -175,12 +175,12 @@ class SequenceStates:
     def keep(
         self, model: str, outputs: Mapping[str, Array], row: int | None = None, rows: int = 1, *, some: bool = False
     ) -> None:
-        """Take the states for the next request out of an execution's outputs; of row `row` of `rows` if there are rows.
+        """Take the states for the next request from an execution's outputs; from row `row` of `rows` if there are rows.
 
-        With `some`, states that are not there stay as they are. Raises INTERNAL, and keeps all states as they were,
-        when the model does not give what its configuration says.
+        With `some`, missing states stay as they are. Raises INTERNAL, and leaves all states as they were, if the
+        outputs are not what the model configuration says.
         """
-        found = dict(self.inputs)
+        inputs = dict(self.inputs)
         for state in self._states:
             array = outputs.get(state.output_name)
             if array is None:
@@ -203,23 +203,25 @@ class SequenceStates:
                 if array.dtype != state.datatype.numpy:
                     raise _wrong(model, state, f"is of type {array.dtype}, expected {state.datatype.config_name}")
                 array = array.copy()  # the engine may use its memory again
-            found[state.input_name] = Tensor.from_array(array, state.datatype)
-        self.inputs = found
+            inputs[state.input_name] = Tensor.from_array(array, state.datatype)
+        self.inputs = inputs
 
     def _fits(self, state: State, shape: Shape) -> bool:
-        """Whether a sequence may go on with a state of this shape. Triton, which does not ask, passes any on."""
+        """Whether a sequence may go on with a state of this shape. Triton does not check that, and passes on any."""
         dims = [-1] * len(state.dims) if state.growable else state.dims
-        wanted = (*self._batch, *dims)
-        return len(shape) == len(wanted) and all(size in (-1, given) for size, given in zip(wanted, shape, strict=True))
+        expected = (*self._batch, *dims)
+        return len(shape) == len(expected) and all(
+            want in (-1, size) for want, size in zip(expected, shape, strict=True)
+        )
 
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the rows of a batch get that nobody's request is in: tensors of the same datatypes and shapes."""
+    """Tensors of the same datatypes and shapes, for rows in a batch that are no request's."""
     return {name: _zeros(tensor.datatype, tensor.shape) for name, tensor in tensors.items()}
 
 
 def _filled(datatype: Datatype, shape: Shape, value: Any) -> Tensor:
-    """A tensor that many requests share, so that nobody may write to it."""
+    """A tensor that many requests share, so it is read-only."""
     tensor = Tensor.from_array(np.full(shape, value, dtype=datatype.numpy), datatype)
     tensor.array.setflags(write=False)
     return tensor

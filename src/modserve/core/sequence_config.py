@@ -1,4 +1,4 @@
-"""What a configuration says of sequence batching, as frozen values (``sequence_batching`` of config.pbtxt)."""
+"""The configuration of sequence batching as frozen values (``sequence_batching`` of config.pbtxt)."""
 
 import enum
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ MICROSECOND_NS = 1000
 DEFAULT_IDLE_NS = 1_000_000 * MICROSECOND_NS
 
 CORRELATION_DATATYPES = (dtypes.UINT64, dtypes.INT64, dtypes.UINT32, dtypes.INT32, dtypes.BYTES)
-"""What a correlation id can be given to a model as."""
+"""The datatypes in which a model can take a correlation id."""
 
 
 class ControlKind(enum.Enum):
-    """What a control input tells the model of a request."""
+    """What a control input tells the model about a request."""
 
     START = "CONTROL_SEQUENCE_START"
     READY = "CONTROL_SEQUENCE_READY"
@@ -45,7 +45,7 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """An output that is kept, and given to the next request of its sequence as an input.
+    """An output that becomes an input of the next request of its sequence.
 
     `dims` leave out the batch dimension; -1 stands for any size, and such a size may differ from request to request.
     """
@@ -70,7 +70,7 @@ class DirectStrategy:
 
     max_queue_delay_ns: int = 0
     minimum_slot_utilization: float = 0.0
-    """The share of rows that need not wait for the delay."""
+    """The share of rows that, if filled, run without waiting for the delay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class OldestStrategy:
     preferred_batch_sizes: tuple[int, ...] = ()
     max_queue_delay_ns: int = 0
     preserve_ordering: bool = False
-    """Nothing to do: an instance runs one batch after the other, and answers in order."""
+    """Without effect: an instance runs one batch after the other, and responds in order."""
 
 
 Strategy: TypeAlias = DirectStrategy | OldestStrategy
@@ -90,19 +90,19 @@ Strategy: TypeAlias = DirectStrategy | OldestStrategy
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """How the requests of sequences are scheduled, and what the model is told of them."""
+    """How the requests of sequences are scheduled, and what the model learns about them."""
 
     strategy: Strategy = DirectStrategy()
     controls: tuple[Control, ...] = ()
     states: tuple[State, ...] = ()
     max_idle_ns: int = DEFAULT_IDLE_NS
-    """A sequence that has nothing to do for so long is ended."""
+    """A sequence ends when no request of it has come for so long."""
     iterative: bool = False
-    """The model may ask to run a request again; each is a sequence of its own."""
+    """The model may reschedule a request; each request is a sequence of its own."""
 
     @property
     def inputs(self) -> tuple[tuple[str, Datatype], ...]:
-        """The model's inputs that no client gives."""
+        """The inputs that the server makes, not the client."""
         controls = [(control.name, control.datatype) for control in self.controls]
         return (*controls, *((state.input_name, state.datatype) for state in self.states))
 

@@ -1,11 +1,8 @@
-"""What the server and the repository see of models. Both are implemented in `models/`."""
+"""A loaded model version, as the server, the front ends and other models see it. `models/` implements it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from .errors import ModserveError
 from .inflight import Inflight
 from .model_config import ModelConfig
 from .request import InferenceRequest
@@ -17,10 +14,10 @@ from .version import ModelId
 
 
 class Submitter(Protocol):
-    """Takes requests for a model version: a `Servable`, or what stands before one."""
+    """Takes requests for a model version: a `Servable`, or an object that stands before one."""
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """As `Servable.submit`."""
+        """Like `Servable.submit`."""
         ...
 
 
@@ -42,15 +39,24 @@ class Servable(Protocol):
     id: ModelId
     config: ModelConfig
     config_message: bytes
-    """The normalised ``inference.ModelConfig``, serialised: what the configuration calls echo."""
+    """The normalised ``inference.ModelConfig``, serialised: what the configuration calls return."""
     statistics: ModelStatistics
     labels: Mapping[str, tuple[str, ...]]
-    """The names of the classes of the outputs that have a label file, by output."""
+    """The names of the classes by output, for the outputs that have a label file."""
+
+    @property
+    def unready_reason(self) -> str | None:
+        """Why the version is not ready although it is loaded, such as lost instances; None while it is healthy.
+
+        Requests are still submitted to it; what changes is what readiness and the repository index say. Whoever changes
+        the value calls `ModelTable.on_change`.
+        """
+        ...
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """Check and queue a request; the answer comes to `sink`, never before this returns.
+        """Check and queue a request; the response comes to `sink`, never before this method returns.
 
-        Never waits. Raises `ModserveError` when the request is wrong or can not be taken; `sink` is then not called.
+        Never waits. Raises `ModserveError` when the request is wrong or cannot be taken; `sink` is then not called.
         """
         ...
 
@@ -59,7 +65,7 @@ class Servable(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of the engine. What has not been settled by now is failed."""
+        """Let go of the engine. What has not been settled by now fails."""
         ...
 
 
@@ -69,17 +75,17 @@ class RequestHolder(Protocol):
 
     @property
     def outstanding(self) -> int:
-        """An ensemble's own requests; those to its steps are counted by the models that run them."""
+        """Of an ensemble only its own requests; the models that run its steps count those to the steps."""
         ...
 
 
 @runtime_checkable
 class SequenceKeeper(Submitter, Protocol):
-    """A servable that lets the sequences that have begun go on while it drains, and refuses all other requests."""
+    """A servable that lets the sequences that have begun continue while it drains, and refuses all other requests."""
 
     @property
     def open_sequences(self) -> int:
-        """How many have begun and not ended."""
+        """How many sequences have begun and not ended."""
         ...
 
     def has_sequence(self, id: SequenceId) -> bool:
@@ -87,97 +93,20 @@ class SequenceKeeper(Submitter, Protocol):
         ...
 
     def abandon_sequence(self, id: SequenceId) -> None:
-        """If there is such a sequence, end it after those of its requests that have come: it begins anew elsewhere."""
+        """End a sequence after those of its requests that have come, if there is one: it begins again elsewhere."""
         ...
 
 
 class Handle(Protocol):
-    """A borrowed servable. Until it is given back it takes requests, also while its version is being unloaded."""
+    """A borrowed servable. It takes requests until it is released, also while its version is being unloaded."""
 
     @property
     def servable(self) -> Servable: ...
 
     def release(self) -> None:
-        """Give it back; once."""
+        """Return the servable; called once."""
         ...
 
 
 Borrow: TypeAlias = Callable[[str, int | None], Handle]
 """Lends the READY version of a model, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts."""
-
-
-class Lease(Protocol):
-    """A claim on a temporary directory, which is deleted when nobody holds it any more."""
-
-    def hold(self) -> None: ...
-
-    async def release(self) -> None: ...
-
-
-@dataclass(slots=True)
-class LoaderMemory:
-    """What a loader has read of a model directory already."""
-
-    draft: object | None = None
-    """The configuration, in a form that only the loader knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelDirectory:
-    """A model in a model repository, and the versions that are there, in ascending order."""
-
-    name: str
-    path: Path
-    versions: tuple[int, ...]
-    config: str | None = None
-    """A configuration as JSON, to be used in place of that in the directory."""
-    marks: Mapping[int | None, object] = field(default_factory=dict, compare=False)
-    """What the files were like when they were looked at: by version, and for None all outside the version directories.
-
-    Marks are compared for equality and nothing else.
-    """
-    lease: Lease | None = field(default=None, compare=False)
-    """Of a temporary directory, None for a model in a repository."""
-    memory: LoaderMemory = field(init=False, compare=False, repr=False, default_factory=LoaderMemory)
-    """So that all versions of a load have one configuration, also when the file changes meanwhile."""
-
-    def mark(self, version: int) -> object:
-        """Equal for two directories from which a version would be loaded alike."""
-        return self.path, self.config, self.marks.get(None), self.marks.get(version)
-
-    def same_files(self, other: "ModelDirectory") -> bool:
-        """Whether the files of both are the same, whatever configuration is used in place of theirs."""
-        return self.path == other.path and self.marks == other.marks
-
-
-class UnreadableModelError(ModserveError):
-    """A model's configuration can not be read: there is nothing to be tried."""
-
-
-class ModelLoader(Protocol):
-    """Makes servables out of model directories."""
-
-    async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
-        """Which of the versions its version policy selects.
-
-        Raises `UnreadableModelError`, or another `ModserveError` for an unusable configuration.
-        """
-        ...
-
-    async def needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
-        """The models, with their versions (None: any), that must be READY before this one is loaded.
-
-        None for a configuration that can not be read or used: `wanted_versions` tells what is wrong with it.
-        """
-        ...
-
-    async def load(self, model: ModelDirectory, version: int) -> Servable:
-        """Load one version; ready to take requests on return.
-
-        Raises `ModserveError`, leaving nothing behind; nor does a cancelled call, though what it began may end later.
-        """
-        ...
-
-    def forget(self, name: str) -> None:
-        """No version of a model is loaded any more: what was put aside for it is free."""
-        ...

@@ -35,7 +35,7 @@ class CudaRegion:
     byte_size: int
 
 
-class Lease(Protocol):
+class RegionLease(Protocol):
     """The regions that one request uses: none of them goes away before `release`. Usable from one thread at a time."""
 
     def read(self, place: Place) -> Buffer:
@@ -54,5 +54,5 @@ class Lease(Protocol):
         """The request is over. Later calls do nothing."""
 
 
-LeaseFactory: TypeAlias = Callable[[], Lease]
+LeaseFactory: TypeAlias = Callable[[], RegionLease]
 """Returns the one lease of a request, on first use a new one; requests without shared memory need none."""

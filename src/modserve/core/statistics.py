@@ -1,11 +1,12 @@
 """Cumulative counts of one model version: the one source of the statistics calls and of the metrics page.
 
-All of it is touched on the event loop's thread only. When each counter moves is Triton's statistics extension.
+Only the event loop's thread touches them. Triton's statistics extension says when each counter changes.
 """
 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -25,20 +26,18 @@ class FailureReason(Enum):
     """The label of ``nv_inference_request_failure``."""
 
     REJECTED = "REJECTED"
-    """The scheduler refused it, or it waited too long."""
+    """The scheduler refused the request, or it waited too long."""
     CANCELED = "CANCELED"
     BACKEND = "BACKEND"
     OTHER = "OTHER"
 
 
+@dataclass(slots=True, eq=False)
 class Duration:
     """How often something happened and how long it took altogether."""
 
-    __slots__ = ("count", "ns")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.ns = 0
+    count: int = 0
+    ns: int = 0
 
 
 class Histogram:
@@ -56,33 +55,30 @@ class Histogram:
         self.total += value * times
 
 
+@dataclass(slots=True, eq=False)
 class BatchStatistics:
-    """What executions of one batch size took."""
+    """How long executions of one batch size took."""
 
-    __slots__ = ("compute_infer", "compute_input", "compute_output")
-
-    def __init__(self) -> None:
-        self.compute_input = Duration()
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
 
 
+@dataclass(slots=True, eq=False)
 class ResponseStatistics:
-    """What the responses with one index took, over all requests of a decoupled model.
+    """How long the responses with one index took, over all requests of a decoupled model.
 
-    The time of a response goes from the one before it (the first: from the execution's start) until it is handed over.
-    `empty_response` counts the ends of requests that came without a response, `cancel` responses nobody waited for.
+    The time of a response begins with the response before it (for the first, with the execution) and ends when it is
+    handed over. `empty_response` counts requests that ended without a response of their own, `cancel` responses that
+    nobody waited for.
     """
 
-    __slots__ = ("cancel", "compute_infer", "compute_output", "empty_response", "fail", "success")
-
-    def __init__(self) -> None:
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
-        self.success = Duration()
-        self.fail = Duration()
-        self.empty_response = Duration()
-        self.cancel = Duration()
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    empty_response: Duration = field(default_factory=Duration)
+    cancel: Duration = field(default_factory=Duration)
 
 
 class BatchRecord(NamedTuple):
@@ -99,17 +95,17 @@ class BatchRecord(NamedTuple):
     elements: int = 0
     """The requests' rows times their lengths, in models whose batches are filled up."""
     padding: int = 0
-    """What was added to them."""
+    """The elements that filled the batch up."""
 
 
 class TunerDecision(NamedTuple):
-    """What a tuner made of a while's requests, for people to look at."""
+    """One decision of a tuner, by the requests of one window, for people to look at."""
 
     at_ms: int
     """Unix time."""
     reason: str
     p99_ns: int
-    """What 99 of 100 of them stayed below, from queueing to the end of their execution."""
+    """The latency that 99 of 100 of them stayed below, from queueing to the end of their execution."""
     per_second: float
     """Batch items executed."""
     delay_ns: int
@@ -142,6 +138,11 @@ class ModelStatistics:
         self.execution_count = 0
         self.pending = 0
         """Requests that wait in the scheduler."""
+        self.instances = 0
+        """How many it has, or should have; 0 for models without an engine of their own."""
+        self.instances_lost = 0
+        """How many of them are gone, and not made anew yet."""
+        self.instance_restarts = 0
         self.success = Duration()
         self.fail = Duration()
         self.queue = Duration()
@@ -153,29 +154,29 @@ class ModelStatistics:
         self.failures = dict.fromkeys(FailureReason, 0)
         self.batches: dict[int, BatchStatistics] = {}
         self.close_reasons: dict[str, int] = {}
-        """How many batches did not grow any more, by reason."""
+        """How many batches stopped growing, by reason."""
         self.elements = 0
-        """Of all batches, without what filled them up; counted in models that do fill them up."""
+        """Elements of requests in all batches, in models whose batches are filled up."""
         self.padding = 0
-        """What filled up all batches."""
+        """Elements that filled up all batches."""
         self.recent: deque[BatchRecord] = deque(maxlen=RECENT_BATCHES)
         self.tuner: TunerStatistics | None = None
-        """Of models whose batching tunes itself."""
+        """Only for models whose batching tunes itself."""
         self.responses: dict[int, ResponseStatistics] = {}
-        """By the response's index in its request; of decoupled models only."""
+        """By the response's index in its request; only for decoupled models."""
         self.request_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
 
     def record_failure(self, inflight: Inflight, reason: FailureReason, now_ns: int) -> None:
-        """An accepted request that got no answer."""
+        """Count an accepted request that failed."""
         self.fail.count += 1
         self.fail.ns += now_ns - inflight.request_start_ns
         self.failures[reason] += 1
 
     def record_execution(self, timing: ExecutionTiming, members: Sequence[Inflight], now_unix_ms: int) -> None:
-        """One execution that succeeded."""
+        """Count one execution that succeeded."""
         batch_size = timing.batch_size
         self.execution_count += 1
         reason = timing.close_reason
@@ -198,7 +199,7 @@ class ModelStatistics:
         self.batch_size_histogram.observe(batch_size)
 
     def record_response(self, index: int, kind: str, start_ns: int, output_start_ns: int, end_ns: int) -> None:
-        """One response of a decoupled model; `kind` is a field of `ResponseStatistics`: success, fail, …
+        """Count one response of a decoupled model; `kind` is a field of `ResponseStatistics`: success, fail, …
 
         A request's responses from the `MOST_INDEXES`-th on count as one index, so that statistics stay small.
         """
@@ -214,7 +215,7 @@ class ModelStatistics:
         _add(getattr(response, kind), end_ns - start_ns)
 
     def record_cache_hit(self, inflight: Inflight, looked_ns: int, now_ns: int) -> None:
-        """A request that was answered without being run; it took `looked_ns` to find that out."""
+        """Count a request whose response was in the cache; looking for it took `looked_ns`."""
         request_ns = now_ns - inflight.request_start_ns
         _add(self.success, request_ns)
         _add(self.queue, 0)
@@ -222,11 +223,11 @@ class ModelStatistics:
         self.request_histogram.observe(request_ns)
 
     def record_cache_miss(self, ns: int) -> None:
-        """A request that was run since nothing was known of it; looking for it and keeping its answer took `ns`."""
+        """Count a request that ran since it was not in the cache; looking for it and keeping its response took `ns`."""
         _add(self.cache_miss, ns)
 
     def record_successes(self, members: Sequence[Inflight], timing: ExecutionTiming, now_ns: int) -> None:
-        """The answered requests of one execution: each counts the whole batch's compute time, as in Triton."""
+        """Count the requests of one execution: each counts the whole batch's compute time, as in Triton."""
         count = len(members)
         if not count:
             return
@@ -256,7 +257,7 @@ def _add(duration: Duration, ns: int, count: int = 1) -> None:
 
 
 def failure_reason(error: ModserveError, by_backend: bool) -> FailureReason:
-    """Under which label a failure counts; `by_backend`: it happened while or after the model ran."""
+    """The label that a failure counts under; `by_backend`: it happened while or after the model ran."""
     if error.code is Code.CANCELLED:
         return FailureReason.CANCELED
     if by_backend:

@@ -73,7 +73,7 @@ class Tensor:
 
     @property
     def array(self) -> Array:
-        """The elements, of shape `shape`; BYTES tensors give an object array of ``bytes``. May be read-only.
+        """The elements, of shape `shape`; BYTES tensors give an object array of ``bytes``. Read-only over raw bytes.
 
         Raises INVALID_ARG when the raw bytes are no such tensor.
         """
@@ -83,6 +83,8 @@ class Tensor:
             assert raw is not None, "a tensor has bytes or an array: this is a bug"
             if self.datatype.size:
                 array = np.frombuffer(raw, dtype=self.datatype.numpy).reshape(self.shape)
+                if type(raw) is not bytes and array.flags.writeable:
+                    array.flags.writeable = False
             else:
                 array = _decoded(raw, math.prod(self.shape)).reshape(self.shape)
                 array.flags.writeable = False  # as for numbers

@@ -9,7 +9,7 @@ from .errors import ModserveError, invalid, not_found, unavailable
 
 _VERSION_DIRECTORY = re.compile(r"[1-9][0-9]*")
 _MOST_DIGITS = 1000
-"""Python refuses to read much longer numbers; leading zeros and spaces may make one long."""
+"""Python refuses to read much longer numbers; leading zeros may make a small number long."""
 _MOST_REASON = 1000
 
 
@@ -22,27 +22,27 @@ class ModelId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which of the versions on disk are served: the latest `latest` ones, or `specific` ones, or (neither set) all."""
+    """The versions of a repository that are served: the `latest` highest ones, the `specific` ones, or all of them."""
 
     latest: int = 0
     specific: tuple[int, ...] = ()
 
     def select(self, available: Iterable[int]) -> list[int]:
-        """The wanted versions in ascending order; specific versions that are not there are left out."""
+        """The versions to serve in ascending order; specific versions that are not available are left out."""
         present = sorted(set(available))
         if self.specific:
-            wanted = set(self.specific)
-            return [version for version in present if version in wanted]
+            specific = set(self.specific)
+            return [version for version in present if version in specific]
         return present[-self.latest :] if self.latest else present
 
 
 def parse_directory(name: str) -> int | None:
-    """The version a directory stands for: a positive integer without leading zeros, else None (it is ignored)."""
+    """The version in a directory: its name as a positive integer without leading zeros. None for other directories."""
     return int(name) if _VERSION_DIRECTORY.fullmatch(name) and _fits_long(name) else None
 
 
 def parse_requested(text: str) -> int | None:
-    """The version a request asks for; None (the latest) for an empty text.
+    """The version that a request names; None, which stands for the latest, for an empty text.
 
     Raises INVALID_ARG with Triton's texts for anything but an integer above 0.
     """
@@ -60,7 +60,7 @@ def parse_requested(text: str) -> int | None:
 
 
 def _fits_long(digits: str) -> bool:
-    """Whether a number of any length is one of 64 bits, as ``std::stol`` wants it."""
+    """Whether a number of any length has at most 64 bits, as ``std::stol`` requires."""
     return len(digits) <= _MOST_DIGITS and -(2**63) <= int(digits) < 2**63
 
 
@@ -84,14 +84,14 @@ def not_ready(name: str, version: int, why: str = "") -> ModserveError:
 
 
 def still_loading(name: str, version: int | None) -> ModserveError:
-    """Unlike in Triton, a failure that clients take for a passing one."""
+    """UNAVAILABLE, unlike in Triton, so that clients try again."""
     if version is not None:
         return not_ready(name, version, STILL_LOADING)
     return unavailable(no_available_versions(name, STILL_LOADING).message)
 
 
 def _because(why: str) -> str:
-    """The reason behind Triton's text, which clients may look for; cut where it becomes too long for an error."""
+    """The reason to put behind Triton's text, which clients may search for; a long reason is cut."""
     if not why:
         return ""
     return f": {why}" if len(why) <= _MOST_REASON else f": {why[:_MOST_REASON]}…"

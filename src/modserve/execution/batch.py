@@ -1,5 +1,6 @@
 """Merging requests into the arrays of one execution, and its outputs back into responses."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ def join(tensors: Sequence[Tensor]) -> Array:
 
 
 def checked(outputs: object, config: ModelConfig) -> Mapping[str, Array]:
-    """What an engine returned, if it is a mapping. Raises INTERNAL."""
+    """What an engine returned, if it is a mapping. Raises INTERNAL for anything else."""
     if not isinstance(outputs, Mapping):
         raise internal(
             f"model '{config.name}' gave an object of type {type(outputs).__name__}, expected a dict of arrays by name"
@@ -49,11 +50,14 @@ def checked(outputs: object, config: ModelConfig) -> Mapping[str, Array]:
 
 def copied(outputs: object, config: ModelConfig) -> dict[str, Array]:
     """The outputs of an engine that uses their memory again. Raises as `checked`."""
-    return {name: as_array(name, array, config).copy() for name, array in checked(outputs, config).items()}
+    return {
+        name: (value.array if isinstance(value, Tensor) else as_array(name, value, config)).copy()
+        for name, value in checked(outputs, config).items()
+    }
 
 
-def wanted_outputs(members: Sequence[Inflight]) -> tuple[str, ...]:
-    """The outputs that at least one of the requests asks for."""
+def requested_outputs(members: Sequence[Inflight]) -> tuple[str, ...]:
+    """The outputs that at least one of the requests must have."""
     names = members[0].output_names
     for inflight in members:
         if inflight.output_names != names:
@@ -66,13 +70,13 @@ def split(
 ) -> list[InferenceResponse]:
     """One response a request, each with its own rows of `outputs`, in the requests' order.
 
-    Raises INTERNAL if an output that somebody wants is not there, and when an output's type or number of rows is not
-    what the configuration promises.
+    Raises INTERNAL if a requested output is missing, and when an output's type or number of rows is not what the
+    configuration promises.
     """
     batching = config.batching
     rows = sum([inflight.batch_size for inflight in members]) if batching else 0
-    given = members[0].inputs if len(members) == 1 else _NOTHING
-    columns = {name: _column(name, outputs, rows, config, given) for name in wanted_outputs(members)}
+    inputs = members[0].inputs if len(members) == 1 else _NOTHING
+    columns = {name: _column(name, outputs, rows, config, inputs) for name in requested_outputs(members)}
     responses: list[InferenceResponse] = []
     start = 0
     for inflight in members:
@@ -110,21 +114,21 @@ def take_rows(name: str, outputs: Mapping[str, Array], sizes: Sequence[int], con
     return parts
 
 
-def as_array(name: str, given: object, config: ModelConfig) -> Array:
+def as_array(name: str, output: object, config: ModelConfig) -> Array:
     """An output as a plain array. Raises INTERNAL where there is none."""
-    if type(given) is np.ndarray:
-        return given
-    if given is None:
+    if type(output) is np.ndarray:
+        return output
+    if output is None:
         raise internal(f"model '{config.name}' gave no output '{name}'")
-    if not isinstance(given, np.ndarray):
+    if not isinstance(output, np.ndarray):
         raise internal(
-            f"output '{name}' of model '{config.name}' is an object of type {type(given).__name__}, expected an array"
+            f"output '{name}' of model '{config.name}' is an object of type {type(output).__name__}, expected an array"
         )
-    return given.view(np.ndarray)  # a subclass may say anything of itself
+    return output.view(np.ndarray)  # a subclass may say anything of itself
 
 
 def check_output(spec: TensorSpec, array: Array | None, config: ModelConfig) -> Array:
-    """What an engine gave, if it is there and of the configured type; raises INTERNAL otherwise."""
+    """The engine's output, if it is there and of the configured type; raises INTERNAL otherwise."""
     array = as_array(spec.name, array, config)
     if spec.datatype.size and array.dtype != spec.datatype.numpy:
         raise internal(
@@ -135,7 +139,7 @@ def check_output(spec: TensorSpec, array: Array | None, config: ModelConfig) -> 
 
 
 def single(
-    outputs: Mapping[str, Array],
+    outputs: Mapping[str, Array | Tensor],
     member: Inflight,
     config: ModelConfig,
     version: int,
@@ -143,21 +147,51 @@ def single(
 ) -> InferenceResponse:
     """One of the responses to one request. Raises INTERNAL as `split` does.
 
-    Decoupled models may give any of the wanted outputs in a response, with any number of rows.
+    Decoupled models may give any of the requested outputs in a response, with any number of rows.
     """
     names = member.output_names
     rows: int | None = member.batch_size
     if config.decoupled:
         names = tuple(name for name in names if name in outputs)
         rows = None
-    tensors = {name: _column(name, outputs, rows, config, member.inputs).whole for name in names}
+    tensors = {
+        name: _as_it_is(name, output, rows, config)
+        if isinstance(output := outputs.get(name), Tensor)
+        else _column(name, outputs, rows, config, member.inputs).whole
+        for name in names
+    }
     return InferenceResponse(config.name, version, tensors, member.request.id, parameters)
+
+
+def _as_it_is(name: str, output: Tensor, rows: int | None, config: ModelConfig) -> Tensor:
+    """An output that comes as a tensor, in its raw form perhaps. Raises INTERNAL as `split` does."""
+    spec = config.outputs_by_name[name]
+    shape = output.shape
+    if output.datatype is not spec.datatype:
+        raise internal(
+            f"output '{name}' of model '{config.name}' is of type {output.datatype.name}, "
+            f"but the model configuration says {spec.datatype.config_name}"
+        )
+    _check_rows(name, shape, rows, config)
+    received = output.received
+    if received is not None:
+        count = math.prod(shape)
+        size = output.datatype.size
+        if (len(received) != count * size) if size else (output.count_elements() != count):
+            raise internal(
+                f"output '{name}' of model '{config.name}' has {len(received)} bytes, which are no {count} elements of "
+                f"type {output.datatype.name}, as its shape {format_shape(shape)} says"
+            )
+    if spec.reshape is None:
+        return output
+    batch = shape[:1] if config.batching else ()
+    return output.reshaped((*batch, *_as_configured(spec, shape[len(batch) :], shape, config)))
 
 
 class _Column(NamedTuple):
     """One output of an execution, checked, from which requests take their rows.
 
-    `row_bytes` is 0 where rows can not be cut out of `raw`: BYTES, and empty items.
+    `row_bytes` is 0 where rows cannot be cut out of `raw`: BYTES, and empty items.
     """
 
     datatype: Datatype
@@ -172,31 +206,27 @@ _NOTHING: Mapping[str, Tensor] = {}
 
 def _column(
     name: str,
-    outputs: Mapping[str, Array],
+    outputs: Mapping[str, Array | Tensor],
     rows: int | None,
     config: ModelConfig,
-    given: Mapping[str, Tensor] = _NOTHING,
+    inputs: Mapping[str, Tensor] = _NOTHING,
 ) -> _Column:
-    """`rows` None: any number of them. `given` are the inputs of a request that runs alone."""
+    """`rows` None: any number of them. `inputs` are those of a request that runs alone."""
     spec = config.outputs_by_name[name]
     array = as_array(name, outputs.get(name), config)
     batch: Shape = ()
     item = array.shape
     if config.batching:
-        if not item or (rows is not None and item[0] != rows):
-            raise internal(
-                f"output '{name}' of model '{config.name}' has shape {format_shape(item)}, "
-                f"expected {'a row or more' if rows is None else rows} in the first dimension, as in the inputs"
-            )
+        _check_rows(name, item, rows, config)
         batch, item = item[:1], item[1:]
     if spec.reshape is not None:
-        item = _as_configured(spec, item, array, config)
+        item = _as_configured(spec, item, array.shape, config)
         array = array.reshape((*batch, *item))
     datatype = spec.datatype
     if datatype is dtypes.BYTES:
-        for tensor in given.values():
-            # Given back as it was, with its raw form.
-            if tensor.datatype is dtypes.BYTES and tensor.array is outputs[name] and not outputs[name].flags.writeable:
+        for tensor in inputs.values():
+            # An input that comes back as it was keeps its raw form.
+            if tensor.datatype is dtypes.BYTES and tensor.array is outputs[name] and not array.flags.writeable:
                 return _Column(datatype, item, b"", 0, tensor.reshaped(array.shape))
         try:
             return _Column(datatype, item, b"", 0, Tensor.from_array(array, datatype))
@@ -213,13 +243,21 @@ def _column(
     return _Column(datatype, item, raw, len(raw) // rows if rows else 0, whole)
 
 
-def _as_configured(spec: TensorSpec, item: Shape, array: Array, config: ModelConfig) -> Shape:
+def _check_rows(name: str, shape: Shape, rows: int | None, config: ModelConfig) -> None:
+    if config.batching and (not shape or (rows is not None and shape[0] != rows)):
+        raise internal(
+            f"output '{name}' of model '{config.name}' has shape {format_shape(shape)}, "
+            f"expected {'a row or more' if rows is None else rows} in the first dimension, as in the inputs"
+        )
+
+
+def _as_configured(spec: TensorSpec, item: Shape, full: Shape, config: ModelConfig) -> Shape:
     """The shape clients see of an output that the configuration reshapes: variable dimensions keep their order."""
     assert spec.reshape is not None, "only called for reshaped outputs: this is a bug"
     fits = len(item) == len(spec.reshape) and all(w in (-1, g) for w, g in zip(spec.reshape, item, strict=True))
     if not fits:
         raise internal(
-            f"output '{spec.name}' of model '{config.name}' has shape {format_shape(array.shape)}, "
+            f"output '{spec.name}' of model '{config.name}' has shape {format_shape(full)}, "
             f"but the model configuration reshapes it from {format_shape(spec.reshape)}"
         )
     variable = iter([got for want, got in zip(spec.reshape, item, strict=True) if want == -1])

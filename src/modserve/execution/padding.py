@@ -13,7 +13,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Array, Shape, Tensor, format_shape
 from modserve.core.timing import ExecutionTiming
 
-from .batch import join, take_rows, wanted_outputs
+from .batch import join, requested_outputs, take_rows
 
 _NONE = Padding({})
 
@@ -61,7 +61,7 @@ class PaddedLayout:
         sizes = [inflight.batch_size for inflight in members]
         added = rows_of(sum(sizes), self._sizes) - sum(sizes)
         columns: dict[str, list[Tensor]] = {}
-        for name in wanted_outputs(members):
+        for name in requested_outputs(members):
             column = take_rows(name, outputs, [*sizes, added] if added else sizes, config)
             columns[name] = self._cut(name, column, members) if name in unpad else column
         return [
@@ -82,14 +82,14 @@ class PaddedLayout:
         padding = self._padding
         spec = self._config.inputs_by_name[padding.mask]
         axis = 1 + padding.axes[padding.mask]
-        given = [inflight.inputs.get(padding.mask) for inflight in members]
-        tensors = [tensor for tensor in given if tensor is not None]
+        masks = [inflight.inputs.get(padding.mask) for inflight in members]
+        tensors = [tensor for tensor in masks if tensor is not None]
         if len(tensors) == len(members) and all(tensor.shape[axis] == length for tensor in tensors):
             return _with_rows(join(tensors), rows)
         item = tuple(length if size == -1 else size for size in spec.dims)
         out = np.zeros((rows, *item), spec.datatype.numpy)
         start = 0
-        for inflight, tensor in zip(members, given, strict=True):
+        for inflight, tensor in zip(members, masks, strict=True):
             end = start + inflight.batch_size
             out[(slice(start, end), *_up_to(axis, inflight.length))] = 1 if tensor is None else tensor.array
             start = end

@@ -33,7 +33,7 @@ def _cgroup_quota(root: Path) -> int:
 
 def placements(model: str, groups: Iterable[InstanceGroup], gpu_count: int) -> list[tuple[str, Placement]]:
     """A name and a place for each instance. Raises INVALID_ARG for a GPU that is not there."""
-    found: list[tuple[str, Placement]] = []
+    instances: list[tuple[str, Placement]] = []
     for group in groups:
         kind = group.kind
         if kind is InstanceKind.AUTO:
@@ -51,8 +51,8 @@ def placements(model: str, groups: Iterable[InstanceGroup], gpu_count: int) -> l
         for device in devices:
             for index in range(group.count):
                 suffix = f"_{device}" if kind is InstanceKind.GPU else ""
-                found.append((f"{group.name}{suffix}_{index}", Placement(kind, device)))
-    return found
+                instances.append((f"{group.name}{suffix}_{index}", Placement(kind, device)))
+    return instances
 
 
 def thread_share(cores: int, cpu_instances: int) -> int:

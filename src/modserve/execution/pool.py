@@ -1,47 +1,54 @@
-"""The instances of one model version: reserves free ones, runs batches on them, settles the requests."""
+"""The instances of one model version: which are free, which run what, and which are gone.
+
+An instance is in one of three states. *Free*: it is in `_free`, as often as it can take another execution. *Busy*: all
+of its places are taken. *Gone*: it was lost, is in `_free` no more, and finishes nothing; `revival` makes another one
+that takes its number. A slot that a scheduler holds is a place that was taken from `_free`; `run` or `release` ends
+that. Only the methods here move instances between the states, all on the event loop's thread.
+"""
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TypeAlias
 
-from modserve.backends.api import Executor
-from modserve.core.errors import Code, ModserveError, cancelled, forget_frames, unavailable
+from modserve.backends.api import (
+    AsyncInstance,
+    AsyncRequestInstance,
+    Executor,
+    InstanceLostError,
+)
+from modserve.core.errors import ModserveError, forget_frames, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
-from modserve.core.response import InferenceResponse
-from modserve.core.statistics import FailureReason, ModelStatistics
-from modserve.core.timing import ExecutionTiming
+from modserve.core.statistics import ModelStatistics
 from modserve.core.version import ModelId
 
-from .instance import Instance, Job
+from .instance import Instance, ThreadInstance
+from .job import Job
+from .loop_instance import LoopInstance
 from .quick import LONG_NS, LoopThread
-from .running import Again, Answer, Running
+from .revival import Clock, Make, Revival
+from .running import Report, Running, Stamp
+from .settlement import Observe, Settlement
 
 _log = logging.getLogger(__name__)
 
 _REFUSED = "refused"
 """`scheduling.batching.Reason` of the batches of one that a refused batch becomes."""
-_AT_ONCE = 64
-"""The responses of a larger batch are given in parts."""
-_TELL_NS = 1_000_000
-"""How long a part may take, so that the event loop is not held for longer."""
-
-Observe: TypeAlias = Callable[[ExecutionTiming, Sequence[Inflight]], None]
 
 
 class InstancePool:
-    """Implements `scheduling.BatchRunner`. Lives on the event loop's thread; the instances have theirs.
+    """Implements `scheduling.PinnedRunner`. Lives on the event loop's thread; some instances have threads of their own.
 
-    `on_settled` is told how many requests have just been settled. If it `may_be_quick`, batches run on the event loop's
-    own thread on those instances whose rule says that they are too short to be worth a hop. `observe` is told of each
-    execution that succeeded.
+    `on_settled` hears how many requests have just been settled. If it `may_be_quick`, batches run on the event loop's
+    own thread on those instances whose rule says that they are too short to be worth a hop. `observe` hears of each
+    execution that succeeded. `on_health` is called when `trouble` may have changed.
 
     A merged batch that the engine refuses runs once more, each request by itself, on the same instance, so that only
     those fail that are to blame. Only the executions that succeed are counted.
+
+    An instance that is lost fails what it runs, and nothing else. With `make` and `clock`, another one takes its place.
     """
 
     def __init__(
@@ -53,32 +60,71 @@ class InstancePool:
         on_settled: Callable[[int], None],
         loop: asyncio.AbstractEventLoop,
         may_be_quick: bool = False,
-        observe: Observe = lambda timing, members: None,
+        observe: Observe | None = None,
+        *,
+        make: Make | None = None,
+        clock: Clock | None = None,
+        on_health: Callable[[], None] = lambda: None,
     ) -> None:
         self.on_free: Callable[[], None] = lambda: None
-        self.on_done: Callable[[list[Inflight]], None] | None = None
-        self.on_again: Callable[[Inflight], None] = _never_again
+        self.on_lost: Callable[[int, ModserveError, bool], None] = lambda number, error, again: None
+        self.on_stuck: Callable[[ModserveError], None] = lambda error: None
+        self.trouble: ModserveError | None = None
+        """Why nothing can run, while no instance is left."""
         self._model = model
+        self._config = config
         self._statistics = statistics
-        self._on_settled = on_settled
+        self._settlement = Settlement(model, config, statistics, on_settled, loop, observe)
         self._loop = loop
-        self._observe = observe
-        self._decoupled = config.decoupled
+        self._may_be_quick = may_be_quick
+        self._on_health = on_health
         self._loop_thread = LoopThread()
-        self._to_tell: deque[tuple[Inflight, InferenceResponse]] = deque()
-        """Those of very large batches whose responses are still to be given, in order."""
+        self._revival: Revival | None = None
+        if make is not None and clock is not None:
+            self._revival = Revival(make, clock, loop.call_soon_threadsafe, self._revived, self._revival_failed)
         self._instances: list[Instance] = []
+        self._free: deque[Instance] = deque()
         try:
-            for name, engine in engines:
-                made = Instance(model, name, config, engine, self._done, self._tell, may_be_quick=may_be_quick)
-                self._instances.append(made)
+            for number, (name, engine) in enumerate(engines):
+                self._instances.append(self._instance(number, name, engine))
         except BaseException:
             self.end()
             raise
-        self._free = deque(self._instances)
+        for instance in self._instances:
+            self._free.extend([instance] * instance.max_in_flight)
+        statistics.instances = len(self._instances)
 
     def __repr__(self) -> str:
-        return f"InstancePool({self._model.name}, {len(self._free)} of {len(self._instances)} free)"
+        free = len(set(self._free))
+        return f"InstancePool({self._model.name}, {free} of {len(self._instances)} free)"
+
+    def _instance(self, number: int, name: str, engine: Executor) -> Instance:
+        model, config = self._model, self._config
+        if isinstance(engine, AsyncInstance | AsyncRequestInstance):
+            deliver = self._settlement.deliver
+            return LoopInstance(
+                model, name, config, engine, self._finish, deliver, self._lose, self._loop, number=number
+            )
+        quick = self._may_be_quick
+        return ThreadInstance(model, name, config, engine, self._done, self._deliver, number=number, may_be_quick=quick)
+
+    # For the scheduler
+
+    @property
+    def on_done(self) -> Callable[[list[Inflight]], None] | None:
+        return self._settlement.on_done
+
+    @on_done.setter
+    def on_done(self, callback: Callable[[list[Inflight]], None] | None) -> None:
+        self._settlement.on_done = callback
+
+    @property
+    def on_again(self) -> Callable[[Inflight], None]:
+        return self._settlement.on_again
+
+    @on_again.setter
+    def on_again(self, callback: Callable[[Inflight], None]) -> None:
+        self._settlement.on_again = callback
 
     def reserve(self) -> Instance | None:
         return self._free.popleft() if self._free else None
@@ -117,38 +163,32 @@ class InstancePool:
             self._run_one_by_one(slot, job)
             return
         # The scheduler goes on by itself when this returns: it need not be told of the free slot.
-        self._free.append(slot)
-        self._tell_done(job.members)
-        self._settle(job)
+        if job.error is None:
+            self._free.append(slot)
+        else:
+            self._set_free(slot, job)
+        self._settlement.tell_done(job.members)
+        self._settlement.settle(job)
 
     def remaining_ns(self, now_ns: int, run_ns: Callable[[int], int]) -> list[int]:
         """How long each instance is likely to be busy, by `run_ns`, which tells it of a batch size; 0 for free ones."""
-        found: list[int] = []
+        remaining: list[int] = []
         for instance in self._instances:
             if instance.job is None:
-                found.append(0)
+                remaining.append(0)
                 continue
             timing = instance.job.timing
-            found.append(max(0, (timing.compute_start_ns or now_ns) + run_ns(timing.batch_size) - now_ns))
-        return found
+            remaining.append(max(0, (timing.compute_start_ns or now_ns) + run_ns(timing.batch_size) - now_ns))
+        return remaining
 
-    def end(self) -> None:
-        """Let the threads end of a pool that nothing runs on. The engines' instances stay open. Does not wait."""
-        for instance in self._instances:
-            instance.end()
+    # Executions
 
-    def close(self) -> None:
-        """End all instances after what they are running. Blocks; not for the event loop's thread."""
-        with ExitStack() as stack:  # one that fails to close leaves no other open
-            for instance in reversed(self._instances):
-                stack.callback(instance.close)
-
-    def _tell(self, running: Running, answer: Answer) -> None:
-        """On any thread: one hop to the event loop for each answer of an engine that answers request by request."""
+    def _deliver(self, running: Running, report: Report | Stamp) -> None:
+        """On any thread: one hop to the event loop for each response of an engine that responds request by request."""
         try:
-            self._loop.call_soon_threadsafe(self._on_answer, running, answer)
+            self._loop.call_soon_threadsafe(self._settlement.deliver, running, report)
         except RuntimeError:
-            _log.debug("model '%s': a request was answered after the server's end", self._model.name)
+            _log.debug("model '%s': an engine responded after the server's end", self._model.name)
 
     def _done(self, instance: Instance, job: Job) -> None:
         """On the instance's thread: one hop to the event loop a batch."""
@@ -159,38 +199,46 @@ class InstancePool:
             _log.debug("model '%s': a batch ended after the server", self._model.name)
 
     def _finish(self, instance: Instance, job: Job) -> None:
-        timing = job.timing
+        timing, settlement = job.timing, self._settlement
         if instance.quick is not None:
             instance.quick.ran_on_thread(timing.compute_end_ns - timing.compute_start_ns, job.cpu_ns)
         if job.refused:
             self._run_one_by_one(instance, job)
             return
         if job.more:
-            self._settle(job)  # another job of the same batch has begun
+            settlement.settle(job)  # another job of the same batch has begun
             return
-        instance.job = None
-        self._free.append(instance)
+        self._set_free(instance, job)
         if job.running and self.on_done is not None:
-            self._settle(job)  # which tells of those whose sequences can go on in the next batch
+            settlement.settle(job)  # which tells of those whose sequences can go on in the next batch
             self._tell_free()
             return
-        if not job.running:  # requests that engines answer by themselves are done one by one
-            self._tell_done(job.members)
-        # The next batch starts before this one's answers are written: the engine should not wait for sockets.
+        if not job.running:  # requests that engines respond to by themselves are done one by one
+            settlement.tell_done(job.members)
+        # The next batch starts before this one's responses are written: the engine should not wait for sockets.
         self._tell_free()
-        self._settle(job)
+        settlement.settle(job)
+
+    def _set_free(self, instance: Instance, job: Job | None = None) -> None:
+        """One of the instance's executions is over. Of one that is gone no place is free."""
+        if job is None or instance.job is job:
+            instance.job = None
+        if job is not None and isinstance(job.error, InstanceLostError):
+            self._lose(instance, job.error)
+        if not instance.gone:
+            self._free.append(instance)
 
     def _tell_free(self) -> None:
         try:
             self.on_free()
         except Exception:
-            self._misbehaved("telling its scheduler of a free instance")
+            self._settlement.misbehaved("telling its scheduler of a free instance")
 
     def _run_one_by_one(self, instance: Instance, job: Job) -> None:
-        """The engine refused a batch: those who still wait for an answer run by themselves, on its thread."""
+        """The engine refused a batch: those who still wait for a response run by themselves, on the same instance."""
         assert job.error is not None, "set when the engine refused: this is a bug"
         if job.late:
-            self._refuse_late(job.late)
+            self._settlement.refuse_late(job.late)
         left = [inflight for inflight in job.members if not inflight.settled]
         _log.warning(
             "model '%s': a batch of %d requests failed, each of them runs once more by itself: %s",
@@ -199,11 +247,10 @@ class InstancePool:
             job.error.message,
         )
         if len(left) < len(job.members):
-            self._count_cancelled([inflight for inflight in job.members if inflight.settled])
+            self._settlement.count_cancelled([inflight for inflight in job.members if inflight.settled])
         forget_frames(job.error)
         if not left:
-            instance.job = None
-            self._free.append(instance)
+            self._set_free(instance)
             self._tell_free()
             return
         jobs = [Job([inflight], _REFUSED) for inflight in left]
@@ -215,177 +262,79 @@ class InstancePool:
         for one in jobs:
             instance.start(one)
 
-    def _settle(self, job: Job) -> None:
-        timing = job.timing
-        if job.late:
-            self._refuse_late(job.late)
-            if not job.members:
-                return
-        if job.again and not job.responses and job.error is None:
-            self._count_cancelled(job.members)  # it was settled before its turn came, and did not run
+    # Instances come and go
+
+    def _lose(self, instance: Instance, error: InstanceLostError) -> None:
+        """An instance is gone: what it still owes fails, and another one is made."""
+        if instance.gone:
             return
-        if job.error is None:
-            try:
-                self._observe(timing, job.members)
-            except Exception:
-                self._misbehaved("learning from an execution")
-        if job.running:
-            self._settle_running(job)
-        elif job.error is not None:
-            self._log_failure(job.error)
-            forget_frames(job.error)
-            self._fail(job.members, job.error)
-        else:
-            self._answer(job)
-
-    def _settle_running(self, job: Job) -> None:
-        """The execution is over; requests that have had their final answer are, too."""
-        if job.error is None:
-            try:
-                self._statistics.record_execution(job.timing, job.members, int(time.time() * 1e3))
-            except Exception:
-                self._misbehaved("counting an execution")
-        else:
-            self._log_failure(job.error)
-            forget_frames(job.error)
-        for running in job.running:
-            if running.filler:
-                continue
-            running.executed = True
-            if running.ended:
-                self._end(running)
-            elif job.error is not None:
-                now_ns = time.monotonic_ns()
-                self._on_answer(running, Answer(job.error, True, job.timing.compute_start_ns, now_ns, now_ns))
-
-    def _on_answer(self, running: Running, answer: Answer) -> None:
-        if running.ended:
-            return  # what an engine says after its execution has failed
-        inflight, what = running.inflight, answer.what
-        kind = "success"
-        if isinstance(what, Again):
-            running.again = running.ended = True
+        instance.gone = True
+        self._statistics.instances_lost += 1
+        if instance in self._free:
+            self._free = deque(each for each in self._free if each is not instance)
+        for running in list(instance.open):
             if running.executed:
-                self._end(running)
-            return
-        if inflight.cancelled:
-            kind = "cancel"
-        elif isinstance(what, ModserveError):
-            kind = "fail"
-            if answer.final:
-                running.error = what
-        elif what is None:
-            kind = "empty_response"
-        inflight.settle(what, answer.final)
-        if self._decoupled:
-            try:
-                self._statistics.record_response(
-                    running.answers, kind, answer.start_ns, answer.output_start_ns, answer.end_ns
-                )
-            except Exception:
-                self._misbehaved("counting a response")
-        running.answers += 1
-        if answer.final:
-            running.ended = True
-            if running.executed:
-                self._end(running)
+                self._settlement.fail_open(running, error)
+        wait = "it is not made anew"
+        if self._revival is not None:
+            wait_ns = self._revival.lost(instance.number, instance.close)
+            wait = f"another one is made in {wait_ns / 1e9:g} s"
+        _log.error("%s; %s", error.message, wait)
+        self._tell_of_loss(instance.number, error, again=False)
 
-    def _end(self, running: Running) -> None:
-        """Count a request that is over in every respect, unless it is to run again."""
-        inflight, now_ns = running.inflight, time.monotonic_ns()
-        if running.again and not inflight.settled:
-            self._statistics.pending += 1
-            self.on_again(inflight)
-            return
-        assert inflight.timing is not None, "set when its batch started: this is a bug"
+    def _tell_of_loss(self, number: int, error: ModserveError, *, again: bool) -> None:
+        """An instance was lost, or could not be made anew once more."""
+        if all(each.gone for each in self._instances):
+            self._set_trouble(error)
         try:
-            if inflight.cancelled:
-                self._statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
-            elif running.error is not None:
-                self._statistics.record_failure(inflight, FailureReason.BACKEND, now_ns)
-            else:
-                self._statistics.record_successes([inflight], inflight.timing, now_ns)
+            self.on_lost(number, error, again)
+            if self.trouble is not None and (again or self._revival is None):
+                self.on_stuck(error)
         except Exception:
-            self._misbehaved("counting a request")
-        self._tell_done([inflight])
-        self._on_settled(1)
+            self._settlement.misbehaved("telling its scheduler of a lost instance")
 
-    def _tell_done(self, members: list[Inflight]) -> None:
-        if self.on_done is not None:
-            try:
-                self.on_done(members)
-            except Exception:
-                self._misbehaved("telling its scheduler of requests that are done")
+    def _revived(self, number: int, engine: Executor) -> None:
+        name = self._instances[number].name
+        instance = self._instance(number, name, engine)
+        self._instances[number] = instance
+        self._free.extend([instance] * instance.max_in_flight)
+        self._statistics.instances_lost -= 1
+        self._statistics.instance_restarts += 1
+        _log.info("model '%s': instance '%s' runs again", self._model.name, name)
+        self._set_trouble(None)
+        self._tell_free()
 
-    def _answer(self, job: Job) -> None:
-        try:
-            self._count(job)
-        except Exception:
-            self._misbehaved("counting an execution")
-        members = job.members
-        if len(members) > _AT_ONCE or self._to_tell:
-            if not self._to_tell:
-                self._loop.call_soon(self._tell_some)
-            self._to_tell.extend(zip(members, job.responses, strict=True))
-            return
-        for inflight, response in zip(members, job.responses, strict=True):
-            inflight.settle(response)
-        self._on_settled(len(members))
+    def _revival_failed(self, number: int, error: ModserveError, wait_ns: int) -> None:
+        name = self._instances[number].name
+        # Whatever went wrong is no fault of those who wait.
+        failure = unavailable(
+            f"model '{self._model.name}', instance '{name}' was lost and cannot be made anew: {error.message}"
+        )
+        _log.error("%s; the next attempt is in %g s", failure.message, wait_ns / 1e9)
+        self._tell_of_loss(number, failure, again=True)
 
-    def _tell_some(self) -> None:
-        """Give the outcomes of a very large batch, or as many as do not hold the event loop for long."""
-        waiting, end_ns, told = self._to_tell, time.monotonic_ns() + _TELL_NS, 0
-        while waiting and time.monotonic_ns() < end_ns:
-            inflight, response = waiting.popleft()
-            inflight.settle(response)
-            told += 1
-        if waiting:
-            self._loop.call_soon(self._tell_some)
-        self._on_settled(told)
+    def _set_trouble(self, error: ModserveError | None) -> None:
+        self.trouble = error
+        self._on_health()
 
-    def _count(self, job: Job) -> None:
-        statistics, members, now_ns = self._statistics, job.members, time.monotonic_ns()
-        statistics.record_execution(job.timing, members, int(time.time() * 1e3))
-        answered = members
-        if any(inflight.settled for inflight in members):
-            answered = [inflight for inflight in members if not inflight.settled]
-            for inflight in members:
-                if inflight.settled:
-                    statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
-        statistics.record_successes(answered, job.timing, now_ns)
+    # The end
 
-    def _refuse_late(self, late: list[Inflight]) -> None:
-        """Those that did not run because it was too late when their batch began."""
-        for inflight in late:
-            inflight.timing = None
-        self._fail(late, unavailable("Request timeout expired"), FailureReason.REJECTED)
+    def end(self) -> None:
+        """Let the instances end of a pool that nothing runs on. The engines' instances stay open. Does not wait."""
+        self.stop_reviving()
+        for instance in self._instances:
+            instance.end()
 
-    def _count_cancelled(self, members: list[Inflight]) -> None:
-        """Those that were settled before they ran, or ran again."""
-        self._fail(members, cancelled())
+    def stop_reviving(self) -> None:
+        """No instance is made anew any more. Before `close`, which may be called on another thread."""
+        if self._revival is not None:
+            self._revival.end()
 
-    def _fail(
-        self, members: list[Inflight], error: ModserveError, reason: FailureReason = FailureReason.BACKEND
-    ) -> None:
-        now_ns = time.monotonic_ns()
-        for inflight in members:
-            try:
-                self._statistics.record_failure(
-                    inflight, FailureReason.CANCELED if inflight.settled else reason, now_ns
-                )
-            except Exception:
-                self._misbehaved("counting a failure")
-            inflight.settle(error)
-        self._on_settled(len(members))
-
-    def _misbehaved(self, doing: str) -> None:
-        """Something raised that must not: whoever has part in it, the requests go on."""
-        _log.exception("model '%s': %s failed", self._model.name, doing)
-
-    def _log_failure(self, error: ModserveError) -> None:
-        if error.code is Code.INTERNAL:
-            _log.error("model '%s': execution failed: %s", self._model.name, error.message, exc_info=error.__cause__)
-
-
-def _never_again(inflight: Inflight) -> None:
-    raise RuntimeError("a request is to run again, and its scheduler knows no such thing: this is a bug")
+    def close(self) -> None:
+        """End all instances after what they are running. Blocks; not for the event loop's thread."""
+        with ExitStack() as stack:  # one that fails to close leaves no other open
+            if self._revival is not None:
+                self.stop_reviving()
+                stack.callback(self._revival.close)
+            for instance in reversed(self._instances):
+                stack.callback(instance.close)

@@ -17,7 +17,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Array, Shape, Tensor, format_shape
 from modserve.core.timing import ExecutionTiming
 
-from .batch import check_output, join, take_rows, wanted_outputs
+from .batch import check_output, join, requested_outputs, take_rows
 
 Numbers = Sequence[int] | Sequence[Sequence[int]] | Array
 
@@ -45,9 +45,9 @@ _CONTENTS: Mapping[BatchInputKind, Callable[[Sequence[Shape]], Numbers]] = {
 }
 
 
-def batch_input(wanted: BatchInput, shapes: Sequence[Shape]) -> Array:
+def batch_input(spec: BatchInput, shapes: Sequence[Shape]) -> Array:
     """What tells the model of a batch; `shapes` are those of the source input, of each request, complete."""
-    return np.asarray(_CONTENTS[wanted.kind](shapes), dtype=wanted.datatype.numpy)
+    return np.asarray(_CONTENTS[spec.kind](shapes), dtype=spec.datatype.numpy)
 
 
 class RaggedLayout:
@@ -64,17 +64,17 @@ class RaggedLayout:
             if name in self._ragged:
                 tensors = [tensor.reshaped((math.prod(tensor.shape),)) for tensor in tensors]
             merged[name] = join(tensors)
-        for wanted in self._config.batch_inputs:
-            source = [inflight.inputs.get(wanted.source) for inflight in members]
+        for spec in self._config.batch_inputs:
+            source = [inflight.inputs.get(spec.source) for inflight in members]
             shapes = [tensor.shape for tensor in source if tensor is not None]
             if shapes:
-                array = batch_input(wanted, shapes)
-                merged.update(dict.fromkeys(wanted.targets, array))
+                array = batch_input(spec, shapes)
+                merged.update(dict.fromkeys(spec.targets, array))
         return merged
 
     def split(self, outputs: Mapping[str, Array], members: Sequence[Inflight], version: int) -> list[InferenceResponse]:
         config = self._config
-        parts = {name: self._parts(name, outputs, members) for name in wanted_outputs(members)}
+        parts = {name: self._parts(name, outputs, members) for name in requested_outputs(members)}
         return [
             InferenceResponse(
                 config.name, version, {name: parts[name][index] for name in inflight.output_names}, inflight.request.id
@@ -97,11 +97,11 @@ class RaggedLayout:
         spec = config.outputs_by_name[name]
         flat = check_output(spec, outputs.get(name), config).reshape(-1)
         shapes = [_filled_in(spec, tensor.shape, config.batching) for tensor in sources]
-        wanted = sum(_counts(shapes))
-        if wanted != flat.size:
+        expected = sum(_counts(shapes))
+        if expected != flat.size:
             raise internal(
                 f"output '{name}' of model '{config.name}' has {flat.size} elements, but with the shapes of input "
-                f"'{source}' the requests' parts have {wanted}: "
+                f"'{source}' the requests' parts have {expected}: "
                 + ", ".join(format_shape(shape) for shape in shapes[:8])
                 + (", …" if len(shapes) > 8 else "")
             )
@@ -121,8 +121,8 @@ def _filled_in(spec: TensorSpec, source: Shape, batching: bool) -> Shape:
     """
     model = spec.dims if spec.reshape is None else spec.reshape
     full = (-1, *model) if batching else model
-    found = tuple(source[place] if size == -1 else size for place, size in enumerate(full))
+    filled = tuple(source[place] if size == -1 else size for place, size in enumerate(full))
     if spec.reshape is None:
-        return found
-    variable = iter([got for want, got in zip(full[batching:], found[batching:], strict=True) if want == -1])
-    return (*found[:batching], *(next(variable) if size == -1 else size for size in spec.dims))
+        return filled
+    variable = iter([size for dim, size in zip(full[batching:], filled[batching:], strict=True) if dim == -1])
+    return (*filled[:batching], *(next(variable) if size == -1 else size for size in spec.dims))

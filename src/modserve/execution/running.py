@@ -1,29 +1,42 @@
-"""Requests in the hands of an engine that answers each by itself, as often as it likes, from any thread."""
+"""Requests in the hands of an engine that responds to each by itself, as often as it likes, from any thread."""
 
 import enum
+import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from modserve.backends.api import Values
 from modserve.core.errors import ModserveError, forget_frames, from_exception, internal
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
 from modserve.core.request import ParameterValue
 from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Array
+from modserve.core.sequence import SequenceId
+from modserve.core.tensor import Array, Tensor
 
 from .batch import checked, copied, single
 
+_log = logging.getLogger(__name__)
+
 
 class Again(enum.Enum):
-    """The engine wants to execute a request again."""
+    """The engine is to execute a request again."""
 
     AGAIN = enum.auto()
 
 
-class Answer(NamedTuple):
-    """What an engine said of a request. Stamps as for statistics.
+class Stamp(NamedTuple):
+    """An activity for the trace of a request."""
+
+    activity: str
+    ns: int
+
+
+class Report(NamedTuple):
+    """What an engine says of a request. Stamps as for statistics.
 
     A response, a failure, None for the end alone, or AGAIN for the end of this execution only.
     """
@@ -38,75 +51,183 @@ class Answer(NamedTuple):
 class Running:
     """The event loop's side: how far a request has come."""
 
-    __slots__ = ("again", "answers", "ended", "error", "executed", "filler", "inflight")
+    __slots__ = ("again", "ended", "error", "executed", "filler", "home", "inflight", "responses")
 
-    def __init__(self, inflight: Inflight) -> None:
+    def __init__(self, inflight: Inflight, home: "set[Running]") -> None:
         self.inflight = inflight
-        self.answers = 0
+        self.home = home
+        """Those that their instance has not given a final response to."""
+        self.responses = 0
         self.executed = False
-        """The engine's execution is over; answers may still come."""
+        """The engine's execution is over; responses may still come."""
         self.ended = False
-        """The engine has given its final answer."""
+        """The engine has given its final response."""
         self.error: ModserveError | None = None
         """What it ended with, if that was a failure."""
         self.again = False
-        """The engine asked for another execution in place of a final answer."""
+        """The engine asked for another execution in place of a final response."""
         self.filler = False
         """Nobody's request: nobody hears of it, and it counts nowhere."""
 
 
-Tell = Callable[[Running, Answer], None]
-"""Brings an answer to the event loop's thread, from any thread and in order."""
+Deliver: TypeAlias = Callable[[Running, Report | Stamp], None]
+"""Brings what an engine says to the event loop's thread, from any thread and in order."""
+
+
+class _Cancellation:
+    """Whom to tell when a request is cancelled. It takes the place of `Inflight.on_cancel`, and calls what was there.
+
+    It does not refer to the engine's side of the request, which fails when the engine lets go of it.
+    """
+
+    def __init__(self, inflight: Inflight) -> None:
+        self._before = inflight.on_cancel
+        self.callbacks: list[Callable[[], None]] = []
+
+    def __call__(self, inflight: Inflight) -> None:
+        if self._before is not None:
+            self._before(inflight)
+        self.call()
+
+    def call(self) -> None:
+        while self.callbacks:
+            try:
+                callback = self.callbacks.pop()  # which is atomic: a callback is called once
+            except IndexError:
+                return
+            try:
+                callback()
+            except Exception:
+                _log.exception("an engine failed when it heard that a request is cancelled")
 
 
 class RunningRequest:
     """Implements `backends.api.EngineRequest`: the engine's side."""
 
     def __init__(
-        self, running: Running, config: ModelConfig, version: int, tell: Tell, reuses_outputs: bool = False
+        self, running: Running, config: ModelConfig, version: int, deliver: Deliver, reuses_outputs: bool = False
     ) -> None:
-        inflight = running.inflight
-        self.id = inflight.request.id
-        self.outputs = inflight.output_names
-        self.parameters: Mapping[str, ParameterValue] = MappingProxyType(dict(inflight.request.parameters))
-        self.inputs: Mapping[str, Array] = {name: tensor.array for name, tensor in inflight.inputs.items()}
         self._running = running
         self._config = config
-        self._version = version
-        self._tell = tell
+        self._deliver = deliver
         self._reuses_outputs = reuses_outputs
         self._last_ns = time.monotonic_ns()
         self._ended = False
+        self._cancellation: _Cancellation | None = None
+        self.inflight = running.inflight
+        self.model_version = version
 
     def __repr__(self) -> str:
         return f"RunningRequest({self._config.name}, {self.id!r})"
 
     @property
+    def id(self) -> str:
+        return self.inflight.request.id
+
+    @property
+    def model_name(self) -> str:
+        return self._config.name
+
+    @cached_property
+    def inputs(self) -> Mapping[str, Array]:
+        return {name: tensor.array for name, tensor in self.inflight.inputs.items()}
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        return self.inflight.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.inflight.output_names
+
+    @cached_property
+    def parameters(self) -> Mapping[str, ParameterValue]:
+        return MappingProxyType(dict(self.inflight.request.parameters))
+
+    @property
+    def deadline_ns(self) -> int:
+        return self.inflight.deadline_ns
+
+    @property
+    def timeout_ns(self) -> int:
+        return self.inflight.request.timeout_ns
+
+    @property
+    def priority(self) -> int:
+        priority = self.parameters.get("priority", 0)
+        return priority if type(priority) is int else 0
+
+    @property
+    def correlation_id(self) -> SequenceId:
+        # Models without sequence batching get the parameter as it came.
+        sequence_id = self.parameters.get("sequence_id", 0)
+        return sequence_id if isinstance(sequence_id, int | str) else 0
+
+    @property
+    def sequence_start(self) -> bool:
+        return self.parameters.get("sequence_start") is True
+
+    @property
+    def sequence_end(self) -> bool:
+        return self.parameters.get("sequence_end") is True
+
+    @property
     def cancelled(self) -> bool:
-        return self._running.inflight.cancelled
+        return self.inflight.cancelled
+
+    def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
+        if self._ended:
+            return _nothing
+        if self._cancellation is None:
+            self._cancellation = self.inflight.on_cancel = _Cancellation(self.inflight)
+        callbacks = self._cancellation.callbacks
+        callbacks.append(callback)
+        if self.inflight.cancelled:
+            self._cancellation.call()
+
+        def withdraw() -> None:
+            if callback in callbacks:
+                callbacks.remove(callback)
+
+        return withdraw
+
+    def stamp(self, activity: str) -> None:
+        self._deliver(self._running, Stamp(activity, time.monotonic_ns()))
 
     def respond(
         self,
-        outputs: Mapping[str, Array],
+        outputs: Values,
         *,
         parameters: Mapping[str, ParameterValue] = MappingProxyType({}),
         final: bool = False,
-    ) -> None:
+        wait: bool = True,
+    ) -> bool:
         output_start_ns = time.monotonic_ns()
         what: InferenceResponse | ModserveError
         try:
-            outputs = (copied if self._reuses_outputs else checked)(outputs, self._config)
-            what = single(outputs, self._running.inflight, self._config, self._version, parameters)
-            if self._running.inflight.states is not None:
-                self._running.inflight.states.keep(self._config.name, outputs, some=True)
+            values: Values = checked(outputs, self._config)
+            if self._reuses_outputs:
+                values = copied(outputs, self._config)
+            what = single(values, self.inflight, self._config, self.model_version, parameters)
+            states = self.inflight.states
+            if states is not None:
+                arrays = {name: one.array if isinstance(one, Tensor) else one for name, one in values.items()}
+                states.keep(self._config.name, arrays, some=True)
         except Exception as error:
             what = from_exception(error, f"model '{self._config.name}'")
             forget_frames(what)
         # What is not decoupled has one response.
-        self._say(what, final or not self._config.decoupled, output_start_ns)
+        return self._say(what, final or not self._config.decoupled, output_start_ns, wait)
 
-    def fail(self, error: ModserveError, *, final: bool = True) -> None:
-        self._say(error, final or not self._config.decoupled, time.monotonic_ns())
+    def on_room(self, callback: Callable[[], None]) -> None:
+        flow = self.inflight.flow
+        if flow is None or self._ended:
+            callback()
+        else:
+            flow.on_room(callback)
+
+    def fail(self, error: ModserveError, *, final: bool = True, wait: bool = True) -> bool:
+        return self._say(error, final or not self._config.decoupled, time.monotonic_ns(), wait)
 
     def complete(self) -> None:
         if not self._ended:
@@ -116,23 +237,37 @@ class RunningRequest:
         batching = self._config.sequence_batching
         if batching is None or not batching.iterative:
             raise RuntimeError(
-                f"{self!r} can not run again: that takes sequence_batching {{ iterative_sequence: true }}"
+                f"{self!r} cannot run again: that takes sequence_batching {{ iterative_sequence: true }}"
             )
         self._say(Again.AGAIN, True, time.monotonic_ns())
 
-    def _say(self, what: InferenceResponse | ModserveError | Again | None, final: bool, output_start_ns: int) -> None:
+    def _say(
+        self,
+        what: InferenceResponse | ModserveError | Again | None,
+        final: bool,
+        output_start_ns: int,
+        wait: bool = True,
+    ) -> bool:
         if self._ended:
             raise RuntimeError(f"{self!r} has had its final response")
         self._ended = final
-        flow = None if final else self._running.inflight.flow
+        if final and self._cancellation is not None:
+            self._cancellation.callbacks.clear()
+        flow = None if final else self.inflight.flow
         if flow is not None:
             flow.given(what.size if isinstance(what, InferenceResponse) else 0)
         start_ns, self._last_ns = self._last_ns, time.monotonic_ns()
-        self._tell(self._running, Answer(what, final, start_ns, output_start_ns, self._last_ns))
-        if flow is not None:
+        self._deliver(self._running, Report(what, final, start_ns, output_start_ns, self._last_ns))
+        if flow is None:
+            return not final
+        if wait:
             flow.wait()
+        return flow.room
 
     def __del__(self) -> None:
-        # An engine that lets go of a request can not answer it any more, and somebody waits.
+        # An engine that lets go of a request cannot respond to it any more, and somebody waits.
         if not getattr(self, "_ended", True):
             self.fail(internal(f"model '{self._config.name}' let go of a request without a final response"))
+
+
+def _nothing() -> None: ...

@@ -19,14 +19,13 @@ from modserve.core.memory import UnsentResponses
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome, SingleResponseSink
 from modserve.core.servable import Handle, Servable, submit_traced
-from modserve.core.shared_memory import Lease
+from modserve.core.shared_memory import RegionLease
 from modserve.core.tracing import RequestTrace
+from modserve.frontends.offload import RequestMemory
 from modserve.protocol import reply
 from modserve.protocol.http import server_timing
 from modserve.protocol.reply import Reply
 from modserve.server import Server
-
-from .offload import RequestMemory
 
 
 class Wire(NamedTuple):
@@ -79,7 +78,7 @@ class Call(SingleResponseSink):
         self.reply: Reply = reply.JSON
         self.inflight: Inflight | None = None
         self.trace: RequestTrace | None = None
-        self.lease: Lease | None = None
+        self.lease: RegionLease | None = None
         """Of requests with tensors in shared memory."""
         self.memory: RequestMemory | None = None
         """Of requests that are read on a thread."""
@@ -109,7 +108,7 @@ class Call(SingleResponseSink):
         assert self.memory is not None, "made with the handle: this is a bug"
         return self.memory
 
-    def lend(self) -> Lease:
+    def lend(self) -> RegionLease:
         """The lease of the request, made on first use."""
         if self.lease is None:
             self.lease = self.server.shared_memory.lease()
@@ -226,7 +225,7 @@ class StreamCall(Call):
     def submit(self, request: InferenceRequest) -> None:
         super().submit(request)
         if self.inflight is not None and self.servable.config.decoupled:
-            self.inflight.pace(self.server.memory)
+            self.server.pace(self.inflight)
 
     def settle(self, outcome: Outcome, final: bool) -> None:
         if not self.ended:

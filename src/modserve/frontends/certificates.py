@@ -12,6 +12,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from modserve.settings import TlsFiles
+
 _log = logging.getLogger(__name__)
 
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
@@ -22,21 +24,6 @@ _ATTEMPTS = 3
 
 class CertificateError(Exception):
     """A file that cannot be used; the text names it, and the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files. With `mutual`, clients must present a certificate that those in `root` have signed."""
-
-    certificate: Path
-    """The server's own, followed by those between it and the root that its clients trust."""
-    key: Path
-    root: Path | None = None
-    mutual: bool = False
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return (self.certificate, self.key) if self.root is None else (self.certificate, self.key, self.root)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from modserve.config.platforms import FORMATS
+from modserve.config import FORMATS
 from modserve.core.version import parse_directory
 
 CONFIG_FILE = "config.pbtxt"

@@ -1,62 +1,42 @@
-"""A model version whose answers are kept: a request like one before is answered without running it."""
+"""A model version whose responses are kept: a request like one before gets its response without running."""
 
-import asyncio
 import time
 from dataclasses import replace
 
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome, ResponseSink
-from modserve.core.servable import RequestHolder, Servable
+from modserve.core.servable import Servable
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
 from modserve.resources.response_cache import ResponseCache, key
-from modserve.scheduling.ordering import ResponseOrder
+from modserve.scheduling.scheduler import Clock
+
+from .wrapper import ModelWrapper
 
 
-class CachedModel:
-    """Implements `core.servable.Servable` before another one, which has one answer a request.
+class CachedModel(ModelWrapper):
+    """Stands before a model or an ensemble that has one response for each request.
 
-    Ensembles too: what is kept is the answer of the whole, and a hit asks none of its models.
+    Of an ensemble the response of the whole is kept, and a hit runs none of its models.
     """
 
-    def __init__(self, servable: Servable, cache: ResponseCache, loop: asyncio.AbstractEventLoop) -> None:
-        self.id = servable.id
-        self.config = servable.config
-        self.config_message = servable.config_message
-        self.statistics = servable.statistics
-        self.labels = servable.labels
-        self._servable = servable
+    def __init__(self, servable: Servable, cache: ResponseCache, clock: Clock) -> None:
+        super().__init__(servable)
         self._cache = cache
-        self._loop = loop
+        self._clock = clock
         self._stopped = False
-        policy = servable.config.dynamic_batching
-        self._order = ResponseOrder() if policy is not None and policy.preserve_ordering else None
-
-    def __repr__(self) -> str:
-        return f"CachedModel({self._servable!r})"
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         if self._stopped:  # it says so itself
             return self._servable.submit(request, sink, now_ns)
         start_ns = time.monotonic_ns()
-        found = key(request)
-        kept = self._cache.get(self, found)
+        digest = key(request)
+        kept = self._cache.get(self, digest)
         looked_ns = time.monotonic_ns() - start_ns
-        held = self._order.behind(sink) if self._order is not None else None
         if kept is not None:
-            return self._answered(request, kept, held or sink, now_ns, start_ns, looked_ns)
-        keeper = _Keeper(self, found, looked_ns, held or sink)
-        try:
-            return self._servable.submit(request, keeper, now_ns)
-        except BaseException:
-            if self._order is not None and held is not None:
-                self._order.withdraw(held)
-            raise
-
-    @property
-    def outstanding(self) -> int:
-        return self._servable.outstanding if isinstance(self._servable, RequestHolder) else 0
+            return self._hit(request, kept, sink, now_ns, start_ns, looked_ns)
+        return self._servable.submit(request, _Keeper(self, digest, looked_ns, sink), now_ns)
 
     async def drain(self) -> None:
         self._stopped = True
@@ -66,14 +46,14 @@ class CachedModel:
         self._cache.forget(self)
         await self._servable.close()
 
-    def keep(self, found: bytes, response: InferenceResponse, looked_ns: int) -> None:
-        """The model has answered a request of which nothing was known."""
+    def keep(self, digest: bytes, response: InferenceResponse, looked_ns: int) -> None:
+        """The model has responded to a request that was not in the cache."""
         start_ns = time.monotonic_ns()
         if not self._stopped:
-            self._cache.put(self, found, response)
+            self._cache.put(self, digest, response)
         self.statistics.record_cache_miss(looked_ns + time.monotonic_ns() - start_ns)
 
-    def _answered(
+    def _hit(
         self,
         request: InferenceRequest,
         kept: InferenceResponse,
@@ -82,31 +62,31 @@ class CachedModel:
         start_ns: int,
         looked_ns: int,
     ) -> Inflight:
-        """A request whose answer is known, and comes when this has returned."""
+        """Take a request whose response is known. It comes in the next turn of the event loop."""
         inflight = Inflight(request, sink, request.inputs, tuple(kept.outputs), 0, None, now_ns)
         inflight.queue_start_ns = start_ns
 
-        def answer() -> None:
+        def respond() -> None:
             if inflight.settled:
                 self.statistics.record_failure(inflight, FailureReason.CANCELED, time.monotonic_ns())
                 return
             self.statistics.record_cache_hit(inflight, looked_ns, time.monotonic_ns())
-            # Tensors of their own: what is read from them is kept no longer than the answer.
+            # New tensors: what is converted in them is kept no longer than the response.
             outputs = {name: Tensor.from_raw(one.datatype, one.shape, one.raw) for name, one in kept.outputs.items()}
             inflight.settle(replace(kept, id=request.id, outputs=outputs))
 
-        self._loop.call_soon(answer)
+        self._clock.call_soon(respond)
         return inflight
 
 
 class _Keeper:
-    """Implements `core.response.ResponseSink`: puts the response into the cache on its way."""
+    """Implements `core.response.ResponseSink`: keeps the response on its way to the client."""
 
     __slots__ = ("_key", "_looked_ns", "_model", "_sink")
 
-    def __init__(self, model: CachedModel, found: bytes, looked_ns: int, sink: ResponseSink) -> None:
+    def __init__(self, model: CachedModel, digest: bytes, looked_ns: int, sink: ResponseSink) -> None:
         self._model = model
-        self._key = found
+        self._key = digest
         self._looked_ns = looked_ns
         self._sink = sink
 

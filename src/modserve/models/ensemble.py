@@ -1,4 +1,4 @@
-"""A loaded ensemble: checks requests, has other models answer them, and knows when all are settled."""
+"""A loaded ensemble: checks requests, lets other models run them, and knows when all are settled."""
 
 import asyncio
 import time
@@ -22,9 +22,11 @@ from modserve.scheduling.scheduler import Clock
 class EnsembleModel:
     """Implements `core.servable.Servable`. Made, and used, on the event loop's thread.
 
-    Its statistics are Triton's: next to no time in a queue, and as compute time the sum of what its steps took. The
-    composing models count what they do by themselves.
+    Its statistics are like Triton's: next to no time in a queue, and the sum of its steps' compute times. The composing
+    models count their own.
     """
+
+    unready_reason: str | None = None
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class EnsembleModel:
         self._outstanding = 0
         self._settled = asyncio.Event()
         self._settled.set()
-        self._scheduler = EnsembleScheduler(config, model_id.version, borrow, clock, self._done)
+        self._scheduler = EnsembleScheduler(config, model_id.version, borrow, clock, self._on_done)
 
     def __repr__(self) -> str:
         return f"EnsembleModel({self.id.name}, version {self.id.version}, {self._outstanding} outstanding)"
@@ -71,8 +73,8 @@ class EnsembleModel:
     async def close(self) -> None:
         self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request was answered"))
 
-    def _done(self, inflight: Inflight, timing: ExecutionTiming, error: ModserveError | None) -> None:
-        """Count a request that is over. A failure of a step is one of the other kinds, as in Triton."""
+    def _on_done(self, inflight: Inflight, timing: ExecutionTiming, error: ModserveError | None) -> None:
+        """Count a request that is over. The failure of a step is of the kind OTHER, as in Triton."""
         now_ns = time.monotonic_ns()
         if error is None:
             self.statistics.record_execution(timing, [inflight], int(time.time() * 1e3))

@@ -1,33 +1,31 @@
-"""From the configuration of an ensemble to a model that takes requests, once the models it is made of are READY."""
+"""From the configuration of an ensemble to a model that takes requests, once its models are READY."""
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from modserve import config as model_config
-from modserve.config import Draft
-from modserve.config.ensembles import validate_composition
+from modserve.config import Draft, validate_composition
 from modserve.core.errors import ModserveError, invalid, not_found
 from modserve.core.model_config import ModelConfig
 from modserve.core.servable import Borrow, Handle, Servable
 from modserve.core.version import ModelId
-from modserve.scheduling.scheduler import LoopClock
+from modserve.scheduling.scheduler import Clock
 
 from .ensemble import EnsembleModel
 
 
 @dataclass(frozen=True)
 class LoadedEnsemble:
-    """What can be said of an ensemble by itself."""
+    """What is known of an ensemble without its models."""
 
     complete: model_config.Complete
     labels: Mapping[str, tuple[str, ...]]
 
 
 def nothing_to_borrow(name: str, version: int | None) -> Handle:
-    """A `Borrow` for loaders that are asked for no ensembles."""
-    raise not_found(f"model '{name}' can not be asked by other models here")
+    """A `Borrow` for loaders whose models call no others."""
+    raise not_found(f"model '{name}' cannot be called by other models here")
 
 
 def read_ensemble(draft: Draft, *, auto_complete: bool) -> model_config.Complete:
@@ -37,9 +35,7 @@ def read_ensemble(draft: Draft, *, auto_complete: bool) -> model_config.Complete
     )
 
 
-def assemble(
-    model_id: ModelId, loaded: LoadedEnsemble, borrow: Borrow, loop: asyncio.AbstractEventLoop
-) -> EnsembleModel:
+def assemble(model_id: ModelId, loaded: LoadedEnsemble, borrow: Borrow, clock: Clock) -> EnsembleModel:
     """The ensemble, checked against its models. For the event loop's thread.
 
     It is decoupled if one of them is. Outputs without a label file have the labels of the outputs they come from.
@@ -56,7 +52,7 @@ def assemble(
         replace(config, decoupled=decoupled),
         message.SerializeToString(deterministic=True),
         borrow,
-        LoopClock(loop),
+        clock,
         labels,
     )
 
@@ -81,8 +77,8 @@ def _step_labels(config: ModelConfig, models: Mapping[tuple[str, int | None], Se
     assert config.ensemble is not None, "only called for ensembles: this is a bug"
     labels: dict[str, tuple[str, ...]] = {}
     for step in config.ensemble.steps:
-        found = models[step.model, step.version].labels
+        step_labels = models[step.model, step.version].labels
         for name, tensor in step.outputs.items():
-            if tensor in config.outputs_by_name and name in found:
-                labels.setdefault(tensor, found[name])
+            if tensor in config.outputs_by_name and name in step_labels:
+                labels.setdefault(tensor, step_labels[name])
     return labels

@@ -1,6 +1,7 @@
 """From a model directory to a model that takes requests."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -10,23 +11,26 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from modserve import config as model_config
-from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement, RequestInstance
+from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
+from modserve.core.loading import CONFIG_FILE, Blueprint, Listing, Needs, UnreadableModelError
 from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.core.sequence import file_state
-from modserve.core.servable import Borrow, ModelDirectory, Servable, UnreadableModelError
+from modserve.core.servable import Borrow, Servable
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.placement import placements, thread_share
 from modserve.resources.response_cache import ResponseCache
+from modserve.scheduling.scheduler import LoopClock
 
 from . import advice
-from .cached import CachedModel
+from .assembly import assemble_model, wrapped
+from .calls import ModelCalls, ModelControl
 from .ensemble_loader import LoadedEnsemble, assemble, nothing_to_borrow, read_ensemble
-from .model import Model
+from .instances import make_anew, make_instance, specs_of
+from .model import Opened
 
-CONFIG_FILE = "config.pbtxt"
 INITIAL_STATE_FOLDER = "initial_state"
 
 _log = logging.getLogger(__name__)
@@ -45,20 +49,22 @@ class LoaderOptions:
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """What a loading thread hands to the event loop."""
+class _Design:
+    """What all versions of a load share, from one reading of the configuration."""
 
-    config: ModelConfig
-    message: bytes
-    engine: BackendModel
-    instances: Sequence[tuple[str, Executor]]
-    any_thread: bool
-    labels: Mapping[str, tuple[str, ...]]
-    initial_states: Mapping[str, Tensor]
+    draft: model_config.Draft
+    versions: tuple[int, ...]
+    needs: Needs
+    cpu_instances: int
+    """Of all the versions."""
 
 
 class Loader:
-    """Implements `core.servable.ModelLoader`. Blocking work runs on `executor`. Ensembles `borrow` their models."""
+    """Implements `core.loading.ModelLoader`. Blocking work runs on `executor`.
+
+    Ensembles, and engines that call other models, `borrow` these; `control` is what such engines may do to them.
+    `on_health` is called when a model may have become ready, or not ready, by itself.
+    """
 
     def __init__(
         self,
@@ -66,102 +72,80 @@ class Loader:
         options: LoaderOptions,
         executor: futures.Executor,
         borrow: Borrow = nothing_to_borrow,
+        control: ModelControl | None = None,
+        on_health: Callable[[], None] = lambda: None,
     ) -> None:
         self._borrow = borrow
+        self._control = control
+        self._on_health = on_health
         self._registry = registry
         self._options = options
         self._executor = executor
         self._cpu_instances: dict[str, int] = {}
+        self._clock: LoopClock | None = None
         self._checked: set[str] = set()
         """The backends whose options have been looked at."""
 
-    async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
+    async def inspect(self, listing: Listing) -> Blueprint:
         loop = asyncio.get_running_loop()
-        doing = f"failed to look at model '{model.name}'"
-        versions, cpu_instances = await loop.run_in_executor(self._executor, _mapped, doing, self._inspect, model)
+        doing = f"failed to look at model '{listing.name}'"
+        design = await loop.run_in_executor(self._executor, _mapped, doing, self._inspect, listing)
         # Known before the first model loads, so that each gets its share of the cores from the start.
-        self._cpu_instances[model.name] = cpu_instances * len(versions)
-        return versions
+        self._cpu_instances[listing.name] = design.cpu_instances
+        return Blueprint(listing, design.versions, design.needs, functools.partial(self._load_version, design))
 
-    async def needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
+    async def _load_version(self, design: _Design, path: Path, version: int) -> Servable:
+        """Load one version from the model's directory at `path`."""
         loop = asyncio.get_running_loop()
-        doing = f"failed to look at model '{model.name}'"
-        return await loop.run_in_executor(self._executor, _mapped, doing, self._needs, model)
-
-    async def load(self, model: ModelDirectory, version: int) -> Servable:
-        loop = asyncio.get_running_loop()
+        name = design.draft.name
+        self._cpu_instances.setdefault(name, design.cpu_instances)
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        loading = self._executor.submit(_mapped, _doing(model, version), self._load, model, version, share)
+        calls = ModelCalls(ModelId(name, version), self._borrow, self._control, loop)
+        loading = self._executor.submit(
+            _mapped, _doing(name, version), self._load, design.draft, path, version, share, calls
+        )
         try:
             loaded = await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
             loading.add_done_callback(_discard)  # a load that has begun ends, and nobody takes what comes of it
             raise
+        cache = self._options.response_cache
+        clock = self._clock = self._clock or LoopClock(loop)
         if isinstance(loaded, LoadedEnsemble):
-            return self._cached(assemble(ModelId(model.name, version), loaded, self._borrow, loop), loop)
+            return wrapped(assemble(ModelId(name, version), loaded, self._borrow, clock), clock, cache)
         try:
-            made = Model(
-                ModelId(model.name, version),
-                loaded.config,
-                loaded.message,
-                loaded.engine,
-                loaded.instances,
-                loop,
-                any_thread=loaded.any_thread,
-                labels=loaded.labels,
-                initial_states=loaded.initial_states,
-            )
+            return assemble_model(ModelId(name, version), loaded, clock, cache)
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
-            raise from_exception(error, _doing(model, version)) from error
-        return self._cached(made, loop)
-
-    def _cached(self, servable: Servable, loop: asyncio.AbstractEventLoop) -> Servable:
-        if not servable.config.cached:
-            return servable
-        if self._options.response_cache is None:
-            _log.warning(
-                "model '%s' has response_cache enabled, but the server has no cache: every request is run. Start the "
-                "server with --cache-config=local,size=<bytes>",
-                servable.id.name,
-            )
-            return servable
-        return CachedModel(servable, self._options.response_cache, loop)
+            raise from_exception(error, _doing(name, version)) from error
 
     def forget(self, name: str) -> None:
         self._cpu_instances.pop(name, None)
 
-    def _inspect(self, model: ModelDirectory) -> tuple[list[int], int]:
-        draft = self._draft(model)
-        versions = draft.provisional().version_policy.select(model.versions)
-        cpu_instances = 0
-        if not draft.is_ensemble:
+    def _inspect(self, listing: Listing) -> _Design:
+        draft = self._draft(listing)
+        if draft.is_ensemble:
+            config, cpu_instances = draft.provisional(), 0
+        else:
             backend, config = self._backend(draft)
             cpu_instances = _count_cpu(_place(config, backend))
+        versions = tuple(config.version_policy.select(listing.versions))
         if not versions:
             failure = invalid(
-                f"at least one version must be available under the version policy of model '{model.name}'"
+                f"at least one version must be available under the version policy of model '{listing.name}'"
             )
-            raise _advised(failure, advice.versions(model.path, model.versions, self._registry.names))
-        return versions, cpu_instances
+            raise _advised(failure, advice.versions(listing.path, listing.versions, self._registry.names))
+        needs = config.ensemble.needs if config.ensemble is not None else {}
+        return _Design(draft, versions, needs, cpu_instances * len(versions))
 
-    def _needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
-        try:
-            text = (model.path / CONFIG_FILE).read_bytes() if model.config is None else model.config.encode()
-            if b"nsemble" not in text:  # of one that is none, the configuration need not be read again
-                return {}
-            ensembling = self._draft(model).provisional().ensemble
-        except (OSError, ModserveError):
-            return {}
-        return {} if ensembling is None else ensembling.needs
-
-    def _load(self, model: ModelDirectory, version: int, share: int) -> _Loaded | LoadedEnsemble:
-        draft = self._draft(model)
+    def _load(
+        self, draft: model_config.Draft, path: Path, version: int, share: int, calls: ModelCalls
+    ) -> Opened | LoadedEnsemble:
         if draft.is_ensemble:
             ensemble = read_ensemble(draft, auto_complete=self._options.auto_complete)
             for warning in ensemble.warnings:
                 _log.warning("%s", warning)
-            return LoadedEnsemble(ensemble, _read_labels(model.path, ensemble.config))
+            return LoadedEnsemble(ensemble, _read_labels(path, ensemble.config))
         backend, provisional = self._backend(draft)
         filename = provisional.default_model_filename or backend.default_model_filename
         places = _place(provisional, backend)
@@ -170,20 +154,22 @@ class Loader:
         source = ModelSource(
             config=provisional,
             version=version,
-            path=model.path / str(version) / filename,
-            model_directory=model.path,
+            path=path / str(version) / filename,
+            model_directory=path,
             cpu_threads=share,
             cpu_instances=max(1, _count_cpu(places)),
             placements=tuple(placement for _, placement in places),
             options=options,
+            models=calls,
+            write_config=functools.cache(lambda: model_config.to_text(draft.identified)),
         )
-        labels = _read_labels(model.path, provisional)
-        initial_states = _read_initial_states(model.path, provisional)
+        labels = _read_labels(path, provisional)
+        initial_states = _read_initial_states(path, provisional)
         try:
             engine = backend.open(source)
         except ModserveError as error:
             installed = self._registry.names
-            hint = advice.model_file(model.path, version, source.path, installed) if filename else ""
+            hint = advice.model_file(path, version, source.path, installed) if filename else ""
             raise _advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:
@@ -197,25 +183,35 @@ class Loader:
             )
             for warning in complete.warnings:
                 _log.warning("%s", warning)
-            for name, placement in _place(complete.config, backend):
-                instances.append((name, engine.instance(complete.config, placement)))
-                _check_instance(complete.config, instances[-1][1])
+            specs = specs_of(complete, _place(complete.config, backend))
+            for spec in specs:
+                instances.append((spec.name, make_instance(engine, spec)))
         except BaseException:
             _close_all(engine, instances)
             raise
         message = complete.message.SerializeToString(deterministic=True)
-        return _Loaded(complete.config, message, engine, instances, backend.any_thread, labels, initial_states)
+        return Opened(
+            complete.config,
+            message,
+            engine,
+            instances,
+            backend.any_thread,
+            labels,
+            initial_states,
+            lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),
+            self._on_health,
+        )
 
-    def _draft(self, model: ModelDirectory) -> model_config.Draft:
-        """The configuration as far as it is known without the engine's help; read once for all versions of a load."""
-        if isinstance(model.memory.draft, model_config.Draft):
-            return model.memory.draft
-        path = model.path / CONFIG_FILE
+    def _draft(self, listing: Listing) -> model_config.Draft:
+        """The configuration as far as it is known without the engine's help."""
+        path = listing.path / CONFIG_FILE
         try:
-            if model.config is None:
-                draft = model_config.read(path, model.name)
+            if listing.config is not None:
+                draft = model_config.read_override(listing.config, path, listing.name)
+            elif isinstance(listing.content, ModserveError):
+                raise listing.content
             else:
-                draft = model_config.read_override(model.config, path, model.name)
+                draft = model_config.decode(listing.content, path, listing.name)
         except ModserveError as error:
             raise UnreadableModelError(error.code, error.message) from error
         try:
@@ -223,10 +219,9 @@ class Loader:
         except ModserveError as error:
             if draft.backend or draft.is_ensemble:
                 raise
-            raise _advised(error, advice.layout(model.path, self._registry.names)) from error
-        if not draft.exists and (warning := advice.misspelt_config(model.path)):
-            _log.warning("model '%s': %s", model.name, warning)
-        model.memory.draft = draft
+            raise _advised(error, advice.layout(listing.path, self._registry.names)) from error
+        if not draft.exists and (warning := advice.misspelt_config(listing.path)):
+            _log.warning("model '%s': %s", listing.name, warning)
         return draft
 
     def _check_options(self, name: str, backend: Backend, options: Mapping[str, str]) -> None:
@@ -307,35 +302,16 @@ def _close_all(engine: BackendModel, instances: Sequence[tuple[str, Executor]]) 
             stack.callback(instance.close)
 
 
-def _check_instance(config: ModelConfig, instance: Executor) -> None:
-    """Whether the server can use an instance.
-
-    Raises INTERNAL for an object that is none, INVALID_ARG for what the server does to whole batches, where the engine
-    wants the single requests.
-    """
-    by_request = isinstance(instance, RequestInstance)
-    if not by_request and not callable(getattr(instance, "execute", None)):
-        raise internal(
-            f"backend '{config.backend}' made a {type(instance).__name__} for an instance, which has neither 'execute' "
-            "nor 'execute_requests'"
-        )
-    if config.fills_up and by_request:
-        raise invalid(
-            f"model '{config.name}': its parameters ask for padding ('padding.…' or 'scheduling.batch_sizes'), but "
-            f"backend '{config.backend}' gets requests one by one and merges them itself, if at all"
-        )
-
-
 def _advised(error: ModserveError, advice: str) -> ModserveError:
     """The same failure, with what to do about it behind its text."""
     return ModserveError(error.code, f"{error.message}\n{advice}") if advice else error
 
 
-def _doing(model: ModelDirectory, version: int) -> str:
-    return f"failed to load model '{model.name}' version {version}"
+def _doing(name: str, version: int) -> str:
+    return f"failed to load model '{name}' version {version}"
 
 
-def _discard(loading: "futures.Future[_Loaded | LoadedEnsemble]") -> None:
+def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
     if loading.cancelled() or loading.exception() is not None:
         return

@@ -1,4 +1,4 @@
-"""One log line for each request that failed, without what clients send filling the log or forging its lines."""
+"""One log line for each failed request. What clients send can neither fill the log nor forge its lines."""
 
 import asyncio
 import logging
@@ -9,17 +9,17 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 LINES_PER_SECOND = 10
-"""Requests that fail beyond that are counted, and their number is logged once the second is over."""
+"""Further failures are counted, and their number is logged once the second is over."""
 
 _MOST_NAME = 100
 _MOST_MESSAGE = 1000
-"""Characters of names and ids, and of messages. They may repeat what the client sent."""
+"""The length, in characters, of names and ids, and of messages, which may repeat what the client sent."""
 
 
 class FailureLog:
     """Writes at most `LINES_PER_SECOND` lines a second at level INFO. For the event loop's thread.
 
-    `clock` gives seconds. `call_later` takes seconds and what to call then; by default the running loop's.
+    `clock` returns seconds. `call_later` takes a delay in seconds and a callback; the default is the running loop's.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class FailureLog:
         self._clock = clock
         self._call_later = call_later
         self._second = -math.inf
-        """When the second began whose lines are counted."""
+        """The start of the second whose lines are counted."""
         self._lines = 0
         self._left_out = 0
 
@@ -40,10 +40,10 @@ class FailureLog:
     def record(
         self, protocol: str, model: str, version: int | str | None, request_id: str, status: object, message: str
     ) -> None:
-        """A request of `protocol` (``HTTP`` or ``gRPC``) was answered with `status`, which is no success.
+        """Logs a request of `protocol` (``HTTP`` or ``gRPC``) whose response has an error `status`.
 
-        `model`, `version` and `request_id` are as the client gave them, empty or None where it gave none or where they
-        are not known. Control characters in them are escaped, and long texts are cut.
+        `model`, `version` and `request_id` are as the client sent them; empty or None if it sent none or they are
+        unknown. Control characters in them are escaped, and long texts are cut.
         """
         if not _log.isEnabledFor(logging.INFO):
             return
@@ -54,7 +54,7 @@ class FailureLog:
             self._left_out += 1
             if self._left_out == 1:
                 later = self._call_later or asyncio.get_running_loop().call_later
-                later(self._second + 1.0 - now, self._tell_left_out)
+                later(self._second + 1.0 - now, self._log_left_out)
             return
         self._lines += 1
         parts = [f"{protocol} request failed"]
@@ -67,7 +67,7 @@ class FailureLog:
         parts.append(f"status {status}")
         _log.info("%s: %s", ", ".join(parts), _escaped(message, _MOST_MESSAGE))
 
-    def _tell_left_out(self) -> None:
+    def _log_left_out(self) -> None:
         count, self._left_out = self._left_out, 0
         _log.info("and %s more failed request%s", f"{count:,}", "" if count == 1 else "s")
 
@@ -77,8 +77,8 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str, most: int) -> str:
-    """On one line: nothing that is not printable is left, line separators and bidirectional marks included."""
+    """The text on one line, with everything escaped that is not printable: line separators, bidirectional marks, ..."""
     shown = text[:most]
     if not shown.isprintable():
-        shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in shown)
+        shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in shown)
     return shown if len(text) <= most else f"{shown}..."

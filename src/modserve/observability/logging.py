@@ -1,4 +1,4 @@
-"""Log lines, on standard error or in a file: which of them, and how they look, can be changed while the server runs."""
+"""Log lines on standard error or in a file. Their levels and their format can be changed while the server runs."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ _LETTERS = {logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "E"}
 
 
 class Logs:
-    """The log of a process: nothing is changed in Python's logging until `install`."""
+    """The log of a process. Python's logging stays as it is until `install`."""
 
     def __init__(self, settings: LogSettings | None = None) -> None:
         self._installed = False
@@ -23,24 +23,24 @@ class Logs:
         return self._settings
 
     def install(self) -> None:
-        """Write all that this process logs to the settings' file, or to standard error if they name none.
+        """Sends everything that this process logs to the settings' file, or to standard error if they name none.
 
-        Takes the place of what was set up for logging before. Raises OSError if the file cannot be opened.
+        Replaces the handlers of Python's root logger. Raises OSError if the file cannot be opened.
         """
         file = self._settings.file
         self._handler = logging.FileHandler(file, encoding="utf-8") if file else logging.StreamHandler(sys.stderr)
         self._installed = True
-        self._handler.addFilter(self._wants)
+        self._handler.addFilter(self._is_enabled)
         logging.getLogger().handlers[:] = [self._handler]
-        # Others' chatter about every connection is nobody's idea of verbose.
+        # Verbose logging is about modserve: these libraries would log every connection.
         for name in ("asyncio", "uvicorn", "grpc"):
             logging.getLogger(name).setLevel(logging.WARNING)
         self.change(self._settings)
 
     def change(self, settings: LogSettings) -> None:
-        """From now on."""
+        """Applies the settings to all later log lines."""
         self._settings = settings
-        self._wanted = {
+        self._enabled = {
             logging.INFO: settings.info,
             logging.WARNING: settings.warning,
             logging.ERROR: settings.error,
@@ -50,8 +50,8 @@ class Logs:
             self._handler.setFormatter(_FORMATTERS[settings.format])
             logging.getLogger().setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
 
-    def _wants(self, record: logging.LogRecord) -> bool:
-        return self._wanted.get(record.levelno, self._settings.verbose_level > 0)
+    def _is_enabled(self, record: logging.LogRecord) -> bool:
+        return self._enabled.get(record.levelno, self._settings.verbose_level > 0)
 
 
 class _Default(logging.Formatter):

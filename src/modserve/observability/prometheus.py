@@ -1,4 +1,4 @@
-"""The metrics page: Triton's names, and histograms of our own, read from the statistics when they are scraped."""
+"""The metrics page: Triton's names and histograms of our own, read from the statistics at each scrape."""
 
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from modserve.core.statistics import Histogram, ModelStatistics, TunerStatistics
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
 _NS = 1e9
-"""Nanoseconds of a second. Divided by, since 30_000_000_000 * 1e-9 is not 30."""
+"""Nanoseconds in a second. A divisor, since 30_000_000_000 * 1e-9 is not 30."""
 
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
@@ -47,6 +47,12 @@ _GAUGES: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_inference_pending_request_count", "Requests that wait to run", lambda s: s.pending),
     ("nv_model_load_duration_secs", "Seconds that loading the version took", lambda s: s.load_ns / _NS),
 )
+
+_INSTANCES: tuple[tuple[str, Callable[[ModelStatistics], int]], ...] = (
+    ("running", lambda s: s.instances - s.instances_lost),
+    ("lost", lambda s: s.instances_lost),
+)
+"""The states of instances, as `modserve_instances` counts them."""
 
 _CACHE_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_cache_num_hits_per_model", "Requests answered from the cache", lambda s: s.cache_hit.count),
@@ -84,7 +90,7 @@ _TUNER: tuple[tuple[str, str, Callable[[TunerStatistics], float]], ...] = (
 
 
 class StatisticsCollector(Collector):
-    """Metric families over the statistics of the models that `servables` gives at scrape time."""
+    """Metric families of the statistics of all models; `servables` returns the models at each scrape."""
 
     def __init__(self, servables: Callable[[], Iterable[Servable]]) -> None:
         self._servables = servables
@@ -102,6 +108,16 @@ class StatisticsCollector(Collector):
                 if servable.config.cached:
                     family.add_sample(name, labels, read(servable.statistics))
             yield family
+        instances = Metric("modserve_instances", "Instances by state; lost ones are about to be made anew", "gauge")
+        restarts = Metric("modserve_instance_restarts", "Instances made anew after they were lost", "counter")
+        for labels, servable in models:
+            statistics = servable.statistics
+            if statistics.instances:  # ensembles have none
+                for state, counted in _INSTANCES:
+                    instances.add_sample(instances.name, {**labels, "state": state}, counted(statistics))
+                restarts.add_sample("modserve_instance_restarts_total", labels, statistics.instance_restarts)
+        yield instances
+        yield restarts
         failures = Metric("nv_inference_request_failure", "Requests that failed, by reason", "counter")
         for labels, servable in models:
             for reason, count in servable.statistics.failures.items():
@@ -137,13 +153,13 @@ class StatisticsCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class ServerFigures:
-    """What a server has to say of itself, beside its models' statistics, at the time of a scrape."""
+    """The state of a server itself, besides the statistics of its models, at the time of a scrape."""
 
     version: str
     ready: bool
     index: Sequence[IndexEntry]
     in_flight: Mapping[str, int]
-    """Requests accepted and not settled, by model; models without any may be left out."""
+    """Requests that are accepted and not settled, by model; models without any may be absent."""
     connections: Mapping[str, int]
     """Open connections by protocol."""
     memory: MemoryBudget
@@ -162,11 +178,11 @@ _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
 )
 
 UNLOADED_STATE = "UNLOADED"
-"""The state, on this page, of a version that was unloaded on purpose. The index calls it UNAVAILABLE, as in Triton."""
+"""The state on this page of a version that was unloaded on purpose. The index, like Triton's, says UNAVAILABLE."""
 
 
 class ServerCollector(Collector):
-    """Metric families over the figures that `read` gives at scrape time."""
+    """Metric families of the server's figures; `read` returns them at each scrape."""
 
     def __init__(self, read: Callable[[], ServerFigures]) -> None:
         self._read = read
@@ -198,22 +214,22 @@ class ServerCollector(Collector):
 def registry(
     servables: Callable[[], Iterable[Servable]], figures: Callable[[], ServerFigures] | None = None
 ) -> CollectorRegistry:
-    """A registry of one server's metrics and its process's."""
-    found = CollectorRegistry()
+    """A registry of the metrics of one server and of its process."""
+    collectors = CollectorRegistry()
     if figures is not None:
-        found.register(ServerCollector(figures))
-    found.register(StatisticsCollector(servables))
-    ProcessCollector(registry=found)
-    return found
+        collectors.register(ServerCollector(figures))
+    collectors.register(StatisticsCollector(servables))
+    ProcessCollector(registry=collectors)
+    return collectors
 
 
-def render(found: CollectorRegistry) -> bytes:
-    """The page, in Prometheus' text format 0.0.4. As on Triton's, what has no samples is not mentioned.
+def render(collectors: CollectorRegistry) -> bytes:
+    """The page in Prometheus' text format 0.0.4. Like Triton's page, it leaves out families without samples.
 
-    prometheus_client's own writer would announce every counter as ``<name>_total``, which Triton's names lack.
+    prometheus_client's own writer would call every counter ``<name>_total``, unlike Triton.
     """
     lines: list[str] = []
-    for family in found.collect():
+    for family in collectors.collect():
         if not family.samples:
             continue
         name = family.name
@@ -235,7 +251,7 @@ def render(found: CollectorRegistry) -> bytes:
 
 
 def _place(label: tuple[str, str]) -> tuple[bool, str]:
-    """As on Triton's page: by name, a bucket's limit last."""
+    """Like Triton's page, sorts labels by name, with the limit of a bucket last."""
     return label[0] == "le", label[0]
 
 
@@ -253,7 +269,7 @@ def _labels(servable: Servable) -> dict[str, str]:
 def histogram_family(
     name: str, text: str, unit: float, rows: list[tuple[dict[str, str], Histogram]]
 ) -> HistogramMetricFamily:
-    """One family of histograms, by labels; bounds and sums are divided by `unit`."""
+    """A family of histograms, a row for each set of labels. Bounds and sums are divided by `unit`."""
     family = HistogramMetricFamily(name, text)
     for labels, histogram in rows:
         running = 0

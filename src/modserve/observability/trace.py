@@ -1,6 +1,6 @@
 """Traces of single requests: sampling by settings, and the activities of a sampled request.
 
-The settings, the sampling and the files are Triton's (its ``tracer.cc``); times are of the monotonic clock there, too.
+The settings, the sampling and the files are Triton's (``tracer.cc``), and so is the use of the monotonic clock.
 """
 
 import itertools
@@ -24,17 +24,17 @@ from .trace_records import Record, Stamp, TensorStamp, render
 _log = logging.getLogger(__name__)
 
 MOST_OF_ONE = 32 * 1024 * 1024
-"""Bytes of tensors that are kept of one trace, and of stamps as many again; what is more of it is left out."""
+"""Bytes of tensors that one trace keeps, and as many again of stamps; the rest is left out."""
 
 _STAMP_SIZE = 256
-"""About what a stamp keeps of memory."""
+"""Roughly the bytes of memory that a stamp takes."""
 
 
 class Tracer:
-    """The trace settings of a server, global and by model, and what they sample. Lives on the event loop's thread.
+    """The trace settings of a server, global and by model, and their sampling. For the event loop's thread.
 
-    `on` tells whether any request may be sampled; while it is false, `sample` need not be called. Settings of a model
-    are kept by its name, whether it is loaded or not. Call `close` in the end.
+    `on` is true while a request may be sampled; otherwise `sample` need not be called. A model's settings are kept by
+    its name, whether it is loaded or not. Call `close` at the end.
     """
 
     def __init__(self, settings: TraceSettings | None = None, writer: Writer | None = None) -> None:
@@ -54,45 +54,44 @@ class Tracer:
         return f"Tracer({'on' if self.on else 'off'}, {self.settings()}, own settings of {list(self._models)})"
 
     def settings(self, model: str = "") -> TraceSettings:
-        """Those that hold for a model, or for all that have none of their own; `count` is what remains of it."""
+        """The settings of a model, or of all models without their own; `count` is what remains of it."""
         return self._models.get(model, self._global).current
 
     def change(self, change: TraceChange, model: str = "") -> None:
-        """Change a model's settings or, for an empty name, those of all models for what they do not say themselves.
+        """Changes a model's settings or, for an empty name, the global ones: a model's own settings override them.
 
-        Holds for every request from now on; those being traced go on as they began. Counting begins anew.
+        Applies to all later requests; traces under way keep their settings. Counting starts again.
 
-        Raises INVALID_ARG, changing nothing, for settings that would trace but can not.
+        Raises INVALID_ARG, and changes nothing, for settings that would trace but cannot.
         """
         if not change:
             return
         settings: dict[str, tuple[TraceSettings, Mapping[str, Any]]] = {}
         if model:
-            found = self._models.get(model)
-            settings[model] = _changed(self._global.current, found, change)
+            settings[model] = _changed(self._global.current, self._models.get(model), change)
         else:
             settings[""] = _changed(self._start, self._global, change)
             for name, setting in self._models.items():
                 settings[name] = _changed(settings[""][0], setting, {})
-        for name, (wanted, _) in settings.items():
-            reason = _problem(wanted)
-            if not reason and name == model and wanted.level and change.get("count") == 0:
+        for name, (values, _) in settings.items():
+            reason = _problem(values)
+            if not reason and name == model and values.level and change.get("count") == 0:
                 reason = "trace count must be non-zero, -1 does not limit it"
             if reason:
                 raise invalid(f"Attempting to set invalid trace setting :{reason}")
-        for name, (wanted, own) in settings.items():
+        for name, (values, own) in settings.items():
             if not name:
                 self._retire(self._global)
-                self._global = self._setting(wanted, own)
+                self._global = self._setting(values, own)
                 continue
             if name in self._models:
                 self._retire(self._models.pop(name))
             if own:
-                self._models[name] = self._setting(wanted, own)
+                self._models[name] = self._setting(values, own)
         self._look()
 
     def sample(self, servable: Servable) -> "Trace | None":
-        """A trace of the request at hand if it is the turn of one; whoever takes it ends it."""
+        """A trace of this request if it is sampled. The caller ends it."""
         setting = self._models.get(servable.id.name, self._global)
         if not setting.hit():
             return None
@@ -104,7 +103,7 @@ class Tracer:
         return next(self._ids)
 
     def close(self) -> None:
-        """Write what there is and end. Blocks; call it once nothing is traced any more. May be called again."""
+        """Writes all traces and ends. Blocks. For when nothing is traced any more; may be called again."""
         if self._closed:
             return
         self._closed = True
@@ -147,10 +146,10 @@ class Tracer:
 
 
 class _Setting:
-    """Settings as they are applied: what is counted for them, and where their traces go.
+    """Settings in use: their counts, and the destination of their traces.
 
-    `own` has the fields that were set here, by name; the others are those of the settings behind. When they change,
-    another takes its place, so that traces under way keep theirs.
+    `own` has the fields that are set at this level, by name; the others come from the level behind. A change makes a
+    new object, so that traces under way keep theirs.
     """
 
     def __init__(self, settings: TraceSettings, own: Mapping[str, Any], output: Output) -> None:
@@ -176,7 +175,7 @@ class _Setting:
         return self._able and self.remaining != 0
 
     def hit(self) -> bool:
-        """Count a request; is it one to trace?"""
+        """Counts a request. Whether it is sampled."""
         if not self.live:
             return False
         self._samples += 1
@@ -188,7 +187,7 @@ class _Setting:
         return True
 
     def collect(self) -> bool:
-        """Count a trace that is complete; does it complete its file?"""
+        """Counts a complete trace. Whether it completes its file."""
         self.open -= 1
         self._collected += 1
         self._in_file += 1
@@ -201,7 +200,7 @@ class _Setting:
 
 
 def _problem(settings: TraceSettings) -> str:
-    """Why nothing can be traced although something should; empty if all is well."""
+    """Why these settings cannot trace although they should; empty if they can."""
     if not settings.level:
         return ""
     if not settings.rate:
@@ -212,7 +211,7 @@ def _problem(settings: TraceSettings) -> str:
 def _changed(
     behind: TraceSettings, setting: _Setting | None, change: TraceChange
 ) -> tuple[TraceSettings, Mapping[str, Any]]:
-    """The settings after a change, and the fields that are set in them; the others come from `behind`."""
+    """The settings after a change, and their own fields; the other fields come from `behind`."""
     own: dict[str, Any] = {} if setting is None else {name: getattr(setting.current, name) for name in setting.own}
     for name, value in change.items():
         if value is None:

@@ -9,23 +9,23 @@ from concurrent.futures import ThreadPoolExecutor
 _log = logging.getLogger(__name__)
 
 MOST_PENDING = 64 * 1024 * 1024
-"""Bytes of traces that may wait to be written; when the disk is slower than that, traces are left out."""
+"""Bytes of traces that may wait to be written. If the disk is slower, traces are left out."""
 
 _CHUNK = 1024 * 1024
 
 
 class JsonArray:
-    """A file with one JSON array, which is complete whenever no write is under way, also after one that failed."""
+    """A file with one JSON array. It is complete whenever no write is under way, even after a failed write."""
 
     def __init__(self, path: str) -> None:
-        """Nothing is opened before the first `append`."""
+        """Opens nothing: the first `append` does."""
         self.path = path
         self._file: int | None = None
         self._end = 0
-        """Where the closing bracket is."""
+        """The position of the closing bracket."""
 
     def append(self, chunks: Iterable[bytes]) -> None:
-        """Add the elements that `chunks` spell together, with commas between them. Raises OSError, adding nothing."""
+        """Adds the elements in `chunks`, with commas between them. Raises OSError; then nothing is added."""
         if self._file is None:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
             self._end = 0
@@ -36,23 +36,23 @@ class JsonArray:
                 position += _write(self._file, chunk, position)
             _write(self._file, b"]", position)
         except BaseException:
-            self._take_back()
+            self._truncate()
             raise
         self._end = position
 
     @property
     def empty(self) -> bool:
-        """Nothing has been added; there need not even be a file."""
+        """Whether nothing has been added. Then there may be no file either."""
         return not self._end
 
     def elements(self) -> Iterator[bytes]:
-        """What has been added, in chunks."""
+        """All elements, in chunks."""
         if self._file is not None:
             for start in range(1, self._end, _CHUNK):
                 yield os.pread(self._file, min(_CHUNK, self._end - start), start)
 
     def move(self, path: str) -> None:
-        """Go on under another name, whose file is replaced. Raises OSError."""
+        """Renames the file, and replaces a file of that name. Raises OSError."""
         os.replace(self.path, path)
         self.path = path
 
@@ -61,7 +61,7 @@ class JsonArray:
             os.close(self._file)
             self._file = None
 
-    def _take_back(self) -> None:
+    def _truncate(self) -> None:
         assert self._file is not None, "called for an open file: this is a bug"
         os.ftruncate(self._file, self._end)
         if self._end:
@@ -76,7 +76,7 @@ def _write(file: int, data: bytes, position: int) -> int:
 
 
 class TraceFiles:
-    """The files of one server: `path` itself, and those with an index behind it."""
+    """The files of one server: the main file `path`, and indexed files ``path.0``, ``path.1``, ..."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -93,9 +93,9 @@ class TraceFiles:
         return JsonArray(f"{self._path}.{self._next - 1}")
 
     def merge(self, array: JsonArray) -> None:
-        """What an indexed file holds goes into the main one, and its index is free if it is the last. Raises OSError.
+        """Moves the content of an indexed file into the main one, and frees the index if it is the last.
 
-        Nothing is lost if that fails: the indexed file then stays.
+        Raises OSError. Nothing is lost then: the indexed file stays.
         """
         last = array.path == f"{self._path}.{self._next - 1}"
         if self._main is None:
@@ -114,10 +114,10 @@ class TraceFiles:
 
 
 class Output:
-    """Where the traces of one setting go. Used on the writer's thread.
+    """The destination of the traces of one setting. For the writer's thread.
 
-    With `indexed`, to files of their own, each until `finish`. One that is not finished when the setting ends stays
-    as it is with `keep`, otherwise it goes into the main file.
+    With `indexed`, the traces have files of their own; `finish` completes each. When the setting ends, a file that is
+    not finished stays as it is with `keep`, and otherwise moves into the main file.
     """
 
     def __init__(self, files: TraceFiles, *, indexed: bool, keep: bool) -> None:
@@ -152,7 +152,7 @@ class Output:
 
 
 class Writer:
-    """Does what it is told in order, on one thread, which starts when it is first needed."""
+    """Runs work in order on one thread, which starts with the first piece of work."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trace")
@@ -162,7 +162,7 @@ class Writer:
         self._full = False
 
     def put(self, work: Callable[[], None], size: int = 0) -> None:
-        """Have `work` done, which keeps `size` bytes of memory; work that is too much by now is left out."""
+        """Runs `work`, which holds `size` bytes of memory, later. Drops it if too much work is pending."""
         with self._lock:
             full = self._pending > 0 and self._pending + size > MOST_PENDING
             if not full:
@@ -174,7 +174,7 @@ class Writer:
             self._thread.submit(self._do, work, size)
 
     def close(self) -> None:
-        """Do what was put, then end. Blocks."""
+        """Finishes all pending work and ends. Blocks."""
         self._thread.shutdown()
 
     def _do(self, work: Callable[[], None], size: int) -> None:
@@ -182,7 +182,7 @@ class Writer:
             work()
             self._failing = False
         except Exception as error:
-            if not self._failing:  # a full disk is told once, not with every trace
+            if not self._failing:  # a full disk is logged once, not with every trace
                 self._failing = True
                 foreign = None if isinstance(error, OSError) else error
                 _log.error("a trace can not be written, and is left out: %s", error, exc_info=foreign)

@@ -1,4 +1,4 @@
-"""Traces as Triton writes them to files: one JSON object a record."""
+"""Traces in the format of Triton's files: a JSON object for each record."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,12 @@ from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 
 _ELEMENTS = 16 * 1024
-"""As many elements are spelled at once, since each needs far more memory than its text."""
+"""Elements that are formatted at once: each needs far more memory than its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """An activity, and when it was, in nanoseconds of the monotonic clock."""
+    """An activity and its time, in nanoseconds of the monotonic clock."""
 
     ns: int
     activity: str
@@ -23,7 +23,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class TensorStamp:
-    """A tensor as it was at an activity."""
+    """A tensor at the time of an activity."""
 
     ns: int
     activity: str
@@ -35,7 +35,7 @@ Record: TypeAlias = Stamp | TensorStamp
 
 
 def render(trace_id: int, model: ModelId, request_id: str, records: Sequence[Record], parent_id: int = 0) -> bytes:
-    """The records of one trace, in the order of time and with commas between them, behind one that says whose it is."""
+    """The records of one trace by time, with commas between them. The first one names the trace and its model."""
     head: dict[str, object] = {"id": trace_id, "model_name": model.name, "model_version": model.version}
     if request_id:
         head["request_id"] = request_id
@@ -60,14 +60,14 @@ def render(trace_id: int, model: ModelId, request_id: str, records: Sequence[Rec
 def data(tensor: Tensor) -> str:
     """A tensor's elements with commas between them.
 
-    Numbers are decimal and as exact as they are, BOOL is 0 and 1, BYTES are quoted as in CSV, with a backslash escape
-    for what is no UTF-8.
+    Numbers are decimal and exact; BOOL is 0 or 1; BYTES are quoted like CSV, with backslash escapes for bytes that are
+    not UTF-8.
     """
-    return ",".join(_spelled(tensor))
+    return ",".join(_formatted(tensor))
 
 
-def _spelled(tensor: Tensor) -> Iterator[str]:
-    """The elements, or several of them at once."""
+def _formatted(tensor: Tensor) -> Iterator[str]:
+    """The elements, one or several at a time."""
     flat = tensor.array.reshape(-1)
     if tensor.datatype is dtypes.BYTES:
         for element in flat.tolist():
@@ -78,7 +78,7 @@ def _spelled(tensor: Tensor) -> Iterator[str]:
     elif tensor.datatype is dtypes.BF16:
         flat = flat.astype("f4")
     for start in range(0, len(flat), _ELEMENTS):
-        # Not by way of Python's floats: they would give a FP32 digits that it does not have.
+        # Without Python's floats, which would show more digits than an FP32 has.
         yield ",".join(flat[start : start + _ELEMENTS].astype("U").tolist())
 
 

@@ -1,12 +1,12 @@
-"""How long the event loop is held, and by what.
+"""Watches how long the event loop is held, and by what.
 
-Everything that clients see happens on one thread. A callback that does not return holds up every connection, liveness
-probes included. The loop is asked to beat every `PERIOD_S`; how late a beat comes is the loop's lag.
+Everything that clients see happens on one thread. A callback that does not return holds up every connection, including
+liveness probes. A timer beats on the loop every `PERIOD_S`; the loop's lag is how late a beat comes.
 
-A thread looks on: when a beat is overdue by the limit, it logs what the loop's thread is doing at that moment. When the
-beat comes, it logs how late it was, and how much of that time the loop's own thread was computing. A stall without
-computing is the doing of the machine (a stopped process, a throttled container), or of a thread that keeps the
-interpreter lock.
+A thread watches the beats. When one is overdue by the limit, the thread logs what the loop's thread is doing at that
+moment. When the beat comes, the loop logs how late it was, and how much of that time its own thread was computing. A
+stall without computing is caused by the machine (a stopped process, a throttled container), or by a thread that keeps
+the interpreter lock.
 """
 
 import asyncio
@@ -28,22 +28,22 @@ from .prometheus import histogram_family
 _log = logging.getLogger(__name__)
 
 PERIOD_S = 0.05
-"""Seconds between two beats: short enough to see every stall that matters, long enough to cost nothing measurable."""
+"""Seconds between two beats: short enough to see every stall that matters, long enough to have no measurable cost."""
 
 _MS = 1_000_000
 _BOUNDS_MS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000)
 _FRAMES = 15
-"""How many of the innermost frames are logged."""
+"""The number of innermost frames in the log."""
 _PAUSE_NS = 1_000 * _MS
-"""Between two stacks in the log, so that a loop that is always held does not fill the disk as well."""
+"""The time between two stacks in the log, so that a loop that is always held does not also fill the disk."""
 _ITS_OWN_DOING = 0.2
-"""The part of a stall that must have been computing for the process to be blamed."""
+"""The part of a stall that must be computing for the process to be the cause."""
 
 
 class Watchdog(Collector):
-    """Watches the running event loop from `start` until `stop`, and shows its lag to Prometheus.
+    """Watches the running event loop from `start` until `stop`, and collects its lag for Prometheus.
 
-    `limit_ms`: lag that is logged, in milliseconds; 0 logs nothing.
+    Logs a lag of more than `limit_ms` milliseconds; 0 logs nothing.
     """
 
     def __init__(self, limit_ms: int) -> None:
@@ -69,7 +69,7 @@ class Watchdog(Collector):
         self.stop()
 
     def start(self) -> None:
-        """Begin to watch. On the event loop's thread."""
+        """Starts watching. For the event loop's thread."""
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._stamp()
@@ -130,7 +130,7 @@ class Watchdog(Collector):
                 return
             now_ns, beat_ns = time.monotonic_ns(), self._beat_ns
             slept_ns = now_ns - before_ns
-            # Whoever stops the process stops this thread as well, and nobody is to blame.
+            # If the process was stopped, so was this thread: no callback is the cause.
             if now_ns - beat_ns < overdue_ns or beat_ns == self._logged_beat_ns or slept_ns > overdue_ns:
                 continue
             computed_ns = time.process_time_ns() - self._process_cpu_ns

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
-from modserve.core.shared_memory import Lease, Place
+from modserve.core.shared_memory import Place, RegionLease
 from modserve.protocol import classification, shared_memory
 
 
@@ -22,7 +22,7 @@ class Reply:
     classes: Mapping[str, int] = field(default_factory=dict)
     places: Mapping[str, Place] = field(default_factory=dict)
 
-    def apply(self, response: InferenceResponse, servable: Servable, lease: Lease | None) -> InferenceResponse:
+    def apply(self, response: InferenceResponse, servable: Servable, lease: RegionLease | None) -> InferenceResponse:
         """The response with its outputs written to shared memory, or replaced by their best classes.
 
         Raises INVALID_ARG for outputs that do not fit into their place, or that cannot be ranked.

@@ -7,7 +7,7 @@ from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid, unsupported
 from modserve.core.response import InferenceResponse
-from modserve.core.shared_memory import Lease, Place
+from modserve.core.shared_memory import Place, RegionLease
 from modserve.core.tensor import Buffer, Shape, Tensor
 from modserve.pb import inference as pb
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
@@ -19,8 +19,8 @@ _UNSIGNED = JsonTypeError("unsigned-integer", "unsigned-integer")
 _HIGHEST = 2**64 - 1
 
 
-def input_tensor(datatype: Datatype, shape: Shape, place: Place, lease: Lease) -> Tensor:
-    """An input that is in a region. Raises as `Lease.read` does.
+def input_tensor(datatype: Datatype, shape: Shape, place: Place, lease: RegionLease) -> Tensor:
+    """An input that is in a region. Raises as `RegionLease.read` does.
 
     BYTES are copied: their lengths are checked first and followed later, and the client could change them in between.
     """
@@ -28,7 +28,7 @@ def input_tensor(datatype: Datatype, shape: Shape, place: Place, lease: Lease) -
     return Tensor(datatype, shape, bytes(raw) if datatype is dtypes.BYTES else raw, None)
 
 
-def moved(response: InferenceResponse, places: Mapping[str, Place], lease: Lease) -> InferenceResponse:
+def moved(response: InferenceResponse, places: Mapping[str, Place], lease: RegionLease) -> InferenceResponse:
     """Write the outputs that belong into regions there; in the response they are left without data.
 
     Raises INVALID_ARG, having written nothing, if one is too large. Triton's code for that is INTERNAL, though it was

@@ -1,1 +1,1 @@
-"""Which model versions should be loaded, and are."""
+"""Where models come from, which of their versions should be served, and which are."""

@@ -1,19 +1,21 @@
-"""Which models are wanted. The start, polling and explicit calls each write it; the manager makes it so."""
+"""Which models should be served: the start, polling and explicit calls each say so, and the manager makes it so."""
 
 import asyncio
 import dataclasses
 import enum
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from modserve.core.errors import ModserveError, internal, invalid, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, State
-from modserve.core.servable import ModelDirectory
+from modserve.core.loading import Blueprint, Listing, Repository
 
-from . import overrides, poll, source
+from . import overrides
+from .background import Background
 from .manager import ModelManager
+from .scan import changes, scan
 
 _log = logging.getLogger(__name__)
 
@@ -24,9 +26,9 @@ _MOST_NAMES = 10
 
 class ControlMode(enum.Enum):
     NONE = "none"
-    """All models are loaded at the start, and that is it."""
+    """All models are loaded at the start, and no others later."""
     EXPLICIT = "explicit"
-    """Chosen models are loaded at the start, others when a client says so."""
+    """Some models are loaded at the start, others when a client requests them."""
     POLL = "poll"
     """All models are loaded at the start, and the repositories are looked through for changes."""
 
@@ -41,85 +43,92 @@ class ControlOptions:
 
 
 class ModelControl:
-    """The models which a server should serve. Lives on the event loop's thread."""
+    """The models that a server should serve. Lives on the event loop's thread.
 
-    def __init__(self, manager: ModelManager, repositories: Sequence[Path], options: ControlOptions) -> None:
+    Its tasks, which are the polling and the operations of clients, end in `stop`.
+    """
+
+    def __init__(self, manager: ModelManager, repositories: Sequence[Repository], options: ControlOptions) -> None:
         self._manager = manager
+        self._table = manager.table
         self._repositories = tuple(repositories)
         self._options = options
-        self._wanted: dict[str, ModelDirectory] = {}
-        self._asked: set[str] = set()
-        """The models that somebody asked for by name, or by asking for all."""
-        self._seen: dict[str, ModelDirectory | None] = {}
-        """What polling found the last time; None for what has to be looked at again."""
-        self._polling: asyncio.Task[None] | None = None
-        self._operations: set[asyncio.Task[None]] = set()
+        self._targets: dict[str, Blueprint] = {}
+        """What should be served."""
+        self._by_name: set[str] = set()
+        """The models that somebody requested by name, or by requesting all."""
+        self._seen: dict[str, Listing | None] = {}
+        """What polling saw the last time; None for a model that has to be looked at again."""
+        self._tasks = Background()
         self.waiting: tuple[str, ...] = ()
         """The models that were in the repositories at the start and were not loaded then."""
 
     def __repr__(self) -> str:
-        return f"ModelControl({self._options.mode.value}, {len(self._wanted)} models wanted)"
+        return f"ModelControl({self._options.mode.value}, {len(self._targets)} models wanted)"
 
     async def start(self) -> None:
         """Load what is to be loaded at the start, and begin to poll. Models that fail are states with reasons.
 
-        Raises INVALID_ARG if a repository can not be read.
+        Raises INVALID_ARG if a repository cannot be read.
         """
-        self._manager.expect(None)
+        self._table.expect(None)
         try:
             await self._start()
         finally:
-            self._manager.expect(())
+            self._table.expect(())
         if self._options.mode is ControlMode.POLL and self._options.poll_seconds:
-            self._polling = asyncio.create_task(self._keep_polling(self._options.poll_seconds))
+            self._tasks.start(self._keep_polling(self._options.poll_seconds))
 
     async def _start(self) -> None:
-        scan = await asyncio.to_thread(source.scan, self._repositories)
-        chosen = self._chosen(scan)
-        self._manager.expect(chosen & scan.models.keys())
-        for path in await asyncio.to_thread(source.loose_files, self._repositories):
-            _log.warning("'%s' is ignored: a model is a folder, such as '%s/1/model%s'", path, path.stem, path.suffix)
-        if not scan.models and not scan.duplicates:
-            where = ", ".join(f"'{path}'" for path in self._repositories)
-            _log.warning("there are no models in %s: each folder in it would be one", where)
-        for name in chosen & set(scan.duplicates):
+        counts = await self._names()
+        load = self._options.load
+        if self._options.mode is ControlMode.EXPLICIT and load != (ALL,):
+            present = await scan(self._repositories, load)
+            chosen = set(load)
+        else:
+            present = await scan(self._repositories)
+            chosen = {*present.models, *present.duplicates}
+        self._table.expect(chosen & present.models.keys())
+        for repository in self._repositories:
+            for remark in await repository.remarks():
+                _log.warning("%s", remark)
+        if not counts:
+            places = ", ".join(f"'{repository}'" for repository in self._repositories)
+            _log.warning("there are no models in %s: each folder in it would be one", places)
+        for name in chosen & set(present.duplicates):
             _log.error("model '%s' appears in two or more repositories, none of them is served", name)
-            self._manager.refuse(name, DUPLICATE)
-        for name in chosen - scan.models.keys() - set(scan.duplicates):
+            self._table.refuse(name, DUPLICATE)
+        for name in chosen - present.models.keys() - set(present.duplicates):
             failure = _not_in_repository(name)
             _log.error("%s", failure.message)
-            self._manager.refuse(name, failure.reason)
-        self._seen = dict(scan.models)
-        self._asked |= chosen
-        wanted = {name: directory for name, directory in scan.models.items() if name in chosen}
-        wanted |= await self._composing(wanted, scan.models.get)
-        self._wanted.update(wanted)
-        self.waiting = tuple(sorted(scan.models.keys() - wanted.keys()))
-        if wanted:
-            _log.info("loading %d model%s", len(wanted), "s" if len(wanted) > 1 else "")
-        await self._manager.update(wanted)
-        if waiting := sorted(scan.models.keys() - wanted.keys()):
-            _log.info("not loaded until a call or --load-model asks for them: %s", _some(waiting))
+            self._table.refuse(name, failure.reason)
+        self._seen = dict(present.models)
+        self._by_name |= chosen
+        targets = await self._manager.inspect(present.models.values())
+        targets |= await self._composing(targets)
+        self._targets.update(targets)
+        self.waiting = tuple(sorted(name for name in counts.keys() - targets.keys() if counts[name] == 1))
+        if targets:
+            _log.info("loading %d model%s", len(targets), "s" if len(targets) > 1 else "")
+        await self._manager.update(targets)
+        if self.waiting:
+            _log.info("not loaded until a call or --load-model asks for them: %s", _some(self.waiting))
 
     async def stop(self) -> None:
-        """End polling and what clients have asked for, finish what is in flight, and unload everything."""
-        ending = {*self._operations, *([self._polling] if self._polling is not None else [])}
-        for task in ending:
-            task.cancel()
-        if ending:
-            await asyncio.wait(ending)
-        self._wanted.clear()
-        await self._manager.reconcile(self._wanted)
+        """End polling and the operations of clients, finish what is in flight, and unload everything."""
+        await self._tasks.cancel()
+        self._targets.clear()
+        await self._manager.reconcile(self._targets)
 
     # Explicit calls
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Load a model, or load it again; on return it is READY in all its versions.
 
-        What is READY already, and has not changed since, is left alone. If a version fails, none is taken, and what was
-        served is served on. The models that it is made of are loaded before it. `config` (JSON) takes the place of the
-        model's configuration, until the model's files change or it is unloaded; `files`, by path in the model's
-        directory, that of all its files, for this load only. A caller that goes away changes nothing.
+        A version that is READY and has not changed is left alone. If a version fails, none is taken, and what was
+        served serves on. The models that it is made of are loaded before it. `config` (JSON) replaces the model's
+        configuration until the model's files change or it is unloaded; `files`, by path in the model's directory,
+        replace all its files, for this load only. A caller that goes away changes nothing.
 
         Raises INVALID_ARG or INTERNAL, as Triton does, and UNAVAILABLE when the mode is not explicit.
         """
@@ -130,97 +139,85 @@ class ModelControl:
         await self._operate(self._load(name, config, files or {}))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """Take a model out of service, after what is being done with it already.
+        """Take a model out of service, after the operations on it that have begun.
 
         Returns when it takes nothing new; what it has accepted is finished later. With `dependents`, also the models
-        that it is made of, unless somebody asked for them by name or something else needs them. A model that is not
+        that it is made of, unless somebody requested them by name or another model needs them. A model that is not
         loaded is no error. Raises UNAVAILABLE when the mode is not explicit.
         """
         self._check_explicit()
         await self._operate(self._unload(name, dependents))
 
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
-        directory = await asyncio.to_thread(self._directory, name, config, files)
-        before = self._wanted.get(name)
-        if config is None and before is not None and before.lease is None and directory.same_files(before):
-            directory = before
-        self._wanted[name] = directory
-        done = False
+        if not files:
+            await self._load_from(self._repositories, name, config)
+            return
+        temporary = await asyncio.to_thread(overrides.write, name, files)
         try:
-            composing = await self._composing({name: directory}, self._find)
-            self._wanted |= composing
-            failures = await self._manager.update({**composing, name: directory}, together=True)
-            done = name not in failures
-            if done:
-                self._asked.add(name)
+            await self._load_from([temporary], name, config)
         finally:
-            if not done and self._wanted.get(name) is directory:
-                del self._wanted[name]
-                if before is not None:
-                    self._wanted[name] = before
-            if directory.lease is not None:
-                await directory.lease.release()
-        if not done:
-            raise failures[name]
+            await temporary.release()
+
+    async def _load_from(self, repositories: Sequence[Repository], name: str, config: str | None) -> None:
+        present = await scan(repositories, (name,))
+        if name in present.duplicates:
+            raise internal(f"{_not_in_repository(name).message}: {DUPLICATE}")
+        if name not in present.models:
+            raise _not_in_repository(name)
+        listing = dataclasses.replace(present.models[name], config=config)
+        former = self._targets.get(name)
+        if config is None and former is not None and former.failure is None and listing.same_files(former.listing):
+            target = former  # also with the configuration that came with it
+        else:
+            target = (await self._manager.inspect([listing]))[name]
+        self._targets[name] = target
+        try:
+            composing = await self._composing({name: target})
+            self._targets |= composing
+            failures = await self._manager.update({**composing, name: target}, together=True)
+            if name in failures:
+                raise failures[name]
+            self._by_name.add(name)
+        except BaseException:
+            if self._targets.get(name) is target:
+                del self._targets[name]
+                if former is not None:
+                    self._targets[name] = former
+            raise
 
     async def _unload(self, name: str, dependents: bool) -> None:
-        self._wanted.pop(name, None)
-        self._asked.discard(name)
-        for gone in await self._manager.unload(name, dependents, self._asked):
-            self._wanted.pop(gone, None)
+        self._targets.pop(name, None)
+        self._by_name.discard(name)
+        for gone in await self._manager.unload(name, dependents, self._by_name):
+            self._targets.pop(gone, None)
 
-    def _directory(self, name: str, config: str | None, files: Mapping[str, bytes]) -> ModelDirectory:
-        """What a load is to be made from. Blocking."""
-        if files and config is not None:
-            return overrides.write(name, config, files)
-        paths = source.locate(self._repositories).get(name, [])
-        if not paths:
-            raise _not_in_repository(name)
-        if len(paths) > 1:
-            raise internal(f"{_not_in_repository(name).message}: {DUPLICATE}")
-        return dataclasses.replace(source.read_model(paths[0]), config=config)
+    async def _composing(self, targets: Mapping[str, Blueprint]) -> dict[str, Blueprint]:
+        """The other models to load for these: all that they are made of, directly or not, and that is to be found.
 
-    def _find(self, name: str) -> ModelDirectory | None:
-        """A model in the repositories, None if it is not there or they can not be read. Blocking."""
-        try:
-            return self._directory(name, None, {})
-        except ModserveError:
-            return None
-
-    async def _composing(
-        self, wanted: Mapping[str, ModelDirectory], find: Callable[[str], ModelDirectory | None]
-    ) -> dict[str, ModelDirectory]:
-        """What else is to be loaded for these models: what they are made of, and so on, as far as it can be found.
-
-        What is loaded with a configuration or files of its own stays as it is.
+        A model that was loaded with a configuration or files of its own stays as it is.
         """
-        found: dict[str, ModelDirectory] = {}
-        pending = list(wanted.values())
-        while pending:
-            for need in await self._manager.needs(pending.pop()):
-                before = self._wanted.get(need)
-                if need in wanted or need in found or (before is not None and before.config is not None):
-                    continue
-                directory = await asyncio.to_thread(find, need)
-                if directory is not None:
-                    found[need] = directory
-                    pending.append(directory)
-        return found
+        composing: dict[str, Blueprint] = {}
+        needs = {need for target in targets.values() for need in target.needs}
+        while needs := {need for need in needs - targets.keys() - composing.keys() if not self._is_overridden(need)}:
+            try:
+                present = await scan(self._repositories, needs)
+            except ModserveError:  # the load says what is missing
+                break
+            blueprints = await self._manager.inspect(present.models.values())
+            composing |= blueprints
+            needs = {need for blueprint in blueprints.values() for need in blueprint.needs}
+        return composing
+
+    def _is_overridden(self, name: str) -> bool:
+        return name in self._targets and self._targets[name].listing.config is not None
 
     async def _operate(self, operation: Coroutine[None, None, None]) -> None:
         """Run an operation to its end, whatever becomes of the caller."""
-        task = asyncio.create_task(operation)
-        self._operations.add(task)
-        task.add_done_callback(self._operated)
+        task = self._tasks.start(operation)
         await asyncio.wait((task,))
         if task.cancelled():
             raise unavailable("Server not ready")
         task.result()
-
-    def _operated(self, task: asyncio.Task[None]) -> None:
-        self._operations.discard(task)
-        if not task.cancelled():
-            task.exception()  # which the caller may not be there to take
 
     def _check_explicit(self) -> None:
         if self._options.mode is not ControlMode.EXPLICIT:
@@ -234,26 +231,25 @@ class ModelControl:
     async def poll(self) -> None:
         """Load what is new or different in the repositories, and unload what is gone."""
         try:
-            scan = await asyncio.to_thread(source.scan, self._repositories)
+            present = await scan(self._repositories)
         except ModserveError as error:
             _log.error("%s; what is loaded stays", error.message)
             return
-        changes = poll.changes(self._seen, scan.models)
-        self._seen = dict(scan.models)
-        for name in scan.duplicates:
-            changes.pop(name, None)
+        listings = changes(self._seen, present.models)
+        self._seen = dict(present.models)
+        for name in present.duplicates:
+            listings.pop(name, None)
             self._seen[name] = None
-            self._manager.refuse(name, DUPLICATE)
-        gone = [name for name, directory in changes.items() if directory is None]
-        self._wanted = scan.models | {
-            name: directory for name, directory in self._wanted.items() if name in scan.duplicates
-        }
-        for name in changes:
+            self._table.refuse(name, DUPLICATE)
+        gone = [name for name, listing in listings.items() if listing is None]
+        for name in listings:
             _log.info("model '%s' %s", name, "is gone" if name in gone else "is new or has changed")
-        if changes:
-            await self._manager.update(changes)
+        if listings:
+            blueprints = await self._manager.inspect(listing for listing in listings.values() if listing is not None)
+            self._targets = {name: each for name, each in self._targets.items() if name not in gone} | blueprints
+            await self._manager.update({name: blueprints.get(name) for name in listings})
         for name in gone:
-            self._manager.forget(name)
+            self._table.forget(name)
 
     async def _keep_polling(self, seconds: float) -> None:
         while True:
@@ -266,24 +262,20 @@ class ModelControl:
     # What there is
 
     async def index(self) -> list[IndexEntry]:
-        """The table of the models, with those in the repositories that were never loaded."""
+        """The index of the models, with those in the repositories that were never loaded."""
+        counts: Counter[str] = Counter()
         try:
-            found = await asyncio.to_thread(source.locate, self._repositories)
+            counts = await self._names()
         except ModserveError as error:
             _log.warning("the repository index has only models that were loaded: %s", error.message)
-            found = {}
-        entries = self._manager.index()
-        listed = {entry.name for entry in entries}
-        for name, paths in found.items():
-            if name not in listed:
-                entries.append(IndexEntry(name, None, State.UNKNOWN, DUPLICATE if len(paths) > 1 else ""))
+        entries = self._table.index()
+        for name in counts.keys() - {entry.name for entry in entries}:
+            entries.append(IndexEntry(name, None, State.UNKNOWN, DUPLICATE if counts[name] > 1 else ""))
         return sorted(entries, key=lambda entry: (entry.name, entry.version or 0))
 
-    def _chosen(self, scan: source.Scan) -> set[str]:
-        """The names of the models to load at the start."""
-        if self._options.mode is ControlMode.EXPLICIT and self._options.load != (ALL,):
-            return set(self._options.load)
-        return {*scan.models, *scan.duplicates}
+    async def _names(self) -> Counter[str]:
+        """In how many repositories each model is."""
+        return Counter([name for repository in self._repositories for name in await repository.names()])
 
 
 def _some(names: Sequence[str]) -> str:

@@ -8,14 +8,14 @@ Graph: TypeAlias = Mapping[str, Iterable[str]]
 
 def needed(names: Iterable[str], graph: Graph) -> set[str]:
     """All that `names` need, directly or not."""
-    found: set[str] = set()
+    needs: set[str] = set()
     pending = list(names)
     while pending:
         for need in graph.get(pending.pop(), ()):
-            if need not in found:
-                found.add(need)
+            if need not in needs:
+                needs.add(need)
                 pending.append(need)
-    return found
+    return needs
 
 
 def dependents(names: Iterable[str], graph: Graph) -> set[str]:
@@ -28,7 +28,7 @@ def dependents(names: Iterable[str], graph: Graph) -> set[str]:
 
 
 def circle(name: str, graph: Graph) -> str:
-    """The model through which one comes back to `name`, empty if there is none."""
+    """A model through which `name` needs itself; empty if there is none."""
     return next((other for other in sorted({name} | needed([name], graph)) if _leads_back(name, other, graph)), "")
 
 
@@ -36,22 +36,22 @@ def _leads_back(name: str, other: str, graph: Graph) -> bool:
     return name in graph.get(other, ())
 
 
-def turns(wanted: Graph, served: Graph) -> dict[str, set[str]]:
-    """Which models each one waits for when many change in one go; nobody waits in a circle.
+def turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
+    """The models that each one waits for when many change in one go; none of them waits in a circle.
 
-    It waits for what it is to be made of, unless that leads back to it, and for what it is made of now, unless those
-    wait for it.
+    A model waits for what it is to be made of (`targets`), unless that leads back to it, and for what it is made of now
+    (`served`), unless that waits for it.
     """
-    first = {name: set() if circle(name, wanted) else set(needs) for name, needs in wanted.items()}
-    both = {name: first.get(name, set()) | set(served.get(name, ())) for name in {**wanted, **served}}
+    first = {name: set() if circle(name, targets) else set(needs) for name, needs in targets.items()}
+    both = {name: first.get(name, set()) | set(served.get(name, ())) for name in {**targets, **served}}
     return {
         name: {need for need in needs if need in first.get(name, ()) or name not in needed([need], both)}
         for name, needs in both.items()
     }
 
 
-def orphans(name: str, graph: Graph, asked: Container[str]) -> list[str]:
-    """What nothing needs any more when `name` is gone, but for what somebody asked for by name.
+def orphans(name: str, graph: Graph, keep: Container[str]) -> list[str]:
+    """The models that no other model needs when `name` is gone, but for those in `keep`.
 
     As Triton's ``unload_dependents`` (core, DependencyGraph::RemoveNodes).
     """
@@ -59,6 +59,6 @@ def orphans(name: str, graph: Graph, asked: Container[str]) -> list[str]:
     for model in gone:  # which grows
         for need in sorted(graph.get(model, ())):
             others = {other for other, needs in graph.items() if need in needs}
-            if need not in asked and need not in gone and others <= set(gone):
+            if need not in keep and need not in gone and others <= set(gone):
                 gone.append(need)
     return gone[1:]

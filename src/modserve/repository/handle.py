@@ -1,4 +1,4 @@
-"""Borrowed servables: whoever closes one waits until it is given back."""
+"""Borrowed servables: whoever closes one waits until all of its handles are released."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from modserve.core.servable import Servable
 
 
 class Loans:
-    """How often each servable is borrowed. Lives on the event loop's thread."""
+    """Counts the handles of each servable. Lives on the event loop's thread."""
 
     def __init__(self) -> None:
         self._loans: dict[int, _Loan] = {}
@@ -15,7 +15,7 @@ class Loans:
         return f"Loans({len(self._loans)} servables)"
 
     def lend(self, servable: Servable, front: Servable | None = None) -> "LentServable":
-        """`front` is what the borrower gets to see, if it is another one."""
+        """Lend a servable; the borrower sees `front` in its place, if there is one."""
         loan = self._loans.get(id(servable))
         if loan is None:
             loan = self._loans[id(servable)] = _Loan()
@@ -30,7 +30,7 @@ class Loans:
             loan.returned.set()
 
     async def returned(self, servable: Servable) -> None:
-        """Wait until nobody has it. Who has no way to get it any more does not borrow it again."""
+        """Wait until no handle is left. Called once nobody can borrow the servable again."""
         while (loan := self._loans.get(id(servable))) is not None:
             await loan.returned.wait()
 

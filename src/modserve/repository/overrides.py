@@ -1,7 +1,6 @@
-"""Model files that come with a load request: a directory which lives as long as what was loaded from it."""
+"""Model files that come with a load request: a repository that lives as long as what was loaded from it."""
 
 import asyncio
-import dataclasses
 import errno
 import os
 import tempfile
@@ -9,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from modserve.core.errors import internal, invalid
-from modserve.core.servable import ModelDirectory
+from modserve.core.loading import DirectoryLease, Listing
 
-from . import source
+from .local import LocalRepository
 
 MOST_PARTS = 64
 MOST_PART_BYTES = 255
@@ -19,19 +18,17 @@ MOST_PATH_BYTES = 4096
 _MOST_SHOWN = 100
 
 
-class TemporaryRepository:
-    """Implements `core.servable.Lease`. Whoever made it holds it."""
+class TemporaryRepository(LocalRepository):
+    """A directory that is deleted when nobody holds it any more: neither whoever made it nor a fetched version."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="modserve-", ignore_cleanup_errors=True)
         self._holders = 1
+        super().__init__(Path(self._directory.name))
 
-    @property
-    def path(self) -> Path:
-        return Path(self._directory.name)
-
-    def hold(self) -> None:
+    async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
         self._holders += 1
+        return DirectoryLease(listing.path, self.release)
 
     async def release(self) -> None:
         self._holders -= 1
@@ -39,12 +36,12 @@ class TemporaryRepository:
             await asyncio.to_thread(self.remove)
 
     def remove(self) -> None:
-        """Delete it at once. Blocking."""
+        """Delete the directory at once. Blocking."""
         self._directory.cleanup()
 
 
 def check_model_name(name: str) -> None:
-    """Raises INVALID_ARG, with Triton's texts, for a name which is not that of a directory in a repository."""
+    """Raises INVALID_ARG, with Triton's texts, for a name that no directory in a repository can have."""
     trimmed = name.strip()
     if not trimmed:
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
@@ -57,7 +54,7 @@ def check_model_name(name: str) -> None:
 
 
 def check_files(files: Mapping[str, bytes]) -> None:
-    """Raises INVALID_ARG for a path that is not inside the model's directory, or that is at the same time above one."""
+    """Raises INVALID_ARG for a path that is outside the model's directory, or that is the directory of another path."""
     seen: dict[PurePosixPath, str] = {}
     for name in files:
         _check_size(name)
@@ -75,7 +72,7 @@ def check_files(files: Mapping[str, bytes]) -> None:
 
 
 def _check_size(path: str) -> None:
-    """Raises INVALID_ARG for what no file system takes, or what takes too long to look through."""
+    """Raises INVALID_ARG for a path that no file system takes, or that takes too long to walk."""
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
@@ -102,10 +99,10 @@ def _shown(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
-def write(name: str, config: str, files: Mapping[str, bytes]) -> ModelDirectory:
-    """A model made of a configuration and files by their path in its directory. Blocking.
+def write(name: str, files: Mapping[str, bytes]) -> TemporaryRepository:
+    """A repository with one model made of files by their path in its directory. Blocking.
 
-    The caller releases the lease that comes with it. Raises INVALID_ARG, or INTERNAL if it can not be written.
+    The caller releases it. Raises INVALID_ARG, or INTERNAL if the files cannot be written.
     """
     check_files(files)
     repository = None
@@ -122,7 +119,7 @@ def write(name: str, config: str, files: Mapping[str, bytes]) -> ModelDirectory:
             repository.remove()
         failure = invalid if error.errno == errno.ENAMETOOLONG else internal
         raise failure(
-            f"failed to load '{name}', failed to poll from model repository: can not write the files given: "
-            f"{os.strerror(error.errno or 0)}"
+            f"failed to load '{name}', failed to poll from model repository: cannot write the files of the load "
+            f"request: {os.strerror(error.errno or 0)}"
         ) from error
-    return dataclasses.replace(source.read_model(root), config=config, lease=repository)
+    return repository

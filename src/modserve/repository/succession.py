@@ -1,4 +1,4 @@
-"""A version that has taken the place of others whose sequences go on: each request goes where its sequence is."""
+"""A version that has replaced others whose sequences continue: each request goes to the owner of its sequence."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, Subm
 
 
 class Succession:
-    """Implements `core.servable.Servable`: `heir` before the `retired`, which drain, the last one first."""
+    """Implements `core.servable.Servable` in front of `heir` and of the `retired`, the last one first, which drain."""
 
     def __init__(self, heir: Servable, retired: Sequence[SequenceKeeper]) -> None:
         self.heir = heir
@@ -26,24 +26,28 @@ class Succession:
         return f"Succession({self.heir!r}, {len(self._retired)} retired)"
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
-        """To who has the request's sequence, and to the heir with those that begin or are in none."""
+        """Submit to whichever version owns the sequence. What begins one, or belongs to none, goes to the heir."""
         try:
-            says = membership(request)
+            member = membership(request)
         except ModserveError:
-            return self.heir.submit(request, sink, now_ns)  # which says what is wrong, if it minds
-        if says.start:
+            return self.heir.submit(request, sink, now_ns)  # which refuses it if it is wrong
+        if member.start:
             inflight = self.heir.submit(request, sink, now_ns)
             for retired in self._retired:
-                retired.abandon_sequence(says.id)
+                retired.abandon_sequence(member.id)
             return inflight
-        taker: Submitter = self.heir
-        if not (isinstance(self.heir, SequenceKeeper) and self.heir.has_sequence(says.id)):
-            taker = next((retired for retired in self._retired if retired.has_sequence(says.id)), taker)
-        return taker.submit(request, sink, now_ns)
+        owner: Submitter = self.heir
+        if not (isinstance(self.heir, SequenceKeeper) and self.heir.has_sequence(member.id)):
+            owner = next((retired for retired in self._retired if retired.has_sequence(member.id)), owner)
+        return owner.submit(request, sink, now_ns)
+
+    @property
+    def unready_reason(self) -> str | None:
+        return self.heir.unready_reason
 
     @property
     def outstanding(self) -> int:
-        """Those of the retired, too."""
+        """Includes the requests of the retired."""
         return sum(each.outstanding for each in (self.heir, *self._retired) if isinstance(each, RequestHolder))
 
     async def drain(self) -> None:

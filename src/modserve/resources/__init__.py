@@ -1,1 +1,1 @@
-"""Process-wide things that requests borrow."""
+"""Process-wide resources that requests borrow."""

@@ -1,6 +1,6 @@
-"""GPU memory that another process shares, through the CUDA driver's own library.
+"""GPU memory that another process shares, through the library of the CUDA driver.
 
-Tensors are copied between it and the host, for the engines here take host memory.
+Tensors are copied between it and the host, because the engines take host memory.
 """
 
 import ctypes
@@ -38,11 +38,11 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "cuMemcpyDtoH_v2": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t),
     "cuMemcpyHtoD_v2": (ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t),
 }
-"""The driver's functions that are used, and their parameters. Each returns 0 for success."""
+"""Function of the driver → its parameters. Each function returns 0 for success."""
 
 
 def load_driver() -> ctypes.CDLL | None:
-    """The driver's library with its signatures; None where there is none."""
+    """The driver's library with its signatures; None if there is none."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
         for name, parameters in _SIGNATURES.items():
@@ -53,7 +53,7 @@ def load_driver() -> ctypes.CDLL | None:
 
 
 class Cuda:
-    """The GPUs of this machine, looked for when memory of one is first wanted."""
+    """The GPUs of this machine. The first use of GPU memory loads the driver."""
 
     def __init__(self, load: Callable[[], ctypes.CDLL | None] = load_driver) -> None:
         self._load = load
@@ -62,7 +62,7 @@ class Cuda:
         self._lock = threading.Lock()
 
     def open(self, region: CudaRegion, handle: bytes) -> "CudaMemory":
-        """The memory behind a handle that another process gave. Raises INVALID_ARG."""
+        """The memory behind a handle from another process. Raises INVALID_ARG."""
         if len(handle) != HANDLE_BYTES:
             raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
         with self._lock:
@@ -79,13 +79,13 @@ class _DriverError(Exception):
 
 
 class _Driver:
-    """The library, a context for each device that was used."""
+    """The library, and a context for each device in use."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._lock = threading.Lock()
-        """Against two threads that retain the same device's context."""
+        """So that two threads do not both retain the context of a device."""
 
     def call(self, name: str, *arguments: object) -> None:
         """Raises `_DriverError`."""
@@ -95,7 +95,7 @@ class _Driver:
 
     @contextmanager
     def on(self, device_id: int) -> Iterator[None]:
-        """Calls inside are about this device. Raises `_DriverError` if there is no such device."""
+        """Calls inside use this device. Raises `_DriverError` if there is no such device."""
         with self._lock:
             context = self._contexts.get(device_id)
             if context is None:
@@ -126,7 +126,7 @@ def _find(load: Callable[[], ctypes.CDLL | None]) -> _Driver | None:
 
 
 class CudaMemory:
-    """Implements `shared_memory.Memory`; `read` gives a copy."""
+    """Implements `shared_memory.Memory`; `read` returns a copy."""
 
     def __init__(self, driver: _Driver, region: CudaRegion, handle: bytes) -> None:
         self._driver = driver
@@ -154,8 +154,8 @@ class CudaMemory:
     def read(self, offset: int, size: int) -> Buffer:
         data = bytearray(size)
         if size:
-            there = (ctypes.c_char * size).from_buffer(data)
-            self._copy("cuMemcpyDtoH_v2", ctypes.byref(there), self._address.value + offset, size)
+            target = (ctypes.c_char * size).from_buffer(data)
+            self._copy("cuMemcpyDtoH_v2", ctypes.byref(target), self._address.value + offset, size)
         return data
 
     def write(self, offset: int, raw: Buffer) -> None:

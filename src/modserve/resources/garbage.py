@@ -1,31 +1,29 @@
-"""Python's garbage collector, set for a server.
+"""Sets Python's garbage collector for a server.
 
-Requests leave no reference cycles: what they held is freed at once, without the collector. What is left for it is
-everything that lives as long as the server: modules, models, engines, some hundreds of thousands of objects. Each full
-collection goes through all of them in vain, with every thread stopped: 27 ms with one small model, seen as a p99 of
-14 ms at 16 connections. So what is there when the models have loaded is frozen: set aside, where the collector does
-not look.
+Requests leave no reference cycles: their objects are freed at once, without the collector. The collector's objects are
+those that live as long as the server: modules, models, engines, some hundreds of thousands. Each full collection visits
+all of them in vain, with every thread stopped: 27 ms with one small model, visible as a p99 of 14 ms at 16 connections.
+So all objects that exist when the models have loaded are frozen: the collector does not visit them.
 
-A model that is unloaded may leave cycles among what was frozen. So after changes of models everything is looked through
-once more, when no change has come for `QUIET_S`, and frozen again.
+An unloaded model may leave cycles among the frozen objects. So `QUIET_S` after the last change of models, everything is
+collected once more and frozen again.
 """
 
 import asyncio
 import gc
 
 YOUNG, MIDDLE, OLD = 1_000, 20, 500
-"""The thresholds of the three generations. The youngest is looked through when 1,000 more containers were made than
-freed, which takes some tenths of a millisecond: of 10,000 the pause was 2 to 5 ms, on whatever was running just then.
-Calls over gRPC come to that, since the library leaves a cycle of six containers behind each of them. A full collection
-comes with every ten-thousandth of those, and by Python's own rule only when the objects that are not frozen have grown
-by a quarter."""
+"""The thresholds of the three generations. The youngest is collected when 1,000 more containers were made than freed,
+which takes some tenths of a millisecond; with 10,000 the pause was 2 to 5 ms, at any moment. Calls over gRPC reach the
+threshold, because the library leaves a cycle of six containers behind each call. Every ten-thousandth collection is
+full, and by Python's own rule only if the objects that are not frozen have grown by a quarter."""
 
 QUIET_S = 5.0
-"""Seconds without a change of models before the collector looks through everything; that takes tens of milliseconds."""
+"""Seconds without a change of models before the collector visits everything, which takes tens of milliseconds."""
 
 
 def freeze() -> None:
-    """Collect what is garbage, and set aside all that is left."""
+    """Collects all garbage, and freezes everything else."""
     gc.set_threshold(YOUNG, MIDDLE, OLD)
     gc.unfreeze()
     gc.collect()
@@ -33,23 +31,23 @@ def freeze() -> None:
 
 
 class Freezer:
-    """Freezes again when models have changed. On the event loop's thread, in a process that is the server's own."""
+    """Freezes again after changes of models. For the event loop's thread, in a process that is the server's own."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
     def changed(self) -> None:
-        """Models have come or gone: freeze again when that is over."""
-        self._forget()
+        """Models have been loaded or unloaded: freezes again once that is over."""
+        self._cancel()
         self._timer = self._loop.call_later(QUIET_S, freeze)
 
     def freeze(self) -> None:
-        """Freeze now, and not once more for the changes so far."""
-        self._forget()
+        """Freezes now, and not again for the changes so far."""
+        self._cancel()
         freeze()
 
-    def _forget(self) -> None:
+    def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

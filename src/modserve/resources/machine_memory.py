@@ -1,16 +1,16 @@
-"""How much memory this process may use: the smallest of what its container, its limits and the machine allow."""
+"""The memory that this process may use: the smallest of the limits of its container, its user and the machine."""
 
 import resource
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _LIMIT_FILES = ("memory.max", "memory/memory.limit_in_bytes")
-"""Of cgroup version 2 and 1, as a container sees its own group."""
+"""Those of cgroup version 2 and 1, where a container sees its own group."""
 _MEMINFO = Path("/proc/meminfo")
 
 
 def allowed_memory(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:
-    """Bytes; 0 where nothing says."""
+    """Bytes; 0 if the system does not say."""
     limits = [_read_limit(cgroup / name) for name in _LIMIT_FILES]
     limits += [_address_space(), _machine(meminfo)]
     return min((limit for limit in limits if limit > 0), default=0)

@@ -1,4 +1,4 @@
-"""POSIX shared memory that somebody else made, mapped."""
+"""Maps POSIX shared memory that another process made."""
 
 import errno
 import mmap
@@ -11,7 +11,7 @@ from modserve.core.shared_memory import SystemRegion
 from modserve.core.tensor import Buffer
 
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""As ``shm_open`` opens it: no links are followed, and nothing is waited for."""
+"""Like ``shm_open``, follows no links; and never waits."""
 
 _TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -19,8 +19,8 @@ _TOO_MANY_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 class PosixMemory:
     """Implements `shared_memory.Memory`.
 
-    A client that makes its memory smaller takes the pages away from under the mapping, and touching them would end the
-    process. So its size is looked at before each access.
+    A client that makes its memory smaller removes pages from the mapping, and touching them would end the process. So
+    each access checks the size first.
     """
 
     def __init__(self, directory: Path, region: SystemRegion) -> None:
@@ -30,8 +30,8 @@ class PosixMemory:
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise _can_not_open(region.key)
-            # In this order: the sum of what a client says must not be looked at by the system first.
+                raise _cannot_open(region.key)
+            # In this order: mmap must not see a client's numbers before they are checked.
             if region.offset < 0 or region.byte_size < 1 or region.offset + region.byte_size > status.st_size:
                 raise invalid(f"failed to register shared memory region '{region.name}': invalid args")
             lead = region.offset % mmap.ALLOCATIONGRANULARITY
@@ -59,28 +59,28 @@ class PosixMemory:
 
     def _check(self, end: int) -> None:
         """Raises INVALID_ARG unless the first `end` bytes of the region are still there."""
-        there = self._map.size() - self._region.offset
-        if end > there:
+        size = self._map.size() - self._region.offset
+        if end > size:
             raise invalid(
                 f"shared memory region '{self._region.name}' was registered with {self._region.byte_size} bytes, but "
-                f"'{self._region.key}' has been made smaller since and has {max(there, 0)} of them"
+                f"'{self._region.key}' has been made smaller since and has {max(size, 0)} of them"
             )
 
 
 def _open(directory: Path, key: str) -> int:
-    """A descriptor of the memory that ``shm_open`` finds under this key: slashes before it do not count."""
+    """A descriptor of the memory that ``shm_open`` would open for this key. Slashes before it do not count."""
     name = key.lstrip("/")
     if name in ("", ".", "..") or "/" in name:
-        raise _can_not_open(key)
+        raise _cannot_open(key)
     try:
         return os.open(directory / name, _FLAGS)
     except OSError as error:
         if error.errno in _TOO_MANY_FILES:
             raise unavailable(f"Unable to open shared memory region: '{key}': {error.strerror}") from None
-        raise _can_not_open(key) from None
-    except ValueError:  # a null character, or no text at all
-        raise _can_not_open(key) from None
+        raise _cannot_open(key) from None
+    except ValueError:  # a null character, or a lone surrogate
+        raise _cannot_open(key) from None
 
 
-def _can_not_open(key: str) -> Exception:
+def _cannot_open(key: str) -> Exception:
     return invalid(f"Unable to open shared memory region: '{key}'")

@@ -1,8 +1,7 @@
-"""Responses kept for requests that are the same as one before (Triton's local response cache).
+"""Keeps responses for later requests that are the same (Triton's local response cache).
 
-Unlike Triton's, whose key is 64 bits of the model's name, its version and the inputs' bytes, a key here also covers the
-inputs' names, datatypes and shapes, the outputs asked for and the parameters: two requests share one only if they are
-the same.
+Triton's key is 64 bits of the model's name, its version and the inputs' bytes. A key here also covers the names,
+datatypes and shapes of the inputs, the requested outputs and the parameters: only equal requests share a key.
 """
 
 import hashlib
@@ -14,13 +13,13 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 
 _OVERHEAD = 512
-"""What an entry takes beside its tensors, roughly."""
+"""Roughly the bytes of an entry besides its tensors."""
 
 _LONG = 256 * 1024
 """Bytes of a tensor that goes into a key by its digest, which was computed on a thread."""
 
 _WITHOUT_MEANING = frozenset({"priority", "timeout"})
-"""Parameters that steer the queue and leave the answer as it is."""
+"""Parameters that only matter to the queue, not to the response."""
 
 
 class _Entry(NamedTuple):
@@ -29,9 +28,9 @@ class _Entry(NamedTuple):
 
 
 class ResponseCache:
-    """At most `capacity` bytes of responses; the least recently used go first. For the event loop's thread.
+    """At most `capacity` bytes of responses; drops the least recently used first. For the event loop's thread.
 
-    An `owner` is a loaded model version: what one has put there nobody else finds, nor the one that takes its place.
+    An `owner` is a loaded model version. Only the owner finds its responses, not even the version that replaces it.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -44,7 +43,7 @@ class ResponseCache:
         return len(self._entries)
 
     def get(self, owner: object, key: bytes) -> InferenceResponse | None:
-        """The response kept, with an id that is not this request's. Its tensors are read-only."""
+        """The kept response, whose id is not this request's. Its tensors are read-only."""
         entry = self._entries.get((owner, key))
         if entry is None:
             return None
@@ -52,14 +51,14 @@ class ResponseCache:
         return entry.response
 
     def put(self, owner: object, key: bytes, response: InferenceResponse) -> None:
-        """Keep a copy, if it is not larger than the whole cache."""
+        """Keeps a copy, unless it is larger than the whole cache."""
         size = _OVERHEAD + sum(len(tensor.raw) for tensor in response.outputs.values())
         if size > self._capacity:
             return
         self._drop((owner, key))
         while self.size + size > self._capacity:
             self._drop(next(iter(self._entries)))
-        # Its tensors may be parts of a whole batch, which would be kept with them.
+        # The tensors may be views of a whole batch, which would stay in memory with them.
         outputs = {name: _copy(tensor) for name, tensor in response.outputs.items()}
         kept = InferenceResponse(
             response.model_name,
@@ -72,26 +71,26 @@ class ResponseCache:
         self.size += size
 
     def forget(self, owner: object) -> None:
-        """Drop all that `owner` has put there."""
-        for found in [entry for entry in self._entries if entry[0] is owner]:
-            self._drop(found)
+        """Drops all responses of `owner`."""
+        for entry_key in [entry_key for entry_key in self._entries if entry_key[0] is owner]:
+            self._drop(entry_key)
 
-    def _drop(self, found: tuple[object, bytes]) -> None:
-        entry = self._entries.pop(found, None)
+    def _drop(self, entry_key: tuple[object, bytes]) -> None:
+        entry = self._entries.pop(entry_key, None)
         if entry is not None:
             self.size -= entry.size
 
 
 def key(request: InferenceRequest) -> bytes:
-    """Equal for requests that have the same answer, and for no others: 256 bits of a cryptographic hash."""
+    """256 bits of a cryptographic hash: equal only for requests that have the same response."""
     parameters = {name: value for name, value in request.parameters.items() if name not in _WITHOUT_MEANING}
-    found = hashlib.blake2b(_text((request.outputs, sorted(parameters.items()))), digest_size=32)
+    digest = hashlib.blake2b(_text((request.outputs, sorted(parameters.items()))), digest_size=32)
     for name in sorted(request.inputs):
         tensor = request.inputs[name]
         raw = tensor.raw
-        found.update(_text((name, tensor.datatype.name, tensor.shape, len(raw))))
-        found.update(raw if len(raw) <= _LONG else tensor.digest())
-    return found.digest()
+        digest.update(_text((name, tensor.datatype.name, tensor.shape, len(raw))))
+        digest.update(raw if len(raw) <= _LONG else tensor.digest())
+    return digest.digest()
 
 
 def _text(value: object) -> bytes:

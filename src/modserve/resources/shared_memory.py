@@ -1,6 +1,6 @@
 """Regions of memory that clients share, registered by name (protocol: shared memory extensions).
 
-The client makes a region and owns it. The server maps what is there and never removes it.
+The client makes a region and owns it. The server maps it and never removes it.
 """
 
 import resource
@@ -18,7 +18,7 @@ from .cuda import Cuda
 from .posix import PosixMemory
 
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
-"""Keys that begin so are memory between a server and its own workers, which no client may get at."""
+"""The start of the keys of memory between a server and its own workers, which no client may access."""
 
 _MOST_REGIONS = 16384
 
@@ -31,16 +31,16 @@ R = TypeVar("R", SystemRegion, CudaRegion)
 
 
 class Memory(Protocol):
-    """The bytes of a region. Places are checked against its size before they get here."""
+    """The bytes of a region. The caller has checked offsets and sizes against the size of the region."""
 
     def read(self, offset: int, size: int) -> Buffer:
-        """A view where that is possible. Raises INVALID_ARG if the bytes are not there any more."""
+        """A view if possible, else a copy. Raises INVALID_ARG if the bytes do not exist any more."""
 
     def write(self, offset: int, raw: Buffer) -> None:
-        """Raises as `read` does."""
+        """Raises INVALID_ARG like `read`."""
 
     def close(self) -> None:
-        """Views that are still held stay good."""
+        """Ends the mapping. Views that are still held stay valid."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,14 +49,14 @@ class _Registered:
     memory: Memory
     users: int = 0
     leaving: bool = False
-    """To be unregistered as soon as nobody uses it. New requests do not get it, so that it does go under steady use."""
+    """It ends as soon as no request uses it. New requests do not get it, so that it ends even under steady use."""
 
 
 class SharedMemory:
     """The registered regions of a server. Usable from any thread.
 
-    Without `allowed`, nothing can be registered. `directory` is where the system keeps POSIX shared memory. Each region
-    keeps a file open, so there may be `most` at a time: half of what the process may open, if not given.
+    Without `allowed`, nothing can be registered. `directory` is the system's directory of POSIX shared memory. Each
+    region keeps a file open, so there are at most `most`: by default, half of the files that the process may open.
     """
 
     def __init__(
@@ -73,22 +73,22 @@ class SharedMemory:
         self._cuda = cuda or Cuda()
         self._regions: dict[str, _Registered] = {}
         self.with_cuda = False
-        """A region of a GPU's memory has been registered: what is read and written may have to be copied there."""
+        """A region of GPU memory has been registered: reading and writing may have to copy."""
         self._replaced = 0
-        """The regions that are leaving, whose names have been registered again."""
+        """The number of leaving regions whose names have been registered again."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"SharedMemory({sorted(self._regions)})"
 
     def check_may_register(self, kind: type[R], name: str) -> None:
-        """What can be said before anything but the name is known. Raises UNSUPPORTED and INVALID_ARG."""
+        """The checks that only need the name. Raises UNSUPPORTED or INVALID_ARG."""
         self._check_allowed()
         if not name:
             raise invalid(f"'region name' is necessary to register {_KINDS[kind].lower()} shared memory region")
 
     def register_system(self, region: SystemRegion) -> None:
-        """Raises UNSUPPORTED, ALREADY_EXISTS, INVALID_ARG for what can not be mapped, UNAVAILABLE at the limit."""
+        """Raises UNSUPPORTED, ALREADY_EXISTS, INVALID_ARG if memory cannot be mapped, UNAVAILABLE at the limit."""
         key = region.key
         self.check_may_register(SystemRegion, region.name)
         if not key.strip("/"):
@@ -103,11 +103,11 @@ class SharedMemory:
             self._put(_Registered(region, PosixMemory(self._directory, region)))
 
     def register_cuda(self, region: CudaRegion, handle: bytes) -> None:
-        """`handle` is a ``cudaIpcMemHandle_t``. Raises as `register_system` does."""
+        """`handle` is a ``cudaIpcMemHandle_t``. Raises like `register_system`."""
         self.check_may_register(CudaRegion, region.name)
         with self._lock:
             self._check_free(region.name)
-        # It may take a second, the first time: nobody waits for the lock meanwhile.
+        # The first call may take a second, so it does not hold the lock.
         memory = self._cuda.open(region, handle)
         try:
             with self._lock:
@@ -119,11 +119,11 @@ class SharedMemory:
             raise
 
     def status(self, kind: type[R], name: str = "") -> list[R]:
-        """The regions of a kind by name, or the one that is named. Raises NOT_FOUND."""
+        """The regions of a kind, sorted by name, or only the named one. Raises NOT_FOUND."""
         if not name:
             with self._lock:
-                found = [each.region for each in self._regions.values() if isinstance(each.region, kind)]
-            return sorted(found, key=lambda region: region.name)
+                regions = [registered.region for registered in self._regions.values()]
+            return sorted((region for region in regions if isinstance(region, kind)), key=lambda region: region.name)
         registered = self._regions.get(name)
         if registered is None:
             raise not_found(f"Unable to find {_KINDS[kind].lower()} shared memory region: '{name}'")
@@ -136,9 +136,9 @@ class SharedMemory:
         return [region]
 
     def unregister(self, kind: type[R], name: str = "") -> None:
-        """Forget the named region, or all of the kind; those in use as soon as the requests that use them are over.
+        """Ends the named region, or all of the kind; regions in use end with the last request that uses them.
 
-        An unknown name is no error. Raises UNSUPPORTED.
+        An unknown name is not an error. Raises UNSUPPORTED.
         """
         self._check_allowed()
         with self._lock:
@@ -148,11 +148,11 @@ class SharedMemory:
                     self._forget_if_idle(registered)
 
     def lease(self) -> "RegionLease":
-        """For one request."""
+        """A lease of regions for one request."""
         return RegionLease(self)
 
     def take(self, name: str) -> _Registered:
-        """One more user of a region. Raises NOT_FOUND."""
+        """Adds a user to a region. Raises NOT_FOUND."""
         with self._lock:
             registered = self._regions.get(name)
             if registered is None or registered.leaving:
@@ -161,7 +161,7 @@ class SharedMemory:
             return registered
 
     def give_back(self, used: Iterable[_Registered]) -> None:
-        """One user fewer of each."""
+        """Removes a user from each region."""
         with self._lock:
             for registered in used:
                 registered.users -= 1
@@ -196,7 +196,7 @@ class SharedMemory:
 
 
 class RegionLease:
-    """Implements `core.shared_memory.Lease`."""
+    """Implements `core.shared_memory.RegionLease`."""
 
     __slots__ = ("_registry", "_used")
 
@@ -222,7 +222,7 @@ class RegionLease:
             self._registry.give_back(used.values())
 
     def _take(self, place: Place) -> _Registered:
-        """The region of a place that is inside it; taken once, however many tensors are there."""
+        """The region of a place that is inside it. The lease takes each region once, for all tensors in it."""
         if self._used is None:
             self._used = {}
         registered = self._used.get(place.region)

@@ -1,9 +1,9 @@
 """How many of the requests that may share a batch run together, and when: pure rules over order, sizes and ages."""
 
 import enum
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from modserve.core.inflight import Inflight
 from modserve.core.merging import rows_of
@@ -25,13 +25,13 @@ class Reason(enum.Enum):
     IDLE_INSTANCE = "idle_instance"
     """An instance was free, and there is no queue delay to wait for."""
     SHAPE = "shape"
-    """The same, and the other requests that waited can not share a batch with these."""
+    """The same, and the other requests that waited cannot share a batch with these."""
     DEADLINE = "deadline"
-    """One of it would be too late, or have waited too long, otherwise."""
+    """A request of it would otherwise be too late, or have waited too long."""
     SINGLE = "single"
     """The model runs each request on its own."""
     REFUSED = "refused"
-    """The engine refused the batch that it was in: it ran once more by itself."""
+    """The engine refused the batch that this request was in, which ran once more by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,61 +42,84 @@ class Dispatch:
     reason: Reason
 
 
-class Seen(NamedTuple):
-    """What a rule knows of the first requests that may share a batch, so that it need not look at them again.
-
-    The sums and the extremes of their sizes and times. `policy` is the rule's: to others it says nothing.
-    """
-
-    policy: DynamicBatching | None = None
-    requests: int = 0
-    size: int = 0
-    oldest_ns: int = FAR_NS
-    deadline_ns: int = 0
-    limit_ns: int = 0
-    longest: int = 0
-    total: int = 0
-
-
-NOTHING_SEEN = Seen()
-_MEMORABLE = 16
-"""So many requests are worth remembering: to look at fewer again costs no more."""
-
-
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Nothing to run before `when_ns`, unless more arrives. `seen`: what the rule has been shown, if that is much."""
+    """There is nothing to run before `when_ns`, unless more requests arrive."""
 
     when_ns: int
-    seen: Seen = field(default=NOTHING_SEEN, compare=False)
 
 
-class ShowAll(enum.Enum):
-    """What was seen before says nothing to this rule: it has to be asked with all who may share a batch."""
-
-    SHOW_ALL = enum.auto()
+Decision: TypeAlias = Dispatch | WaitUntil
 
 
-Decision: TypeAlias = Dispatch | WaitUntil | ShowAll
+class Together:
+    """The requests that may share a batch: iterating gives them, the most urgent first. There is at least one.
 
+    The queue that holds them keeps sums over them, so that a rule need not read every request at every look. `size` is
+    the sum of their batch sizes, `elements` that of their batch sizes times their lengths. These and `count` are always
+    right. The extremes (`longest`, `oldest_ns`, and the earliest `deadline_ns` and `limit_ns`, where 0 is none) are
+    right unless `stale`: call `renew` then. Most rules without a delay or a limit of elements never read the extremes,
+    and queues for such rules leave them stale.
 
-class Rule(Protocol):
-    """What to do with `together` (the most urgent first, one or more, all live) when a slot is free at `now_ns`.
-
-    If it has been `seen` before that there are others before these, `together` are only those that came behind them.
+    `whole` is False if iterating leaves out some of those that are in the sums. `closed` is True if no request that
+    arrives from now on can join the next batch.
     """
 
-    def __call__(self, together: Iterable[Inflight], now_ns: int, seen: Seen = ...) -> Decision: ...
+    def __init__(self) -> None:
+        self.count = 0
+        self.size = 0
+        self.elements = 0
+        self.longest = 0
+        self.oldest_ns = FAR_NS
+        self.deadline_ns = 0
+        self.limit_ns = 0
+        self.stale = False
+        self.whole = True
+        self.closed = False
+
+    def __iter__(self) -> Iterator[Inflight]:
+        raise NotImplementedError
+
+    def joined(self, inflight: Inflight) -> None:
+        """Bring the extremes up to date with a request that has just been counted."""
+        if self.count == 1:
+            self.stale = False
+            self.longest = inflight.length
+            self.oldest_ns = inflight.queue_start_ns
+            self.deadline_ns = inflight.deadline_ns
+            self.limit_ns = inflight.queue_limit_ns
+        elif not self.stale:
+            self._include(inflight)
+
+    def renew(self) -> None:
+        """Work out the extremes. This reads all requests, so all must be in the iteration."""
+        self.stale = False
+        self.longest = self.deadline_ns = self.limit_ns = 0
+        self.oldest_ns = FAR_NS
+        for inflight in self:
+            self._include(inflight)
+
+    def _include(self, inflight: Inflight) -> None:
+        self.longest = max(self.longest, inflight.length)
+        self.oldest_ns = min(self.oldest_ns, inflight.queue_start_ns)
+        if inflight.deadline_ns:
+            self.deadline_ns = min(self.deadline_ns or inflight.deadline_ns, inflight.deadline_ns)
+        if inflight.queue_limit_ns:
+            self.limit_ns = min(self.limit_ns or inflight.queue_limit_ns, inflight.queue_limit_ns)
 
 
-def direct(together: Iterable[Inflight], now_ns: int, seen: Seen = NOTHING_SEEN) -> Decision:
-    """Each request on its own: models without dynamic batching."""
+Rule: TypeAlias = Callable[[Together, int], Decision]
+"""Decides about some requests when an instance is free, at a time in nanoseconds."""
+
+
+def direct(together: Together, now_ns: int) -> Decision:
+    """Each request runs on its own: models without dynamic batching."""
     return _ALONE
 
 
 _ALONE = Dispatch(1, Reason.SINGLE)
 MARGIN_NS = 1_000_000
-"""Timers of event loops count whole milliseconds: who has to be in time begins one earlier."""
+"""A request that must not be late begins so much earlier: timers of event loops count whole milliseconds."""
 
 
 ElementCost: TypeAlias = Callable[[int, int, int], int]
@@ -104,7 +127,7 @@ ElementCost: TypeAlias = Callable[[int, int, int], int]
 
 
 def element_cost(config: ModelConfig) -> ElementCost:
-    """What ``scheduling.max_batch_elements`` limits: with padding all that is executed, else what the requests have."""
+    """What ``scheduling.max_batch_elements`` limits: all that is executed with padding, else the requests' own."""
     padding, batch_sizes = config.padding, config.batch_sizes
     if padding is None:
         return lambda size, longest, total: total
@@ -122,24 +145,41 @@ def dynamic(
 
     Requests join in order while their sizes sum to at most `max_batch_size`. Reaching a preferred size dispatches at
     once, with the largest such size; so does a request that leaps over all of them, with what came before it.
-    Otherwise everything that fits goes when the oldest has waited for the queue delay, or the batch can not grow to a
-    preferred size any more; or when a request would be answered after its deadline, by `run_ns`, which tells how long a
-    batch of a size is likely to run, or begin after its queue limit.
+    Otherwise everything that fits goes when the oldest request has waited for the queue delay, or the batch cannot grow
+    to a preferred size any more. It also goes when a request would otherwise be answered after its deadline, or begin
+    after its queue limit; `run_ns` predicts how long a batch of a size runs.
 
     With `max_batch_elements` a batch also ends before the request with which its `cost` would be above that, and when
     it has reached it. A single request may be larger.
+
+    While the requests are too few for any batch to be full, the decision follows from their sums. Otherwise the rule
+    reads requests until a batch is full, which takes at most `max_batch_size` of them and one.
     """
     limit = max(1, max_batch_size)
     preferred = frozenset(policy.preferred_batch_sizes)
     largest = max(preferred, default=limit)
+    smallest = ripe_size(policy, max_batch_size)
     delay_ns = policy.max_queue_delay_ns
     most_elements = policy.max_batch_elements
 
-    def decide(together: Iterable[Inflight], now_ns: int, seen: Seen = NOTHING_SEEN) -> Decision:
-        before, count, size, oldest_ns, deadline_ns, limit_ns, longest, total = seen
-        if count and before is not policy:
-            return ShowAll.SHOW_ALL
-        best = 0  # or they would not have been left to wait
+    def decide(together: Together, now_ns: int) -> Decision:
+        size = together.size
+        if not together.whole or size >= smallest:
+            return read(together, now_ns)
+        if most_elements:
+            if together.stale:
+                together.renew()
+            if cost(size, together.longest, together.elements) >= most_elements:
+                return read(together, now_ns)
+        if not delay_ns:
+            return Dispatch(together.count, Reason.IDLE_INSTANCE)
+        if together.stale:
+            together.renew()
+        return in_time(together.count, size, together.oldest_ns, together.deadline_ns, together.limit_ns, now_ns)
+
+    def read(together: Together, now_ns: int) -> Decision:
+        best = count = size = deadline_ns = limit_ns = longest = total = 0
+        oldest_ns = FAR_NS
         best_reason = Reason.PREFERRED
         closed = False
         for inflight in together:
@@ -160,8 +200,7 @@ def dynamic(
                 longest, closed = length, elements >= most_elements
             size = following
             count += 1
-            if inflight.queue_start_ns < oldest_ns:
-                oldest_ns = inflight.queue_start_ns
+            oldest_ns = min(oldest_ns, inflight.queue_start_ns)
             if inflight.deadline_ns and (not deadline_ns or inflight.deadline_ns < deadline_ns):
                 deadline_ns = inflight.deadline_ns
             if inflight.queue_limit_ns and (not limit_ns or inflight.queue_limit_ns < limit_ns):
@@ -175,11 +214,15 @@ def dynamic(
             return Dispatch(best, best_reason)
         if closed or size >= largest:
             return Dispatch(count, Reason.FULL)
-        if overdue:
-            return Dispatch(count, Reason.DELAY)
-        if delay_ns == 0:
+        if not delay_ns:
             return Dispatch(count, Reason.IDLE_INSTANCE)
+        return in_time(count, size, oldest_ns, deadline_ns, limit_ns, now_ns)
+
+    def in_time(count: int, size: int, oldest_ns: int, deadline_ns: int, limit_ns: int, now_ns: int) -> Decision:
+        """Wait for the queue delay, unless it is over or would make a request late."""
         when_ns = oldest_ns + delay_ns
+        if now_ns >= when_ns:
+            return Dispatch(count, Reason.DELAY)
         if deadline_ns or limit_ns:
             latest_ns = limit_ns
             if deadline_ns:
@@ -189,9 +232,7 @@ def dynamic(
             if now_ns >= latest_ns:
                 return Dispatch(count, Reason.DEADLINE)
             when_ns = min(when_ns, latest_ns)
-        if count < _MEMORABLE:
-            return WaitUntil(when_ns)
-        return WaitUntil(when_ns, Seen(policy, count, size, oldest_ns, deadline_ns, limit_ns, longest, total))
+        return WaitUntil(when_ns)
 
     return decide
 

@@ -24,9 +24,9 @@ class Missing(enum.Enum):
     """Why a tensor is known not to be there."""
 
     ABSENT = "absent"
-    """Optional and not given, or left out by the model that may give it."""
+    """The request left out an optional input, or a model one of its outputs."""
     SKIPPED = "skipped"
-    """No step ran that gives it, here or in the ensemble that is a step."""
+    """No step that produces it ran, here or in the ensemble that is a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +51,10 @@ class Plan:
     def __init__(self, ensembling: Ensembling, outputs: Iterable[str]) -> None:
         self.outputs = frozenset(outputs)
         self.steps = ensembling.steps
+        self.most_inflight = ensembling.max_inflight_requests
+        """How many requests each step may have under way, of all requests to the ensemble; 0 = no limit."""
         self.needed = _needed(ensembling.steps, self.outputs)
-        wanted = self.outputs | {tensor for index in self.needed for tensor in self.steps[index].needs}
+        tensors = self.outputs | {tensor for index in self.needed for tensor in self.steps[index].needs}
         consumers: dict[str, list[int]] = {}
         for index in self.needed:
             for tensor in sorted(self.steps[index].needs):
@@ -62,14 +64,14 @@ class Plan:
         """How often each tensor is read."""
         self.uses.update(self.outputs)
         self.writers = Counter(
-            tensor for index in self.needed for tensor in self.steps[index].outputs.values() if tensor in wanted
+            tensor for index in self.needed for tensor in self.steps[index].outputs.values() if tensor in tensors
         )
         """How many steps may give each tensor: one, unless they have conditions."""
-        self.asked: Mapping[int, tuple[str, ...]] = {
-            index: tuple(name for name, tensor in self.steps[index].outputs.items() if tensor in wanted)
+        self.requested: Mapping[int, tuple[str, ...]] = {
+            index: tuple(name for name, tensor in self.steps[index].outputs.items() if tensor in tensors)
             for index in self.needed
         }
-        """What each step's model is asked for."""
+        """The outputs that each step requests of its model."""
         self.needs: tuple[tuple[str, int | None], ...] = tuple(
             dict.fromkeys((self.steps[index].model, self.steps[index].version) for index in self.needed)
         )
@@ -78,17 +80,17 @@ class Plan:
 
 def _needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, ...]:
     """Backwards from the outputs."""
-    found: set[int] = set()
-    wanted = set(outputs)
+    needed: set[int] = set()
+    tensors = set(outputs)
     grown = True
     while grown:
         grown = False
         for index, step in enumerate(steps):
-            if index not in found and not wanted.isdisjoint(step.outputs.values()):
-                found.add(index)
-                wanted |= step.needs
+            if index not in needed and not tensors.isdisjoint(step.outputs.values()):
+                needed.add(index)
+                tensors |= step.needs
                 grown = True
-    return tuple(sorted(found))
+    return tuple(sorted(needed))
 
 
 class Wave:
@@ -111,10 +113,11 @@ class Wave:
         self._waited: dict[str, int] = {}
 
     def settle(self, entries: Mapping[str, Entry], waited_ns: int = 0) -> list[int]:
-        """Take what is now known of some tensors; the steps that became ready by it, which count as started.
+        """Record what is now known of some tensors. Returns the steps that this made ready, which count as started.
 
-        A step is ready when all of its inputs are known, be they there or not. Of a tensor that several steps may give,
-        all must have had their say. Raises INVALID_ARG if two of them gave it. `waited_ns`: see `waited_ns`.
+        A step is ready when all of its inputs are known, be they there or not. A tensor that several steps may produce
+        is known when all of these have run or were skipped. Raises INVALID_ARG if two of them produced it. `waited_ns`:
+        see the method of that name.
         """
         touched: set[int] = set()
         for name, entry in entries.items():
@@ -137,7 +140,7 @@ class Wave:
         return all(name in self._entries and not self._writers.get(name) for name in names)
 
     def take(self, index: int) -> tuple[dict[str, Entry], Entry | None]:
-        """What a ready step gets, by the names of its model's inputs, and the tensor of its condition."""
+        """The inputs of a ready step, by their names in its model, and the tensor of its condition."""
         step = self._plan.steps[index]
         inputs = {name: self._entries[tensor] for name, tensor in step.inputs.items()}
         condition = self._entries[step.when.tensor] if step.when else None
@@ -151,15 +154,15 @@ class Wave:
 
     @property
     def complete(self) -> bool:
-        """Whether all that the ensemble is asked for is known."""
+        """Whether all outputs that the client requested are known."""
         return self._has(self._plan.outputs)
 
     def outputs(self, names: Iterable[str]) -> dict[str, Entry]:
-        """What the ensemble was asked for."""
+        """The outputs that the client requested."""
         return {name: self._entries[name] for name in names}
 
     def _used(self, tensor: str) -> None:
-        """Forget a tensor that nobody needs any more: it may be large."""
+        """Forget a tensor when its last reader has it: it may be large."""
         self._uses[tensor] -= 1
         if not self._uses[tensor]:
             self._entries[tensor] = Missing.ABSENT
@@ -169,7 +172,7 @@ def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optio
     """Whether a ready step runs, or is skipped.
 
     It is skipped if its condition does not hold, if an input that its model needs comes from steps that were skipped,
-    or if nothing is left of its inputs for that reason. Raises INVALID_ARG if the condition can not be decided.
+    or if nothing is left of its inputs for that reason. Raises INVALID_ARG if the condition cannot be decided.
     """
     if step.when is not None and (not isinstance(condition, Value) or not step.when.holds(condition.tensor)):
         return False
@@ -180,15 +183,15 @@ def runs(step: Step, inputs: Mapping[str, Entry], condition: Entry | None, optio
 
 
 def follow_up(
-    step: Step, response: InferenceResponse, asked: Iterable[str], batch_size: int, sequence: Sequenced
+    step: Step, response: InferenceResponse, requested: Iterable[str], batch_size: int, sequence: Sequenced
 ) -> dict[str, Entry]:
     """The tensors of the ensemble that a response of a step gives; what it leaves out is known to be missing."""
     outputs = response.outputs
-    found: dict[str, Entry] = {}
-    for name in asked:
+    entries: dict[str, Entry] = {}
+    for name in requested:
         missing = Missing.SKIPPED if name in response.skipped else Missing.ABSENT
-        found[step.outputs[name]] = Value(outputs[name], batch_size, sequence) if name in outputs else missing
-    return found
+        entries[step.outputs[name]] = Value(outputs[name], batch_size, sequence) if name in outputs else missing
+    return entries
 
 
 def fitted(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tensor:
@@ -210,7 +213,7 @@ def matches(dims: Shape, shape: Shape) -> bool:
     return len(dims) == len(shape) and all(a == b or -1 in (a, b) for a, b in zip(dims, shape, strict=True))
 
 
-def answered(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
+def as_output(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
     """An output of the ensemble as clients see it. Raises INTERNAL if it has not the shape it is reshaped from."""
     tensor = fitted(value.tensor, value.batch_size, spec.dims if spec.reshape is None else spec.reshape, batching)
     if spec.reshape is None:

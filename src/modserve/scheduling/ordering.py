@@ -1,4 +1,4 @@
-"""Responses in the order of requests: the dynamic batcher's ``preserve_ordering``."""
+"""Responses in the order of the requests, as ``preserve_ordering`` of the dynamic batcher wants them."""
 
 import logging
 from collections import deque
@@ -10,13 +10,13 @@ _log = logging.getLogger(__name__)
 
 
 class ResponseOrder:
-    """Holds back the outcomes of a request until all requests before it are settled."""
+    """Holds back what a request's sink would get until all requests before it are settled."""
 
     def __init__(self) -> None:
         self._open: deque[_Held] = deque()
 
     def behind(self, sink: ResponseSink) -> "_Held":
-        """A sink for the next request, in front of its own. Call `withdraw` if the request is not accepted."""
+        """A sink for the next request, in front of its own. Call `withdraw` if the request is not taken."""
         held = _Held(self, sink)
         self._open.append(held)
         return held

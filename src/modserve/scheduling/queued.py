@@ -1,19 +1,16 @@
 """The thin loop around a batching rule: the direct scheduler and the dynamic batcher are this, with their rules."""
 
-from collections.abc import Iterator
 from typing import Generic
 
 from modserve.core.errors import ModserveError, cancelled, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
 
-from .admission import Gate
-from .batching import FAR_NS, Dispatch, Reason, Rule, ShowAll, WaitUntil
-from .queue import GONE, RequestQueue
-from .scheduler import Alarm, BatchRunner, Clock, Drop, SlotT
-
-_RIPE_LOOKED_AT = 8
-"""A group with enough for a batch may still wait for a larger one: so many are asked a time."""
+from .adaptive.admission import Gate
+from .batching import FAR_NS, Dispatch, Reason, Rule, WaitUntil
+from .level_queue import LevelQueue
+from .queue import GONE, PlainQueue, RequestQueue
+from .scheduler import Alarm, BatchRunner, Clock, OnDrop, SlotT
 
 TURN_NS = 1_000_000
 """How long a scheduler may start batches in one turn of the event loop; the rest goes on in the next."""
@@ -31,34 +28,53 @@ class QueuedScheduler(Generic[SlotT]):
         rule: Rule,
         runner: BatchRunner[SlotT],
         clock: Clock,
-        drop: Drop,
+        on_drop: OnDrop,
         policy: DynamicBatching = DynamicBatching(),  # noqa: B008 - frozen
         *,
         ripe_size: int = 0,
+        alike: bool = False,
         gate: Gate = Gate(),  # noqa: B008 - it changes nothing
     ) -> None:
+        """`alike`: the rule lets any request share a batch with any other, or lets each run alone.
+
+        `ripe_size`: the size from which on the rule may run a batch before its delay is over.
+        """
         self._rule = rule
         self._runner = runner
         self._clock = clock
-        self._drop = drop
+        self._on_drop = on_drop
         self._policy = policy
         self._gate = gate
-        self._queue = RequestQueue(
-            ripe_size=ripe_size if policy.max_queue_delay_ns else 0,
-            ripe_elements=policy.max_batch_elements,
-            look_ahead=policy.look_ahead,
-        )
         policies = (policy.default_policy, *policy.level_policies.values())
         self._counted = any(each.max_queue_size for each in policies)
         self._waiting: dict[int, int] = {}
         """How many wait by the priority they came with, if any queue has a limit."""
+        self._restricted = bool(
+            policy.priority_levels
+            or self._counted
+            or gate.predicts
+            or any(each.default_timeout_ns for each in policies)
+        )
+        """Whether `_place` has something to say about every request, not only about those with a time-out."""
+        sums = bool(policy.max_queue_delay_ns or policy.max_batch_elements)
+        self._levels: LevelQueue | None = None
+        self._queue: RequestQueue
+        if alike and not policy.priority_levels and not any(each.delay for each in policies):
+            self._queue = PlainQueue(sums=sums)
+        else:
+            self._queue = self._levels = LevelQueue(
+                sums=sums,
+                ripe_size=ripe_size if policy.max_queue_delay_ns else 0,
+                ripe_elements=policy.max_batch_elements,
+                look_ahead=policy.look_ahead,
+            )
         self._stopped = False
         self._pump_due = False
         self._alarm = Alarm(clock, self._pump)
         runner.on_free = self._pump
 
     def __repr__(self) -> str:
-        return f"QueuedScheduler({len(self._queue)} waiting)"
+        return f"QueuedScheduler({self._queue.count} waiting)"
 
     def enqueue(self, inflight: Inflight) -> None:
         if self._stopped:
@@ -66,31 +82,13 @@ class QueuedScheduler(Generic[SlotT]):
                 f"{inflight.request.label}Server is stopping, scheduler for model has stopped accepting new "
                 "inference requests"
             )
-        queue = self._queue
-        priority = self._priority(inflight) if self._policy.priority_levels else 0
-        policy = self._policy.policy(priority)
-        # Each priority has two levels: the second one is for those that have waited too long.
-        level = 2 * priority
         now_ns = self._clock.now_ns()
-        most = policy.max_queue_size
-        if most and self._waiting.get(priority, 0) >= most:
-            if self._pump_due:
-                self._pump()  # what came in this turn of the event loop need not wait for the next, if a slot is free
-            if self._waiting.get(priority, 0) >= most:
-                raise self._gate.full(inflight, *queue.ahead(level + 1), now_ns)
-        timeout_ns = policy.timeout_ns(inflight.request.timeout_ns)
-        if timeout_ns:
-            timeout_ns += now_ns
-            if not policy.delay:
-                inflight.queue_limit_ns = timeout_ns = min(inflight.queue_limit_ns or timeout_ns, timeout_ns)
-        if self._gate.predicts:
-            self._gate.check(inflight, *queue.ahead(level), now_ns)
+        level = timeout_ns = 0
+        if self._restricted or inflight.request.timeout_ns:
+            level, timeout_ns = self._place(inflight, now_ns)
         inflight.queue_start_ns = now_ns
         inflight.on_cancel = self._cancelled
-        queue.append(inflight, level, timeout_ns)
-        if self._counted:
-            inflight.priority = priority
-            self._waiting[priority] = self._waiting.get(priority, 0) + 1
+        self._queue.append(inflight, level, timeout_ns)
         if not self._pump_due:
             self._pump_due = True
             self._clock.call_soon(self._pump)
@@ -101,15 +99,48 @@ class QueuedScheduler(Generic[SlotT]):
 
     def close(self, error: ModserveError) -> None:
         self._stopped = True
-        for inflight in list(self._queue):
-            self._leave(inflight, error)
+        self.fail_waiting(error)
         self._alarm.cancel()
 
+    def fail_waiting(self, error: ModserveError) -> None:
+        """Fail what waits; what comes later is taken."""
+        for inflight in list(self._queue):
+            self._leave(inflight, error)
+
+    def _place(self, inflight: Inflight, now_ns: int) -> tuple[int, int]:
+        """The level of a request, and when it has waited too long for its policy; 0 for never.
+
+        Raises UNAVAILABLE if there is no room for it, or it would come too late.
+        """
+        policy, priority = self._policy.default_policy, 0
+        if self._policy.priority_levels:
+            priority = self._priority(inflight)
+            policy = self._policy.policy(priority)
+        # Each priority has two levels: the second one is for requests that have waited too long.
+        level = 2 * priority
+        most = policy.max_queue_size
+        if most and self._waiting.get(priority, 0) >= most:
+            if self._pump_due:
+                self._pump()  # what came in this turn of the event loop need not wait for the next, if a slot is free
+            if self._waiting.get(priority, 0) >= most:
+                raise self._gate.full(inflight, *self._queue.ahead(level + 1), now_ns)
+        timeout_ns = policy.timeout_ns(inflight.request.timeout_ns)
+        if timeout_ns:
+            timeout_ns += now_ns
+            if not policy.delay:
+                inflight.queue_limit_ns = timeout_ns = min(inflight.queue_limit_ns or timeout_ns, timeout_ns)
+        if self._gate.predicts:
+            self._gate.check(inflight, *self._queue.ahead(level), now_ns)
+        if self._counted:
+            inflight.priority = priority
+            self._waiting[priority] = self._waiting.get(priority, 0) + 1
+        return level, timeout_ns
+
     def _priority(self, inflight: Inflight) -> int:
-        """Triton takes the default for what is no level."""
-        asked = inflight.request.parameters.get("priority", 0)
-        if type(asked) is int and 0 < asked <= self._policy.priority_levels:
-            return asked
+        """The request's priority; Triton takes the default for what is no level."""
+        priority = inflight.request.parameters.get("priority", 0)
+        if type(priority) is int and 0 < priority <= self._policy.priority_levels:
+            return priority
         return self._policy.default_priority_level
 
     def _cancelled(self, inflight: Inflight) -> None:
@@ -117,24 +148,24 @@ class QueuedScheduler(Generic[SlotT]):
 
     def _leave(self, inflight: Inflight, error: ModserveError) -> None:
         if inflight.settled:
-            return  # telling one client of its failure made it cancel the others
+            return  # re-entrancy: a sink may cancel other requests when it hears of a failure
         inflight.on_cancel = None
         self._queue.left(inflight)
-        self._left(inflight)
-        self._drop(inflight, error)
-
-    def _left(self, inflight: Inflight) -> None:
         if self._counted:
-            left = self._waiting.pop(inflight.priority) - 1
-            if left:
-                self._waiting[inflight.priority] = left
+            self._uncount(inflight)
+        self._on_drop(inflight, error)
+
+    def _uncount(self, inflight: Inflight) -> None:
+        left = self._waiting.pop(inflight.priority) - 1
+        if left:
+            self._waiting[inflight.priority] = left
 
     def _pump(self) -> None:
         """Start every batch that can start now."""
         self._pump_due = False
-        queue, runner = self._queue, self._runner
+        queue, runner, alarm = self._queue, self._runner, self._alarm
         end_ns = 0
-        while len(queue):
+        while queue.count:
             now_ns = self._clock.now_ns()
             if not end_ns:
                 end_ns = now_ns + TURN_NS
@@ -143,67 +174,39 @@ class QueuedScheduler(Generic[SlotT]):
                 self._pump_due = True
                 self._clock.call_soon(self._pump)
                 return
-            wake_ns = self._expire(now_ns)
-            if not len(queue):
+            wake_ns = self._expire(now_ns) if queue.timed else 0
+            if not queue.count:
                 break
             slot = runner.reserve()
             if slot is None:
-                self._alarm.at(wake_ns)
+                alarm.at(wake_ns)
                 return
-            if self._policy.ageing_ns:
-                self._age(now_ns)
-            asked: set[object] = set()
-            for candidate in self._candidates():
-                if candidate.shape_key in asked:
-                    continue
-                asked.add(candidate.shape_key)
-                look_ns = now_ns if not self._stopped else FAR_NS
-                seen, others = queue.look(candidate)
-                decision = self._rule(others, look_ns, seen)
-                if decision is ShowAll.SHOW_ALL:
-                    decision = self._rule(queue.together(candidate), look_ns)
-                if not isinstance(decision, Dispatch) and queue.closed(candidate):
-                    decision = Dispatch(sum(1 for _ in queue.together(candidate)), Reason.SHAPE)
-                if isinstance(decision, Dispatch):
-                    batch = queue.take(candidate, decision.count)
-                    for inflight in batch:
-                        inflight.on_cancel = None
-                        self._left(inflight)
-                    reason = decision.reason
-                    if reason is Reason.IDLE_INSTANCE and len(queue) and not queue.has_like(batch[0]):
-                        reason = Reason.SHAPE
-                    runner.run(slot, batch, reason.value)
-                    break
-                assert isinstance(decision, WaitUntil), "a rule that is shown all decides: this is a bug"
-                if decision.seen.requests:
-                    queue.looked(candidate, decision.seen)
-                wake_ns = min(wake_ns or decision.when_ns, decision.when_ns)
+            if self._policy.ageing_ns and self._levels is not None:
+                self._levels.age(now_ns, self._policy.ageing_ns)
+            look_ns = now_ns if not self._stopped else FAR_NS
+            for together in queue.candidates():
+                decision = self._rule(together, look_ns)
+                if isinstance(decision, WaitUntil):
+                    if not together.closed:
+                        wake_ns = min(wake_ns or decision.when_ns, decision.when_ns)
+                        continue
+                    decision = Dispatch(sum(1 for _ in together), Reason.SHAPE)
+                batch = queue.take(together, decision.count)
+                for inflight in batch:
+                    inflight.on_cancel = None
+                    if self._counted:
+                        self._uncount(inflight)
+                reason = decision.reason
+                if reason is Reason.IDLE_INSTANCE and queue.count and not together.count:
+                    reason = Reason.SHAPE
+                runner.run(slot, batch, reason.value)
+                break
             else:
                 runner.release(slot)
-                self._alarm.at(wake_ns)
+                alarm.at(wake_ns)
                 return
-        self._alarm.cancel()
-
-    def _candidates(self) -> Iterator[Inflight]:
-        """Whose batch may be the next to run: one request of each, in the order in which they are asked."""
-        queue = self._queue
-        yield queue.head()
-        # Behind a batch that waits for its delay, others may be complete, overdue or pressed for time.
-        for _, inflight in zip(range(_RIPE_LOOKED_AT), queue.ripe(), strict=False):
-            yield inflight
-        yield queue.oldest()
-        yield from queue.pressing()
-
-    def _age(self, now_ns: int) -> None:
-        """Who has waited long enough at its level goes to the next more urgent one."""
-        queue, limit_ns = self._queue, now_ns - self._policy.ageing_ns
-        for inflight in queue.heads():
-            while inflight.level > 3 and inflight.level_ns <= limit_ns:
-                level = inflight.level
-                queue.move(inflight, level - 2, now_ns)
-                if not queue.waiting(level):
-                    break
-                inflight = queue.first(level)
+        if alarm.when_ns:
+            alarm.cancel()
 
     def _expire(self, now_ns: int) -> int:
         """Refuse what is past its deadline or queue limit, put back what its policy delays.
@@ -211,14 +214,14 @@ class QueuedScheduler(Generic[SlotT]):
         Returns when to look again, 0 for never.
         """
         queue = self._queue
-        next_ns = queue.next_deadline_ns()
-        if next_ns and next_ns <= now_ns:
-            for inflight in queue.expired(now_ns):
+        next_ns = queue.next_time_ns()
+        if not next_ns or next_ns > now_ns:
+            return next_ns
+        for inflight in queue.expired(now_ns):
+            self._leave(inflight, unavailable("Request timeout expired"))
+        for inflight in queue.timed_out(now_ns):
+            if inflight.queue_limit_ns or self._levels is None:
                 self._leave(inflight, unavailable("Request timeout expired"))
-            for inflight in queue.timed_out(now_ns):
-                if inflight.queue_limit_ns:
-                    self._leave(inflight, unavailable("Request timeout expired"))
-                elif inflight.level != GONE:  # telling one client of its failure may have made it cancel this one
-                    queue.move(inflight, inflight.level + 1, now_ns)
-            next_ns = queue.next_deadline_ns()
-        return next_ns
+            elif inflight.level != GONE:  # re-entrancy, as in `_leave`
+                self._levels.move(inflight, inflight.level + 1, now_ns)
+        return queue.next_time_ns()

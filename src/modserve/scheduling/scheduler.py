@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
@@ -15,7 +15,7 @@ class Scheduler(Protocol):
     """Owns the waiting requests of one model version. All methods run on the event loop's thread and never wait."""
 
     def enqueue(self, inflight: Inflight) -> None:
-        """Take the request, or raise UNAVAILABLE when full or stopping (it is then not taken)."""
+        """Take the request, or raise UNAVAILABLE and leave it alone when full or stopping."""
         ...
 
     def stop(self) -> None:
@@ -26,9 +26,13 @@ class Scheduler(Protocol):
         """Take nothing new and fail what waits."""
         ...
 
+    def fail_waiting(self, error: ModserveError) -> None:
+        """Fail what waits; what comes later is taken."""
+        ...
+
 
 SlotT = TypeVar("SlotT")
-"""A place to run one batch, whatever the runner makes of it."""
+"""A place to run one batch. Only the runner knows what it is."""
 
 
 class BatchRunner(Protocol[SlotT]):
@@ -37,7 +41,7 @@ class BatchRunner(Protocol[SlotT]):
     on_free: Callable[[], None]
 
     def reserve(self) -> SlotT | None:
-        """A free slot, or None. A reserved slot must be given to `run` or `release`."""
+        """A free slot, or None. Call `run` or `release` with each reserved slot."""
         ...
 
     def release(self, slot: SlotT) -> None: ...
@@ -51,14 +55,17 @@ class BatchRunner(Protocol[SlotT]):
 
 
 class PinnedRunner(BatchRunner[SlotT], Protocol):
-    """A runner whose slots are told apart, for schedulers that keep requests in their places.
+    """A runner with numbered slots, for schedulers that keep requests in their places.
 
-    `on_done` is called with requests whose execution is over in every respect, before their slot is free: what they
-    leave behind for their sequence is there. In its place `on_again` is called with one that is to run again.
+    `on_done` is called with requests whose execution is over in every respect, before their slot is free: the states
+    that they leave to their sequence are there. `on_again` is called instead with a request that has to run again.
+    `on_lost` is called with the number of a slot that can run nothing until it is free again, with the reason, and with
+    whether that was said before.
     """
 
     on_done: Callable[[list[Inflight]], None] | None
     on_again: Callable[[Inflight], None]
+    on_lost: Callable[[int, ModserveError, bool], None]
 
     @property
     def count(self) -> int:
@@ -70,11 +77,11 @@ class PinnedRunner(BatchRunner[SlotT], Protocol):
         ...
 
     def run(self, slot: SlotT, batch: list[Inflight], close_reason: str, rows: list[Inflight] | None = None) -> None:
-        """As for any runner. `rows` are the batch in the model's rows, with fillers between, which count nowhere."""
+        """As for any runner. `rows` are the requests in the model's rows, with fillers between, which count nowhere."""
         ...
 
 
-Drop = Callable[[Inflight, ModserveError], None]
+OnDrop: TypeAlias = Callable[[Inflight, ModserveError], None]
 """Settles a request that leaves the queue without having run, and counts it."""
 
 
@@ -87,50 +94,52 @@ class Clock(Protocol):
 
     def now_ns(self) -> int: ...
 
-    def call_soon(self, callback: Callable[[], None]) -> None: ...
+    def call_soon(self, callback: Callable[[], None]) -> object: ...
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
-        """Call back at `when_ns` or some milliseconds earlier; who cares looks at the clock and asks again."""
+        """Call back at `when_ns` or up to some milliseconds earlier: look at the clock then, and call this again."""
         ...
 
 
 class Alarm:
-    """One moment at which to be called, which can be moved."""
+    """One moment at which to be called, which can be moved. `when_ns` is that moment, 0 for none."""
 
-    __slots__ = ("_clock", "_ring", "_timer", "_when_ns")
+    __slots__ = ("_clock", "_ring", "_timer", "when_ns")
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
+        self.when_ns = 0
         self._clock = clock
         self._ring = ring
         self._timer: TimerHandle | None = None
-        self._when_ns = 0
 
     def at(self, when_ns: int) -> None:
         """Ring then, and at no other time; never if that is 0."""
-        if self._timer is not None and self._when_ns == when_ns:
+        if when_ns == self.when_ns:
             return
         self.cancel()
         if when_ns:
-            self._when_ns = when_ns
+            self.when_ns = when_ns
             self._timer = self._clock.call_at(when_ns, self._rings)
 
     def by(self, when_ns: int) -> None:
         """Ring then, unless that is done earlier anyway."""
-        if self._timer is None or when_ns < self._when_ns:
+        if not self.when_ns or when_ns < self.when_ns:
             self.at(when_ns)
 
     def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self.when_ns = 0
 
     def end(self) -> None:
-        """It never rings again, and forgets whom it would call."""
+        """Never ring again, and forget the callback."""
         self.cancel()
         self._ring = _nothing
 
     def _rings(self) -> None:
         self._timer = None
+        self.when_ns = 0
         self._ring()
 
 
@@ -138,30 +147,29 @@ def _nothing() -> None: ...
 
 
 _FAR_NS = 3_000_000
-"""What is to happen later than this is not yet given to the exact timers, which keep what is cancelled."""
+"""Moments that are farther away are not yet for the exact timers, since these keep what was cancelled."""
 _EARLY_NS = 1_500_000
-"""How much earlier event loops ring then, since they round to whole milliseconds, from when their turn began."""
+"""So much earlier the event loop's own timer rings then: it rounds to milliseconds, counted from its turn's begin."""
 
 
 class LoopClock:
-    """The running event loop's clock."""
+    """The clock of an event loop. All schedulers of a loop share one, since it may hold a file descriptor."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._exact: ExactTimers | None = None
+        self.loop = loop
         self.now_ns = time.monotonic_ns
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        self._loop.call_soon(callback)
+        self.call_soon = loop.call_soon
+        self._exact: ExactTimers | None = None
+        self._inexact = False
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         left_ns = when_ns - time.monotonic_ns()
         if left_ns > _FAR_NS:
-            # Event loops keep time in whole milliseconds: it rings early, and the last one is asked for then.
-            return self._loop.call_later((left_ns - _EARLY_NS) // 1_000_000 / 1e3, callback)
-        exact = self._exact
-        if exact is None:
-            exact = self._exact = exact_timers(self._loop)
-            if exact is None:
-                return self._loop.call_later(-(-max(0, left_ns) // 1_000_000) / 1e3, callback)
-        return exact.call_at(when_ns, callback)
+            # This rings early. Whoever calls again then gets an exact timer.
+            return self.loop.call_later((left_ns - _EARLY_NS) // 1_000_000 / 1e3, callback)
+        if self._exact is None and not self._inexact:
+            self._exact = exact_timers(self.loop)
+            self._inexact = self._exact is None
+        if self._exact is None:
+            return self.loop.call_later(-(-max(0, left_ns) // 1_000_000) / 1e3, callback)
+        return self._exact.call_at(when_ns, callback)

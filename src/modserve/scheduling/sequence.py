@@ -1,15 +1,27 @@
 """The sequence scheduler: the requests of a sequence run in order, one at a time, on one instance.
 
-As Triton's (core, SequenceBatchScheduler): each instance has places for sequences; a sequence keeps its place from its
-first request until its end, and waits in the backlog for one. How batches are formed of the sequences that have a place
-is the business of a `Lane`, one for each instance.
+As Triton's (core, SequenceBatchScheduler). Each instance has places for sequences. A sequence has a place from its
+first request until its end; if all are taken it waits in the backlog. A `Lane`, one for each instance, forms batches of
+the sequences that have a place there.
+
+Where a request is: in `waiting` of its sequence; then it is `busy`, its lane has it, and at most one of a sequence is;
+then it is busy and the sequence is `running`, which means that its instance has it. Who ends it differs:
+
+- waiting: this scheduler, by `_leave`.
+- busy, not running: its lane, which calls `_dropped` (as the lane's `OnDrop`); so does calling its `on_cancel`.
+- running: the runner, which calls `_on_done`, or `_on_again` if the request has to run once more.
+
+A sequence is open while more of its requests may come: from its first request until one with the END flag, or until it
+is abandoned, aborted or idle for too long. It is live from its first request until `_finish`, which is when it is not
+open and has no request any more. So every open sequence is live. A live sequence has a place or is in the backlog. A
+failure, a time-out or a cancellation of one request aborts the whole sequence: what has not begun to run fails.
 """
 
-import heapq
 import itertools
 import logging
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Generic
 
 from modserve.core import dtypes
@@ -22,7 +34,6 @@ from modserve.core.sequence import (
     ControlTensors,
     Membership,
     SequenceId,
-    SequenceStates,
     StateTable,
     check_id,
     membership,
@@ -33,84 +44,12 @@ from modserve.core.tensor import Tensor
 
 from . import batching
 from .queued import QueuedScheduler
-from .scheduler import Alarm, Clock, Drop, PinnedRunner, SlotT
+from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
 from .sequence_lane import Lane, OldestLane, OneSlot
 from .sequence_rows import DirectLane
+from .sequence_state import Member, Places, Sequence
 
 _log = logging.getLogger(__name__)
-
-
-class _Sequence:
-    """One that has begun, and has not ended or has something left to do."""
-
-    __slots__ = (
-        "alarm",
-        "busy",
-        "failure",
-        "id",
-        "idle_since_ns",
-        "over",
-        "place",
-        "running",
-        "states",
-        "waiting",
-    )
-
-    def __init__(self, id: SequenceId, clock: Clock, look: "Callable[[_Sequence], None]") -> None:
-        self.id = id
-        self.place: tuple[int, int] | None = None
-        """Its row and the number of its instance; None in the backlog."""
-        self.waiting: deque[Inflight] = deque()
-        """Its requests, but for the one that its instance has."""
-        self.busy: Inflight | None = None
-        """The request that its instance has."""
-        self.running = False
-        """Whether that one runs, or else waits for the others of its batch."""
-        self.states: SequenceStates | None = None
-        self.failure: ModserveError | None = None
-        """Why it was ended before its end."""
-        self.over = False
-        self.idle_since_ns = clock.now_ns()
-        self.alarm = Alarm(clock, lambda: look(self))
-
-
-class _Member:
-    """What is to be remembered of a request until it is over."""
-
-    __slots__ = ("arrived_ns", "says", "sequence", "shape_key")
-
-    def __init__(self, sequence: _Sequence, says: Membership, arrived_ns: int, shape_key: object) -> None:
-        self.sequence = sequence
-        self.says = says
-        self.arrived_ns = arrived_ns
-        self.shape_key = shape_key
-
-
-class _Places:
-    """The free places of `count` instances, each a row and the number of an instance; the first ones go first.
-
-    There may be millions, of which few are ever taken.
-    """
-
-    __slots__ = ("_count", "_returned", "_total", "_used")
-
-    def __init__(self, rows: int, count: int) -> None:
-        self._count = count
-        self._total = rows * count
-        self._used = 0
-        """So many have been taken once. The others come after all of these."""
-        self._returned: list[tuple[int, int]] = []
-
-    def take(self) -> tuple[int, int] | None:
-        if self._returned:
-            return heapq.heappop(self._returned)
-        if self._used == self._total:
-            return None
-        self._used += 1
-        return divmod(self._used - 1, self._count)
-
-    def give_back(self, place: tuple[int, int]) -> None:
-        heapq.heappush(self._returned, place)
 
 
 class SequenceScheduler(Generic[SlotT]):
@@ -121,32 +60,33 @@ class SequenceScheduler(Generic[SlotT]):
         config: ModelConfig,
         runner: PinnedRunner[SlotT],
         clock: Clock,
-        drop: Drop,
+        on_drop: OnDrop,
         state_files: Mapping[str, Tensor],
     ) -> None:
         assert config.sequence_batching is not None, "made for models that have it: this is a bug"
         self._batching: SequenceBatching = config.sequence_batching
         self._model = config.name
         self._clock = clock
-        self._drop = drop
+        self._on_drop = on_drop
         self._controls = ControlTensors(self._batching.controls, config.batching)
         self._states = StateTable(self._batching.states, config.batching, state_files)
-        self._open: dict[SequenceId, _Sequence] = {}
-        """Those that more requests may come for."""
-        self._live: dict[_Sequence, None] = {}
-        """Those that are not over."""
-        self._backlog: OrderedDict[_Sequence, None] = OrderedDict()  # a dict is slow to tell its first
-        self._members: dict[Inflight, _Member] = {}
+        self._open: dict[SequenceId, Sequence] = {}
+        """The sequences of which more requests may come."""
+        self._live: dict[Sequence, None] = {}
+        """The sequences that are not over, in the order in which they began."""
+        self._backlog: OrderedDict[Sequence, None] = OrderedDict()  # a dict is slow to find its first
+        self._members: dict[Inflight, Member] = {}
         self._numbers = itertools.count(1)
         self._stopped = False
         self.on_end: Callable[[], None] = lambda: None
         """Called when a sequence has ended."""
         self._slots = [OneSlot(runner, number, self._on_run) for number in range(runner.count)]
         self._lanes = [self._lane(config, slot) for slot in self._slots]
-        self._places = _Places(_places(config), runner.count)
+        self._places = Places(_places(config), runner.count)
         runner.on_free = self._on_free
         runner.on_done = self._on_done
         runner.on_again = self._on_again
+        runner.on_lost = self._on_lost
 
     def __repr__(self) -> str:
         return f"SequenceScheduler({len(self._live)} sequences, {len(self._backlog)} of them in the backlog)"
@@ -161,7 +101,7 @@ class SequenceScheduler(Generic[SlotT]):
         return id in self._open
 
     def abandon(self, id: SequenceId) -> None:
-        """End a sequence, if there is such a one, after those of its requests that have come."""
+        """End a sequence, if there is one with this id, after the requests of it that have come."""
         sequence = self._open.pop(id, None)
         if sequence is not None and not sequence.waiting and sequence.busy is None:
             self._finish(sequence)
@@ -169,7 +109,7 @@ class SequenceScheduler(Generic[SlotT]):
     # In
 
     def enqueue(self, inflight: Inflight) -> None:
-        """As any scheduler's; raises INVALID_ARG for what is no request of a sequence, too."""
+        """As for any scheduler. Also raises INVALID_ARG for a request that belongs to no sequence."""
         request = inflight.request
         says = membership(request)
         if not (self._batching.iterative and not says.id):
@@ -205,9 +145,11 @@ class SequenceScheduler(Generic[SlotT]):
             )
         if says.end:
             del self._open[says.id]
+        if request.timeout_ns:  # there is no queue policy that could say what it means
+            inflight.queue_limit_ns = inflight.request_start_ns + request.timeout_ns
         inflight.queue_start_ns = now_ns
         inflight.on_cancel = self._cancelled
-        self._members[inflight] = _Member(sequence, says, now_ns, inflight.shape_key)
+        self._members[inflight] = Member(sequence, says, now_ns, inflight.shape_key)
         sequence.waiting.append(inflight)
         sequence.idle_since_ns = now_ns
         begin_by_ns = inflight.begin_by_ns
@@ -216,8 +158,9 @@ class SequenceScheduler(Generic[SlotT]):
         sequence.alarm.by(now_ns + self._batching.max_idle_ns)
         self._advance(sequence)
 
-    def _begin(self, id: SequenceId) -> _Sequence:
-        sequence = _Sequence(id, self._clock, self._look)
+    def _begin(self, id: SequenceId) -> Sequence:
+        sequence = Sequence(id, self._clock.now_ns())
+        sequence.alarm = Alarm(self._clock, partial(self._look, sequence))
         self._open[id] = sequence
         self._live[sequence] = None
         sequence.place = self._places.take()
@@ -236,8 +179,8 @@ class SequenceScheduler(Generic[SlotT]):
 
     # Through
 
-    def _advance(self, sequence: _Sequence) -> None:
-        """Give the next request to the instance, if it may have it."""
+    def _advance(self, sequence: Sequence) -> None:
+        """Offer the next request to the lane, if there is one and the lane has none of the sequence."""
         if sequence.place is None or sequence.busy is not None or not sequence.waiting:
             return
         head = sequence.waiting.popleft()
@@ -283,8 +226,8 @@ class SequenceScheduler(Generic[SlotT]):
         member.sequence.waiting.appendleft(inflight)
         self._idle(member.sequence, now_ns)
 
-    def _idle(self, sequence: _Sequence, now_ns: int) -> None:
-        """Its instance has nothing of it any more."""
+    def _idle(self, sequence: Sequence, now_ns: int) -> None:
+        """Neither lane nor instance has a request of the sequence any more."""
         sequence.busy = None
         sequence.running = False
         sequence.idle_since_ns = now_ns
@@ -300,13 +243,26 @@ class SequenceScheduler(Generic[SlotT]):
 
     def close(self, error: ModserveError) -> None:
         self._stopped = True
-        for sequence in list(self._live):
-            self._abort(sequence, error)
+        self.fail_waiting(error)
         for lane in self._lanes:
             lane.close(error)
 
-    def _finish(self, sequence: _Sequence) -> None:
-        """Nothing of it is left: its place goes to the next."""
+    def fail_waiting(self, error: ModserveError) -> None:
+        """End all sequences: what of them has not begun to run fails."""
+        for sequence in list(self._live):
+            self._abort(sequence, error)
+
+    def _on_lost(self, number: int, error: ModserveError, again: bool) -> None:
+        """End the sequences of a lost instance, which may have kept their states; states that we keep live on.
+
+        If no other instance could be made (`again`), they do not wait for the next attempt.
+        """
+        for sequence in list(self._live):
+            if sequence.place is not None and sequence.place[1] == number and (again or not self._batching.states):
+                self._abort(sequence, error)
+
+    def _finish(self, sequence: Sequence) -> None:
+        """The sequence is over: its place goes to the first of the backlog."""
         if sequence.over:
             return
         sequence.over = True
@@ -325,19 +281,19 @@ class SequenceScheduler(Generic[SlotT]):
         else:
             self._places.give_back(place)
 
-    def _close_to_more(self, sequence: _Sequence) -> None:
+    def _close_to_more(self, sequence: Sequence) -> None:
         if self._open.get(sequence.id) is sequence:
             del self._open[sequence.id]
 
-    def _abort(self, sequence: _Sequence, error: ModserveError) -> None:
-        """End it before its end: what has not begun to run is failed with `error`."""
+    def _abort(self, sequence: Sequence, error: ModserveError) -> None:
+        """End a sequence early: requests of it that have not begun to run fail with `error`."""
         self._close_to_more(sequence)
         waiting = list(sequence.waiting)
         sequence.waiting.clear()
         busy = sequence.busy
         if busy is not None and not sequence.running and busy.on_cancel is not None:
             sequence.failure = error
-            busy.on_cancel(busy)  # its lane lets go of it, and tells `_dropped`
+            busy.on_cancel(busy)  # its lane lets go of it, and calls `_dropped`
         for inflight in waiting:
             self._leave(inflight, error)
         if sequence.busy is None:
@@ -346,23 +302,23 @@ class SequenceScheduler(Generic[SlotT]):
     def _leave(self, inflight: Inflight, error: ModserveError) -> None:
         if self._members.pop(inflight, None) is not None:
             inflight.on_cancel = None
-            self._drop(inflight, error)
+            self._on_drop(inflight, error)
 
     def _dropped(self, inflight: Inflight, error: ModserveError) -> None:
-        """A lane has let go of a request: its sequence can not go on without it."""
+        """A lane has let go of a request: the sequence cannot go on without it."""
         sequence = self._members[inflight].sequence
         sequence.busy = None
         self._leave(inflight, sequence.failure or error)
         self._abort(sequence, error if error.code is Code.CANCELLED else _expired())
 
     def _cancelled(self, inflight: Inflight) -> None:
-        """One that waits for those before it, or that runs, and is then settled by who runs it."""
+        """The client cancels a request that waits, or that runs: the runner settles the latter."""
         self._abort(self._members[inflight].sequence, cancelled())
 
     # Times
 
-    def _look(self, sequence: _Sequence) -> None:
-        """End a sequence whose client is too slow, or whose place in the backlog has cost too much time."""
+    def _look(self, sequence: Sequence) -> None:
+        """End a sequence whose client is too slow, or whose request has waited too long for a place or its turn."""
         now_ns = self._clock.now_ns()
         late_ns = min(filter(None, [inflight.begin_by_ns for inflight in sequence.waiting]), default=0)
         if late_ns and late_ns <= now_ns:
@@ -404,10 +360,10 @@ class SequenceScheduler(Generic[SlotT]):
 
 def _places(config: ModelConfig) -> int:
     """How many sequences an instance has at a time."""
-    assert config.sequence_batching is not None, "asked for models that have it: this is a bug"
+    assert config.sequence_batching is not None, "only called for models that have it: this is a bug"
     strategy = config.sequence_batching.strategy
-    wanted = strategy.max_candidate_sequences if isinstance(strategy, OldestStrategy) else 0
-    return wanted if wanted > 0 else max(1, config.max_batch_size)
+    candidates = strategy.max_candidate_sequences if isinstance(strategy, OldestStrategy) else 0
+    return candidates if candidates > 0 else max(1, config.max_batch_size)
 
 
 def _expired() -> ModserveError:

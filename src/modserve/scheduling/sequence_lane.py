@@ -11,9 +11,9 @@ from .scheduler import PinnedRunner, SlotT
 
 
 class Lane(Protocol):
-    """Takes the next request of each sequence that the instance has, one a sequence at a time.
+    """Forms batches of the next requests of an instance's sequences. It has at most one request of each at a time.
 
-    A request that leaves without having run is given to the `Drop` that the lane was made with. Until it runs, calling
+    A request that leaves without having run goes to the `OnDrop` that the lane was made with. Until it runs, calling
     its `on_cancel` makes it leave.
     """
 
@@ -27,7 +27,7 @@ class Lane(Protocol):
 
 
 class OneSlot(Generic[SlotT]):
-    """One instance of a runner. Implements `scheduler.BatchRunner`; `on_run` is told of what is about to run."""
+    """One instance of a runner. Implements `scheduler.BatchRunner`; calls `on_run` with a batch about to run."""
 
     def __init__(self, runner: PinnedRunner[SlotT], number: int, on_run: Callable[[list[Inflight]], None]) -> None:
         self.on_free: Callable[[], None] = lambda: None

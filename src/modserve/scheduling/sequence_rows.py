@@ -10,7 +10,7 @@ from modserve.core.sequence_config import DirectStrategy
 
 from .batching import MARGIN_NS, Reason, WaitUntil
 from .queued import TURN_NS
-from .scheduler import Alarm, Clock, Drop, SlotT
+from .scheduler import Alarm, Clock, OnDrop, SlotT
 from .sequence_lane import OneSlot
 
 
@@ -23,10 +23,10 @@ class Rows:
 
 
 def direct(heads: Sequence[Inflight | None], strategy: DirectStrategy, now_ns: int) -> Rows | WaitUntil | None:
-    """What to run of `heads`, the next request of each row; None: nothing. As Triton (core, DirectSequenceBatch).
+    """What to run of `heads`, the next request of each row, or None for nothing. As Triton (core, DirectSequenceBatch).
 
-    Everything that is there runs at once, unless there is a delay and less than the minimum of the rows is filled; then
-    it waits until the oldest has waited that long. Of requests that can not share a batch, those like the oldest run.
+    All heads run at once, unless there is a delay and less than the minimum of the rows is filled; then they wait until
+    the oldest has waited that long. Of requests that cannot share a batch, those like the oldest run.
     """
     ready = [head for head in heads if head is not None]
     if not ready:
@@ -47,8 +47,8 @@ def direct(heads: Sequence[Inflight | None], strategy: DirectStrategy, now_ns: i
     return Rows(rows, Reason.DEADLINE) if now_ns >= latest_ns else WaitUntil(min(due_ns, latest_ns))
 
 
-Fill = Callable[[Inflight], Inflight]
-"""Makes a filler that shares a batch with a request: nobody waits for it, and the model is told that it is none."""
+FillerFactory = Callable[[Inflight], Inflight]
+"""Makes a filler for a batch with a request. Nobody waits for it, and its control inputs tell the model what it is."""
 
 
 class DirectLane(Generic[SlotT]):
@@ -63,16 +63,16 @@ class DirectLane(Generic[SlotT]):
         rows: int,
         runner: OneSlot[SlotT],
         clock: Clock,
-        drop: Drop,
-        fill: Fill,
+        on_drop: OnDrop,
+        make_filler: FillerFactory,
     ) -> None:
         self._strategy = strategy
         self._heads: list[Inflight | None] = [None] * rows
         self._rows: dict[Inflight, int] = {}
         self._runner = runner
         self._clock = clock
-        self._drop = drop
-        self._fill = fill
+        self._on_drop = on_drop
+        self._make_filler = make_filler
         self._pump_due = False
         self._alarm = Alarm(clock, self._pump)
         runner.on_free = self._pump
@@ -97,10 +97,10 @@ class DirectLane(Generic[SlotT]):
     def _leave(self, inflight: Inflight, error: ModserveError) -> None:
         row = self._rows.pop(inflight, None)
         if row is None:
-            return  # telling one client of its failure made it cancel the others
+            return  # re-entrancy: a sink may cancel other requests when it hears of a failure
         inflight.on_cancel = None
         self._heads[row] = None
-        self._drop(inflight, error)
+        self._on_drop(inflight, error)
 
     def _pump(self) -> None:
         """Start the next batch if it can start now: an instance has one slot."""
@@ -140,7 +140,7 @@ class DirectLane(Generic[SlotT]):
             self._heads[row] = None
             inflight.on_cancel = None
             while len(rows) < row:
-                rows.append(self._fill(batch[0]))
+                rows.append(self._make_filler(batch[0]))
             rows.append(inflight)
         self._runner.run(slot, batch, decision.reason.value, rows if len(rows) > len(batch) else None)
 

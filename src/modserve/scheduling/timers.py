@@ -1,6 +1,7 @@
-"""Timers that are exact to some microseconds, which those of event loops are not: they count whole milliseconds.
+"""Timers that are exact to some microseconds. Event loops have timers of their own, but those count milliseconds.
 
-On Linux: one ``timerfd`` for each event loop (timerfd_create(2)), which the loop watches as it watches sockets.
+On Linux: one ``timerfd`` for each clock of an event loop (timerfd_create(2)), which the loop watches as it watches
+sockets. A timer rings when its moment has come and never before, so that nobody has to look at the clock repeatedly.
 """
 
 import asyncio
@@ -33,10 +34,10 @@ class _Handle:
 
 
 class ExactTimers:
-    """Calls back at a moment of the monotonic clock. All methods run on the event loop's thread.
+    """Calls back at moments of the monotonic clock. All methods run on the event loop's thread.
 
-    For moments that are near: one that was cancelled is kept until its time has come. Raises OSError where the machine
-    has no such timers.
+    It is for moments that are near: a cancelled timer is kept until its time has come. Making it raises OSError or
+    AttributeError where the machine has no such timers, NotImplementedError where the loop cannot watch descriptors.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -45,7 +46,7 @@ class ExactTimers:
         self._order = itertools.count()
         self._armed_ns = 0
         loop.add_reader(self._descriptor, self._ring)
-        # The loop is not kept: its end is the end of the descriptor.
+        # Do not keep the loop alive: when it goes, the descriptor is closed.
         weakref.finalize(loop, os.close, self._descriptor)
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> _Handle:
@@ -56,7 +57,7 @@ class ExactTimers:
         return handle
 
     def _arm(self, when_ns: int) -> None:
-        """0 for never. What has rung before is forgotten by it."""
+        """Let the descriptor become readable at a moment, 0 for never. It is not readable until then."""
         self._armed_ns = when_ns
         self._arm_at(when_ns)
 
@@ -75,26 +76,18 @@ class ExactTimers:
             self._arm(heap[0][0])
 
 
-_timers: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, ExactTimers | None]" = weakref.WeakKeyDictionary()
-
-
 def exact_timers(loop: asyncio.AbstractEventLoop) -> ExactTimers | None:
-    """Those of an event loop, the same for all who ask; None where there are none."""
-    try:
-        return _timers[loop]
-    except KeyError:
-        _timers[loop] = found = _made(loop)
-        return found
-
-
-def _made(loop: asyncio.AbstractEventLoop) -> ExactTimers | None:
+    """New exact timers for an event loop; None if it cannot have any."""
+    # No kernel but Linux has timerfd: the C library lacks the function (AttributeError). A sandbox may forbid the call,
+    # or the process may have no descriptor left (OSError). An event loop may be unable to watch descriptors
+    # (NotImplementedError). The loop's own timers, which are later by up to a millisecond, do in all three cases.
     with suppress(OSError, AttributeError, NotImplementedError):
         return ExactTimers(loop)
     return None
 
 
 def _timer() -> tuple[int, Callable[[int], None]]:
-    """A new descriptor, and what sets it to a moment (0 for never). Raises OSError or AttributeError without such."""
+    """A new descriptor, and a function that sets it to a moment, 0 for never. Raises OSError or AttributeError."""
     if sys.version_info >= (3, 13):
         descriptor = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
 
@@ -117,7 +110,7 @@ class _Times(ctypes.Structure):
 
 
 def _timer_by_ctypes() -> tuple[int, Callable[[int], None]]:
-    # These calls do not wait: to let other threads have the interpreter meanwhile would only cost.
+    # `PyDLL` keeps the interpreter's lock: the calls do not block, and giving it away would cost more than they do.
     library = ctypes.PyDLL(None)
     descriptor: int = library.timerfd_create(time.CLOCK_MONOTONIC, _NONBLOCKING | _CLOSED_ON_EXEC)
     if descriptor < 0:

@@ -1,6 +1,6 @@
 """Fakes for tests, ours and users': a clock turned by hand, a runner and an engine whose work is done by hand."""
 
-from .builders import RecordingSink, config, inflight, request, tensor, write_model
+from .builders import RecordingSink, config, inflight, instance_spec, request, tensor, write_model
 from .clock import FakeClock
 from .puppets import Execution, PuppetBackend, PuppetRunner
 
@@ -12,6 +12,7 @@ __all__ = [
     "RecordingSink",
     "config",
     "inflight",
+    "instance_spec",
     "request",
     "tensor",
     "write_model",

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from modserve.backends.api import InstanceSpec
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError
@@ -67,6 +68,13 @@ def config(
     groups = (InstanceGroup(name, InstanceKind.CPU, 1),)
     fields: dict[str, Any] = {"backend": "identity", "instance_groups": groups, **more}
     return ModelConfig(name, inputs=inputs, outputs=outputs, max_batch_size=max_batch_size, **fields)
+
+
+def instance_spec(
+    config: ModelConfig, kind: InstanceKind = InstanceKind.CPU, device: int = 0, index: int = 0
+) -> InstanceSpec:
+    """One of a model's instances."""
+    return InstanceSpec(f"{config.name}_{index}", kind, device, index, config)
 
 
 def request(

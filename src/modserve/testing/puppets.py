@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from modserve.backends.api import EngineRequest, Executor, ModelSource, Placement
+from modserve.backends.api import EngineRequest, Executor, InstanceSpec, ModelSource, Placement
+from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import ModelConfig, ModelDescription
+from modserve.core.model_config import ModelDescription
 from modserve.core.tensor import Array
 from modserve.core.timing import ExecutionTiming
 
@@ -24,6 +25,7 @@ class PuppetRunner:
         self.on_free: Callable[[], None] = lambda: None
         self.on_done: Callable[[list[Inflight]], None] | None = None
         self.on_again: Callable[[Inflight], None] = lambda inflight: None
+        self.on_lost: Callable[[int, ModserveError, bool], None] = lambda number, error, again: None
         self.count = slots
         self.batches: list[list[Inflight]] = []
         """Every batch, in order of dispatch."""
@@ -165,10 +167,10 @@ class _PuppetModel:
     def describe(self) -> ModelDescription | None:
         return self._backend.description
 
-    def instance(self, config: ModelConfig, placement: Placement) -> Executor:
+    def instance(self, spec: InstanceSpec) -> Executor:
         self._backend.open_instances += 1
         kind = _RequestPuppetInstance if self._backend.by_request else _PuppetInstance
-        return kind(self._backend, placement)
+        return kind(self._backend, spec.placement)
 
     def close(self) -> None:
         self._backend.open_models -= 1

@@ -7,9 +7,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from modserve.backends.api import ModelSource, Placement
+from modserve.backends.api import InstanceSpec, ModelSource
 from modserve.backends.identity import IdentityBackend, IdentityInstance, IdentityModel
-from modserve.core.model_config import ModelConfig
 from modserve.core.tensor import Array
 
 
@@ -27,9 +26,8 @@ class HeldModel(IdentityModel):
         super().__init__()
         self._gate = gate
 
-    def instance(self, config: ModelConfig, placement: Placement) -> IdentityInstance:
-        found = super().instance(config, placement)
-        return HeldInstance(found, self._gate)
+    def instance(self, spec: InstanceSpec) -> IdentityInstance:
+        return HeldInstance(super().instance(spec), self._gate)
 
     def close(self) -> None:
         while (self._gate / "stuck").exists():

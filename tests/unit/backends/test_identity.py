@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from modserve.backends import identity
-from modserve.backends.api import ModelSource, Placement
+from modserve.backends.api import ModelSource
 from modserve.backends.identity import IdentityBackend, IdentityModel
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
-from modserve.core.model_config import InstanceKind, ModelConfig, TensorSpec
+from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.sequence_config import SequenceBatching, State
 from modserve.core.tensor import Array
-from modserve.testing import config
+from modserve.testing import config, instance_spec
 
-PLACE = Placement(InstanceKind.CPU)
 FP32, INT32 = dtypes.FP32, dtypes.INT32
 
 
@@ -47,9 +46,7 @@ def source(given: ModelConfig) -> ModelSource:
 def execute(given: ModelConfig, inputs: dict[str, Array], *outputs: str, number: int = 0) -> dict[str, Array]:
     """Open the model, and run its instance of that number once."""
     opened = IdentityBackend().open(source(given))
-    for _ in range(number):
-        opened.instance(given, PLACE).close()
-    instance = opened.instance(given, PLACE)
+    instance = opened.instance(instance_spec(given, index=number))
     found = dict(instance.execute(inputs, outputs))
     instance.close()
     opened.close()
@@ -155,5 +152,5 @@ def test_states_stay_as_they_are() -> None:
     sequences = SequenceBatching(states=(State("SI", "SO", dtypes.INT32, (1,)),))
     given = replace(model(), sequence_batching=sequences)
     inputs: dict[str, Array] = {name: np.ones((1, 2), np.int32) for name in (*given.inputs_by_name, "SI")}
-    instance = IdentityModel().instance(given, PLACE)
+    instance = IdentityModel().instance(instance_spec(given))
     assert instance.execute(inputs, (*given.output_names, "SO"))["SO"] is inputs["SI"]

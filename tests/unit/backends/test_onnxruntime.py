@@ -21,7 +21,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import DescribedTensor, InstanceKind, ModelConfig, TensorSpec
 from modserve.core.tensor import Array
 from modserve.execution.placement import thread_share
-from modserve.testing import config
+from modserve.testing import config, instance_spec
 
 CPU = Placement(InstanceKind.CPU)
 ELEMENT = {
@@ -76,7 +76,7 @@ def opened(path: Path, given: ModelConfig | None = None, **more: Any) -> OnnxRun
 
 def execute(path: Path, given: ModelConfig, inputs: dict[str, Array], *outputs: str) -> dict[str, Array]:
     model = opened(path, given)
-    instance = model.instance(given, CPU)
+    instance = model.instance(instance_spec(given))
     found = dict(instance.execute(inputs, outputs))
     instance.close()
     model.close()
@@ -146,7 +146,7 @@ def test_bfloat16_beside_others(tmp_path: Path) -> None:
 def test_bfloat16_and_strings(tmp_path: Path) -> None:
     path = copier(tmp_path / "model.onnx", dtypes.BF16, dtypes.BYTES)
     given = configured(dtypes.BF16, dtypes.BYTES)
-    with pytest.raises(ModserveError, match="can not give BF16 outputs to a model that takes strings") as caught:
+    with pytest.raises(ModserveError, match="cannot give BF16 outputs to a model that takes strings") as caught:
         execute(path, given, {}, "OUT1")
     assert caught.value.code is Code.UNSUPPORTED
     inputs = {"IN0": values(dtypes.BF16, 2, 3), "IN1": values(dtypes.BYTES, 2, 3)}
@@ -158,7 +158,7 @@ def test_a_bfloat16_output_outlives_the_session(tmp_path: Path) -> None:
     path = copier(tmp_path / "model.onnx", dtypes.BF16)
     given = configured(dtypes.BF16)
     model = opened(path, given)
-    instance = model.instance(given, CPU)
+    instance = model.instance(instance_spec(given))
     array = values(dtypes.BF16, 2, 3)
     first = instance.execute({"IN0": array}, ("OUT0",))["OUT0"]
     instance.execute({"IN0": np.zeros_like(array)}, ("OUT0",))
@@ -185,7 +185,7 @@ def test_only_the_wanted_outputs_are_computed(tmp_path: Path) -> None:
 def test_instances_share_the_model(tmp_path: Path) -> None:
     given = configured(dtypes.INT32)
     model = opened(copier(tmp_path / "model.onnx", dtypes.INT32), given)
-    one, two = model.instance(given, CPU), model.instance(given, CPU)
+    one, two = model.instance(instance_spec(given)), model.instance(instance_spec(given))
     one.close()
     array = values(dtypes.INT32, 1, 3)
     assert plain(two.execute({"IN0": array}, ("OUT0",))["OUT0"]) == plain(array)
@@ -492,7 +492,7 @@ def test_memory_is_given_back_after_each_execution(tmp_path: Path) -> None:
         [helper.make_tensor_value_info("SUM", TensorProto.FLOAT, [])],
     )
     given = configured(parameters={"memory.enable_memory_arena_shrinkage": "cpu:0"})
-    instance = opened(path, given).instance(given, CPU)
+    instance = opened(path, given).instance(instance_spec(given))
     instance.execute({"N": np.array([20])}, ("SUM",))
     before = resident_megabytes()
     instance.execute({"N": np.array([20_000_000])}, ("SUM",))
@@ -657,7 +657,7 @@ def test_a_session_is_made_only_where_an_instance_is(
     (tmp_path / "model.onnx").touch()
     model = opened(tmp_path / "model.onnx", given, placements=placements)
     model.describe()
-    instances = [model.instance(given, placement) for placement in placements]
+    instances = [model.instance(instance_spec(given, placement.kind, placement.device)) for placement in placements]
     assert len(instances) == len(placements)
     assert [session.asked[0][1]["device_id"] if len(session.asked) > 1 else None for session in gpu_sessions] == devices
     model.close()
@@ -715,4 +715,4 @@ def test_graphs_whose_work_depends_on_values_say_so(tmp_path: Path, operator: st
         [helper.make_tensor_value_info("OUT0", kind, [None, None] if dependent else [4])],
     )
     model = OnnxRuntimeBackend().open(ModelSource(config(), 1, path, tmp_path))
-    assert model.instance(config(), CPU).data_dependent is dependent
+    assert model.instance(instance_spec(config())).data_dependent is dependent

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from modserve.backends.api import InstanceSpec, Placement
 from modserve.backends.identity import IdentityBackend
 from modserve.backends.onnxruntime import OnnxRuntimeBackend
-from modserve.backends.registry import BackendRegistry
+from modserve.backends.registry import BackendRegistry, new_instance
 from modserve.core.errors import Code, ModserveError
-from modserve.testing import PuppetBackend
+from modserve.core.model_config import InstanceKind, ModelConfig
+from modserve.testing import PuppetBackend, config, instance_spec
 
 MODULE = """
 from modserve.testing import PuppetBackend
@@ -133,3 +136,51 @@ def test_an_import_that_takes_long_holds_up_no_other_backend(elsewhere: Path, mo
         assert isinstance(registry.get("identity"), IdentityBackend)
         gate.go_on.set()
         assert imports[0].result(30) is imports[1].result(30)
+
+
+class Made:
+    def execute(self, inputs: object, outputs: object) -> dict[str, object]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+class FirstEdition:
+    def instance(self, config: ModelConfig, placement: Placement) -> Made:
+        assert (config.name, placement) == ("model", Placement(InstanceKind.GPU, 1))
+        return Made()
+
+
+class FirstEditionWithDefaults:
+    def instance(self, config: ModelConfig, placement: Placement, threads: int = 4) -> Made:
+        return FirstEdition().instance(config, placement)
+
+
+class SecondEdition:
+    def instance(self, spec: InstanceSpec) -> Made:
+        assert (spec.name, spec.kind, spec.device, spec.index) == ("model_2", InstanceKind.GPU, 1, 2)
+        return Made()
+
+
+class SecondEditionWithDefaults:
+    def instance(self, spec: InstanceSpec, threads: int = 4) -> Made:
+        return SecondEdition().instance(spec)
+
+
+class Anything:
+    def instance(self, *arguments: Any) -> Made:
+        return SecondEdition().instance(*arguments)
+
+
+@pytest.mark.parametrize(
+    "model", [FirstEdition, FirstEditionWithDefaults, SecondEdition, SecondEditionWithDefaults, Anything]
+)
+def test_models_of_both_editions(model: Any) -> None:
+    spec = instance_spec(config(), InstanceKind.GPU, device=1, index=2)
+    assert isinstance(new_instance(model(), spec), Made)
+
+
+def test_a_model_that_does_not_say_what_it_takes() -> None:
+    made: Any = SimpleNamespace(instance=max)  # without a signature
+    several: Any = [1, 2]
+    assert cast(Any, new_instance(made, several)) == 2

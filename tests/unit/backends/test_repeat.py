@@ -8,12 +8,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from modserve.backends.api import ModelSource, Placement
+from modserve.backends.api import ModelSource
 from modserve.backends.repeat import RepeatBackend, RepeatInstance
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError
-from modserve.core.model_config import InstanceKind, TensorSpec
-from modserve.testing import config
+from modserve.core.model_config import TensorSpec
+from modserve.testing import config, instance_spec
 
 IN, DELAY = TensorSpec("IN", dtypes.FP32, (-1,)), TensorSpec("DELAY", dtypes.UINT32, (-1,))
 WAIT, OUT = TensorSpec("WAIT", dtypes.UINT32, (1,)), TensorSpec("OUT", dtypes.FP32, (1,))
@@ -22,7 +22,7 @@ GOOD: dict[str, Any] = {"inputs": (IN, DELAY, WAIT), "outputs": (OUT,), "decoupl
 
 def make(**changes: Any) -> None:
     given = config(**{**GOOD, **changes})
-    RepeatBackend().open(ModelSource(given, 1, Path(), Path())).instance(given, Placement(InstanceKind.CPU)).close()
+    RepeatBackend().open(ModelSource(given, 1, Path(), Path())).instance(instance_spec(given)).close()
 
 
 def test_a_good_configuration() -> None:

@@ -1,5 +1,8 @@
 """What is filled in from the engine's description and from Triton's defaults, and where description and text differ."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from config_build import ONE_EACH, PATH, described, finish, problems, tensor
 from google.protobuf import text_format
@@ -342,3 +345,63 @@ def test_finishing_twice_gives_the_same() -> None:
     ]
 
     assert results[0] == results[1]
+
+
+def traits(**more: Any) -> ModelDescription:
+    return replace(FIXED, default_max_batch_size=0, **more)
+
+
+def test_what_the_engine_says_of_the_model_as_a_whole() -> None:
+    found = finish("", traits(max_batch_size=8, batch_dimension=False, decoupled=True)).config
+    assert (found.max_batch_size, found.decoupled) == (8, True)
+    assert [spec.dims for spec in (*found.inputs, *found.outputs)] == [(4,), (4,)]
+    assert found.dynamic_batching is not None
+
+
+@pytest.mark.parametrize(("says", "batches"), [(None, True), (True, True), (False, False)])
+def test_whether_requests_are_merged(says: bool | None, batches: bool) -> None:
+    described = traits(max_batch_size=8, batch_dimension=False, dynamic_batching=says)
+    assert (finish("", described).config.dynamic_batching is not None) is batches
+
+
+def test_a_model_that_keeps_state() -> None:
+    batching = {
+        "control_input": [{"name": "IN2", "control": [{"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [0, 1]}]}]
+    }
+    described = replace(
+        traits(sequence_batching=batching), inputs=(tensor("IN", 4), tensor("IN2", 1, datatype=dtypes.INT32))
+    )
+    found = finish("", described).config
+    assert found.sequence_batching is not None
+    assert [control.name for control in found.sequence_batching.controls] == ["IN2"]
+    assert [spec.name for spec in found.inputs] == ["IN"]
+
+
+def test_a_scheduler_that_the_configuration_chooses_stays() -> None:
+    found = finish("sequence_batching { }", traits(dynamic_batching=True)).config
+    assert (found.dynamic_batching, found.sequence_batching is None) == (None, False)
+
+
+def test_shapes_without_batch_dimension_of_a_model_that_does_not_batch() -> None:
+    assert finish("", traits(batch_dimension=False)).config.inputs[0].dims == (4,)
+
+
+@pytest.mark.parametrize(
+    ("text", "described", "problem"),
+    [
+        ("max_batch_size: 16", {"max_batch_size": 8, "batch_dimension": False}, "is 16, but the model takes 8"),
+        (
+            "model_transaction_policy { decoupled: false }",
+            {"decoupled": True},
+            "the model is decoupled, but the configuration of model 'foo' says the opposite",
+        ),
+        ("", {"sequence_batching": {"oldes": {}}}, "the engine of model 'foo' describes no sequence_batching"),
+    ],
+)
+def test_an_engine_that_contradicts_the_configuration(text: str, described: dict[str, Any], problem: str) -> None:
+    assert any(problem in each for each in problems(text, traits(**described)))
+
+
+def test_nothing_of_it_is_filled_in_without_automatic_completion() -> None:
+    found = finish(ONE_EACH, traits(decoupled=True), auto_complete=False).config
+    assert not found.decoupled

@@ -6,7 +6,7 @@ import pytest
 from config_build import described, finish, tensor
 
 from modserve import config
-from modserve.config.unsupported import SETTINGS
+from modserve.config.features.unsupported import SETTINGS
 from modserve.core import dtypes
 from modserve.core.ensemble_config import Ensembling, Step
 from modserve.core.errors import ModserveError

@@ -3,7 +3,7 @@
 import pytest
 from config_build import finish, problems
 
-from modserve.config.ensembles import validate_composition
+from modserve.config import validate_composition
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.ensemble_config import Condition, Ensembling, Step
@@ -234,7 +234,7 @@ def test_whether_a_condition_holds(condition: Condition, value: Tensor, expected
         (
             Condition("t", "==", b"3"),
             tensor(dtypes.INT32, (1,)),
-            "can not be asked of tensor 't' of type INT32, expected a number from -2147483648 to 2147483647",
+            "cannot be applied to tensor 't' of type INT32, expected a number from -2147483648 to 2147483647",
         ),
         (Condition("t", "==", 1), tensor(dtypes.BOOL, (1,)), "of type BOOL, expected true or false"),
         (Condition("t", "==", -1), tensor(dtypes.UINT8, (1,)), "of type UINT8, expected a number from 0 to 255"),

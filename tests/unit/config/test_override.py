@@ -38,7 +38,7 @@ PATH = Path("/repository/model/config.pbtxt")
 )
 def test_what_is_understood(text: str, message: pb.ModelConfig) -> None:
     draft = read_override(text, PATH, "model")
-    assert (draft.name, draft.message, draft.path) == ("model", message, PATH)
+    assert (draft.name, draft.message, draft.source.path) == ("model", message, PATH)
 
 
 @pytest.mark.parametrize(

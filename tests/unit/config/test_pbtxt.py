@@ -10,8 +10,8 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 
 from modserve import config
-from modserve.config import walker
-from modserve.config.problems import FieldPath
+from modserve.config.text import walker
+from modserve.config.text.problems import FieldPath
 from modserve.core.errors import Code, ModserveError
 from modserve.pb import inference as pb
 
@@ -224,8 +224,8 @@ def test_odd_numbers(number: str) -> None:
 def test_missing_file_is_an_empty_draft(tmp_path: Path) -> None:
     draft = config.read(tmp_path / "foo" / "config.pbtxt", "foo")
 
-    assert (draft.message, draft.exists, draft.text) == (pb.ModelConfig(), False, "")
-    assert draft.path == tmp_path / "foo" / "config.pbtxt"
+    assert (draft.message, draft.exists, draft.source.text) == (pb.ModelConfig(), False, "")
+    assert draft.source.path == tmp_path / "foo" / "config.pbtxt"
 
 
 def test_file_that_can_not_be_read(tmp_path: Path) -> None:

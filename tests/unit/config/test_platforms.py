@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from modserve import config
-from modserve.config.platforms import FORMATS
+from modserve.config import FORMATS
 
 # Configuration → backend, platform, default_model_filename.
 WRITTEN = {

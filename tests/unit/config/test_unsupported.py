@@ -3,7 +3,7 @@
 import pytest
 from config_build import ONE_EACH, finish, problems
 
-from modserve.config.unsupported import SETTINGS
+from modserve.config.features.unsupported import SETTINGS
 
 # Setting → a configuration where it matters, and the path it is reported under.
 FAILING = {

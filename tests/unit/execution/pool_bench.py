@@ -2,23 +2,23 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from modserve.backends.api import ModelSource, Placement
+from modserve.backends.api import ModelSource
 from modserve.core import dtypes
 from modserve.core.errors import Code
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import InstanceKind, ModelConfig
+from modserve.core.model_config import ModelConfig
 from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
-from modserve.testing import Execution, PuppetBackend, RecordingSink, config, request, tensor
+from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 from modserve.testing.builders import RecordedInflight
 
 CONFIG = config()
-PLACE = Placement(InstanceKind.CPU)
 SOURCE = ModelSource(CONFIG, 1, Path(), Path())
 
 
@@ -52,13 +52,20 @@ def copied(execution: Execution) -> dict[str, Array]:
     return {"OUTPUT0": execution.inputs["INPUT0"]}
 
 
+async def until(what: Callable[[], object]) -> None:
+    """Let the event loop turn until something is true."""
+    async with asyncio.timeout(30):
+        while not what():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)
+
+
 class Bench:
     """A pool of puppet instances, and what is told of its requests."""
 
     def __init__(self, instances: int, model: ModelConfig = CONFIG, *, by_request: bool = False) -> None:
         self.backend = PuppetBackend(by_request=by_request)
         opened = self.backend.open(SOURCE)
-        engines = [(f"model_{index}", opened.instance(model, PLACE)) for index in range(instances)]
+        engines = [(f"model_{index}", opened.instance(instance_spec(model))) for index in range(instances)]
         self.statistics = ModelStatistics()
         self.settled: list[int] = []
         self._changed = asyncio.Event()

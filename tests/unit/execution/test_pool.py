@@ -16,6 +16,7 @@ from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.statistics import FailureReason, ModelStatistics
 from modserve.core.tensor import Array
 from modserve.core.version import ModelId
+from modserve.execution.instance import ThreadInstance
 from modserve.execution.pool import InstancePool
 from modserve.testing import Execution
 
@@ -266,6 +267,7 @@ async def test_a_released_slot_is_the_next_to_be_reserved() -> None:
 async def test_closing_waits_for_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(instances=1)
     [instance] = bench.pool._instances
+    assert isinstance(instance, ThreadInstance)
     loop, waits, join = asyncio.get_running_loop(), asyncio.Event(), instance._thread.join
 
     def tell_and_join() -> None:

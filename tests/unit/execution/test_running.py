@@ -1,9 +1,11 @@
 """Engines that answer each request by itself: any number of times, from any thread, in and after the execution."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,10 +14,13 @@ from pool_bench import CONFIG, Bench, answer, member, refused, sink
 from modserve.backends.api import EngineRequest
 from modserve.core import dtypes
 from modserve.core.errors import Code, internal, invalid
-from modserve.core.flow import Flow
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import TensorSpec
+from modserve.core.request import ParameterValue
 from modserve.core.statistics import FailureReason
+from modserve.core.tensor import Tensor
+from modserve.core.tracing import RequestTrace
+from modserve.resources.flow import Flow
 from modserve.testing import Execution, config
 
 TWO_OUTPUTS = (TensorSpec("OUTPUT0", dtypes.INT32, (4,)), TensorSpec("OUTPUT1", dtypes.INT32, (1,)))
@@ -241,3 +246,175 @@ async def test_an_engine_waits_for_a_slow_client_after_each_answer_but_the_final
     end(execution)
     await bench.until_settled(1)
     assert flow.calls == [16, "wait", 80, "wait", 0, "wait"]
+
+
+async def test_all_that_a_request_says(bench: Bench) -> None:
+    said: dict[str, ParameterValue] = {
+        "priority": 2,
+        "sequence_id": 7,
+        "sequence_start": True,
+        "sequence_end": False,
+        "other": "x",
+    }
+    entry = member(1)
+    entry.request = replace(entry.request, parameters=said, timeout_ns=5000)
+    entry.deadline_ns = time.monotonic_ns() + 10**12
+    execution = bench.run(entry)
+    [request] = execution.requests
+    assert (request.model_name, request.model_version) == ("model", 3)
+    assert request.parameters == said
+    assert (request.deadline_ns, request.timeout_ns, request.priority) == (entry.deadline_ns, 5000, 2)
+    assert (request.correlation_id, request.sequence_start, request.sequence_end) == (7, True, False)
+    assert request.tensors["INPUT0"].datatype is dtypes.INT32
+    request.complete()
+    end(execution)
+    await bench.until_settled(1)
+
+
+async def test_a_request_that_says_nothing(bench: Bench) -> None:
+    execution = bench.run(member(1))
+    [request] = execution.requests
+    assert (request.deadline_ns, request.timeout_ns, request.priority) == (0, 0, 0)
+    assert (request.correlation_id, request.sequence_start, request.sequence_end) == (0, False, False)
+    request.stamp("NOBODY_TRACES_IT")
+    request.complete()
+    end(execution)
+    await bench.until_settled(1)
+
+
+async def test_cancellation_is_pushed_once(bench: Bench) -> None:
+    entry = member(1)
+    called: list[str] = []
+    execution = bench.run(entry)
+    [request] = execution.requests
+    withdraw = request.on_cancel(lambda: called.append("withdrawn"))
+    request.on_cancel(lambda: called.append("pushed"))
+    withdraw()
+    withdraw()
+    entry.cancel()
+    assert called == ["pushed"]
+    request.on_cancel(lambda: called.append("late"))
+    assert called == ["pushed", "late"]
+    request.complete()
+    request.on_cancel(lambda: called.append("over"))
+    assert called == ["pushed", "late"]
+    end(execution)
+    await bench.until_settled(1)
+
+
+async def test_cancelling_reaches_those_before_the_engine_too(bench: Bench) -> None:
+    entry = member(1)
+    called: list[object] = []
+    entry.on_cancel = called.append  # as a sequence batcher does
+    execution = bench.run(entry)
+    [request] = execution.requests
+
+    def raises() -> None:
+        raise RuntimeError("no pipe")
+
+    request.on_cancel(lambda: called.append("engine"))
+    request.on_cancel(raises)
+    entry.cancel()
+    assert called == [entry, "engine"]
+    request.complete()
+    end(execution)
+    await bench.until_settled(1)
+
+
+async def test_a_request_with_callbacks_that_is_let_go_of_fails(bench: Bench) -> None:
+    entry = member(1)
+    execution = bench.run(entry)
+    execution.requests[0].on_cancel(lambda: None)
+    end(execution)
+    await bench.until_settled(1)
+    assert refused(entry) == (Code.INTERNAL, GONE)
+
+
+async def test_an_engine_that_does_not_wait(bench: Bench) -> None:
+    entry = member(1)
+    entry.flow = Flow(lambda waiting: None, most=1)
+    execution = bench.run(entry)
+    [request] = execution.requests
+    called: list[str] = []
+    request.on_room(lambda: called.append("at once"))
+    assert request.respond(rows(1), wait=False)
+    assert not request.fail(internal("half"), final=False, wait=False)
+    assert not request.fail(internal("whole"), final=False, wait=False)  # which is taken as well
+    request.on_room(lambda: called.append("room"))
+    entry.sent()
+    assert called == ["at once"]
+    entry.sent()
+    assert called == ["at once", "room"]
+    assert not request.respond(rows(2), final=True, wait=False)
+    request.on_room(lambda: called.append("over"))
+    assert called == ["at once", "room", "over"]
+    end(execution)
+    await bench.until_settled(1)
+    assert len(sink(entry).responses) == 2
+
+
+async def test_outputs_as_tensors(plain: Bench) -> None:
+    entry = member(1)
+    execution = plain.run(entry)
+    raw = np.full((1, 4), 7, np.int32).tobytes()
+    execution.requests[0].respond({"OUTPUT0": Tensor.from_raw(dtypes.INT32, (1, 4), raw)})
+    end(execution)
+    await plain.until_settled(1)
+    assert answer(entry) == [[7] * 4]
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [
+        (
+            Tensor.from_raw(dtypes.FP32, (1, 4), bytes(16)),
+            "output 'OUTPUT0' of model 'model' is of type FP32, but the model configuration says TYPE_INT32",
+        ),
+        (
+            Tensor.from_raw(dtypes.INT32, (2, 4), bytes(32)),
+            "output 'OUTPUT0' of model 'model' has shape [2,4], expected 1 in the first dimension, as in the inputs",
+        ),
+        (
+            Tensor.from_raw(dtypes.INT32, (1, 4), bytes(15)),
+            "output 'OUTPUT0' of model 'model' has 15 bytes, which are no 4 elements of type INT32, as its shape [1,4] "
+            "says",
+        ),
+    ],
+    ids=["type", "rows", "bytes"],
+)
+async def test_tensors_that_are_no_output(plain: Bench, output: Tensor, problem: str) -> None:
+    entry = member(1)
+    execution = plain.run(entry)
+    execution.requests[0].respond({"OUTPUT0": output})
+    end(execution)
+    await plain.until_settled(1)
+    assert refused(entry) == (Code.INTERNAL, problem)
+
+
+class Recorded:
+    """As much of a trace as an engine reaches."""
+
+    def __init__(self) -> None:
+        self.stamps: list[str] = []
+
+    def stamp(self, activity: str, ns: int = 0) -> None:
+        assert ns > 0
+        self.stamps.append(activity)
+
+    def settled(self, outcome: object, final: bool, timing: object) -> None:
+        self.stamps.append("settled")
+
+
+async def test_stamps_reach_the_trace_in_order(bench: Bench) -> None:
+    entry = member(1)
+    trace = Recorded()
+    entry.trace = cast(RequestTrace, trace)
+    execution = bench.run(entry)
+    [request] = execution.requests
+    request.stamp("TOKENIZED")
+    request.respond(rows(1))
+    request.stamp("SECOND")
+    request.complete()
+    end(execution)
+    await bench.until_settled(1)
+    assert trace.stamps == ["TOKENIZED", "settled", "SECOND", "settled"]

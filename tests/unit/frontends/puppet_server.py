@@ -5,6 +5,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +14,30 @@ import numpy as np
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
+from modserve.core.loading import Blueprint, Listing
 from modserve.core.memory import MemoryBudget
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.normalize import Signature
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, ResponseSink
-from modserve.core.servable import ModelDirectory
 from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.grpc.aio import CallTable
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.inflating import Inflating
-from modserve.frontends.grpc.options import GrpcOptions
 from modserve.frontends.grpc.service import rpc_table
 from modserve.frontends.grpc.stream import InferStreams
-from modserve.frontends.http.connection import Connection
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.site import AsgiApp, Site
+from modserve.frontends.http.wire.connection import Connection
+from modserve.frontends.http.wire.context import AsgiApp, HttpContext
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
+from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
 from modserve.server import Server
+from modserve.settings import GrpcSettings, HttpSettings
 from modserve.testing import config, write_model
 
 MAX_JSON = 4096
@@ -72,6 +74,8 @@ def echo(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 class PuppetServable:
     """A model version; `automatic` ones answer in the next turn of the event loop, others when told to."""
+
+    unready_reason: str | None = None
 
     def __init__(
         self, model_id: ModelId, model_config: ModelConfig, compute: Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -133,22 +137,19 @@ class PuppetLoader:
     def __post_init__(self) -> None:
         self.go.set()
 
-    async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
-        if model.name in self.problems:
-            raise self.problems[model.name]
-        return model.versions
+    async def inspect(self, listing: Listing) -> Blueprint:
+        if listing.name in self.problems:
+            raise self.problems[listing.name]
+        return Blueprint(listing, listing.versions, load=partial(self.load, listing.name))
 
-    async def needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
-        return {}
-
-    async def load(self, model: ModelDirectory, version: int) -> PuppetServable:
+    async def load(self, name: str, path: Path, version: int) -> PuppetServable:
         self.begun.set()
         await self.go.wait()
-        model_id = ModelId(model.name, version)
+        model_id = ModelId(name, version)
         if model_id in self.failures:
             raise self.failures[model_id]
-        compute = echo if model.name == "echo" else sum_and_difference
-        self.loaded[model_id] = PuppetServable(model_id, self.models[model.name], compute)
+        compute = echo if name == "echo" else sum_and_difference
+        self.loaded[model_id] = PuppetServable(model_id, self.models[name], compute)
         return self.loaded[model_id]
 
     def forget(self, name: str) -> None:
@@ -161,17 +162,18 @@ def server_over(
     """Nothing is loaded yet."""
     for name in loader.models:
         write_model(repository, name, versions=tuple(str(version) for version in loader.versions.get(name, (1,))))
-    return Server(ModelManager(loader, 8), [repository], name="modserve", logs=logs, memory=memory)
+    manager = ModelManager(ModelTable(), loader, 8)
+    return Server(manager, local_repositories([repository]), name="modserve", logs=logs, memory=memory)
 
 
-def infer_streams(server: Server, options: GrpcOptions = GrpcOptions()) -> InferStreams:  # noqa: B008  # frozen
+def infer_streams(server: Server, options: GrpcSettings = GrpcSettings()) -> InferStreams:  # noqa: B008  # frozen
     return InferStreams(server, options, Inflating(server.memory, 0, options.limits))
 
 
 def call_table(
     server: Server,
     streams: InferStreams | None = None,
-    options: GrpcOptions = GrpcOptions(),  # noqa: B008  # frozen
+    options: GrpcSettings = GrpcSettings(),  # noqa: B008  # frozen
     dispatcher: Dispatcher | None = None,
 ) -> CallTable:
     """What the gRPC port serves, as the library sees it."""
@@ -261,7 +263,7 @@ class Answer:
 class Client:
     """The other end of a connection."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: HttpContext) -> None:
         self.connection = Connection(site)
         self.transport = MockTransport(self.connection)
         self.connection.connection_made(self.transport)
@@ -329,7 +331,7 @@ class Stage:
     """A loaded server, and the site that connections belong to."""
 
     server: Server
-    site: Site
+    site: HttpContext
     loader: PuppetLoader
 
     @property
@@ -347,7 +349,7 @@ async def stage(
     app: AsgiApp | None = plain_app,
     *,
     automatic: bool = True,
-    options: HttpOptions = HttpOptions(MAX_JSON),  # noqa: B008  # frozen
+    options: HttpSettings = HttpSettings(max_json=MAX_JSON),  # noqa: B008  # frozen
 ) -> AsyncIterator[Stage]:
     """A site whose tasks have ended when the block has; without an `app`, that of the REST surface."""
     loader = PuppetLoader()
@@ -357,7 +359,7 @@ async def stage(
         servable.automatic = automatic
     async with asyncio.TaskGroup() as tasks:
         found: AsgiApp = create_app(server, options) if app is None else app
-        site = Site(server, found, tasks, asyncio.get_running_loop(), options)
+        site = HttpContext(server, found, tasks, asyncio.get_running_loop(), options)
         site.turns.seconds = math.inf  # so that no test depends on how fast the machine is
         yield Stage(server, site, loader)
         for connection in list(site.connections):

@@ -23,9 +23,9 @@ from puppet_server import (
     stage,
 )
 
-from modserve.frontends.http.connection import Connection
-from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.wire.reader import Reader
 from modserve.protocol.restricted import Restriction
+from modserve.settings import HttpSettings
 
 GET = request("GET", "/hello?a=1")
 HELLO = b"GET /hello ? a=1 = "
@@ -437,7 +437,7 @@ async def test_a_known_head_waits_for_a_client_that_does_not_read(tmp_path: Path
         client = on.connect()
         client.send(infer())
         assert len(await client.receive()) == 1
-        assert on.site.heads
+        assert on.site.heads.exact
         client.connection.pause_writing()
         client.send(infer())
         assert len(on.simple.submitted) == 1
@@ -552,7 +552,7 @@ async def test_a_refusal_comes_after_the_answers_before_it(tmp_path: Path) -> No
 
 
 async def test_a_refused_connection_is_closed_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modserve.frontends.http.connection._LINGER", 0.0)
+    monkeypatch.setattr("modserve.frontends.http.wire.connection._LINGER", 0.0)
     async with stage(tmp_path) as on:
         client = on.connect()
         client.send(b"rubbish\r\n\r\n")
@@ -717,7 +717,7 @@ async def test_what_is_unusual_is_not_remembered(tmp_path: Path) -> None:
             request(Transfer_Encoding="chunked") + b"0\r\n\r\n",
         )
         await client.receive(5)
-        assert not on.site.heads
+        assert not on.site.heads.exact
 
 
 @pytest.mark.parametrize("cut", [0, 5, len(JSON_BODY)], ids=["whole", "part of the body", "head alone"])
@@ -728,7 +728,7 @@ async def test_a_head_is_remembered_however_the_body_comes(tmp_path: Path, cut: 
         for count in range(1, 4):
             client.send(whole[: len(whole) - cut], whole[len(whole) - cut :])
             assert (await client.receive(count))[-1].body == JSON_ANSWER
-        assert [head + JSON_BODY for head in on.site.heads] == [whole]
+        assert [head + JSON_BODY for head in on.site.heads.exact] == [whole]
 
 
 async def test_a_known_head_is_not_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -741,7 +741,7 @@ async def test_a_known_head_is_not_parsed_again(tmp_path: Path, monkeypatch: pyt
         client = on.connect()
         client.send(infer(JSON_BODY, **volatile))
         await client.receive()
-        monkeypatch.setattr(Connection, "_parse", fail)
+        monkeypatch.setattr(Reader, "_parse", fail)
         other = infer(JSON_BODY, **changed)
         client.send(other, other[:-1], other[-1:], other + other)
         assert [answer.body for answer in await client.receive(5)] == [JSON_ANSWER] * 5
@@ -770,19 +770,24 @@ async def test_a_head_is_another_if_a_line_that_matters_differs(tmp_path: Path, 
         head = infer_binary(Connection="keep-alive", X_Request_Id="2").partition(b"\r\n\r\n")[0]
         lines = [line for line in head.split(b"\r\n") if not line.startswith(name.encode() + b":")]
         changed = b"\r\n".join([*lines, name.encode() + b": 7"]) + b"\r\n\r\n"
-        assert on.site.known(changed) is None
-        assert on.site.known(head + b"\r\n\r\n") is not None
+        known = on.site.heads.recall(changed)
+        if name == "Content-Length":
+            assert known is not None
+            assert known[1] == 7
+        else:
+            assert known is None
+        assert on.site.heads.recall(head + b"\r\n\r\n") is not None
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        HttpOptions(MAX_JSON, header_pattern=re.compile("x-request-id", re.IGNORECASE)),
-        HttpOptions(MAX_JSON, restrictions={"inference": Restriction("X-Request-Id", "1", "API")}),
+        HttpSettings(max_json=MAX_JSON, header_pattern=re.compile("x-request-id", re.IGNORECASE)),
+        HttpSettings(max_json=MAX_JSON, restrictions={"inference": Restriction("X-Request-Id", "1", "API")}),
     ],
     ids=["forwarded", "restricted"],
 )
-async def test_a_line_that_matters_here_is_not_left_out(tmp_path: Path, options: HttpOptions) -> None:
+async def test_a_line_that_matters_here_is_not_left_out(tmp_path: Path, options: HttpSettings) -> None:
     async with stage(tmp_path, options=options) as on:
         client = on.connect()
         client.send(infer(X_Request_Id="1"), infer(X_Request_Id="2"))
@@ -801,7 +806,7 @@ async def test_only_the_request_s_own_head_is_remembered(tmp_path: Path) -> None
         client = on.connect()
         client.send(b"\r\n\r\n" + infer())
         await client.receive()
-        assert b"\r\n\r\n" not in on.site.heads
+        assert b"\r\n\r\n" not in on.site.heads.exact
 
 
 async def test_the_memory_of_heads_is_bounded(tmp_path: Path) -> None:
@@ -810,7 +815,7 @@ async def test_the_memory_of_heads_is_bounded(tmp_path: Path) -> None:
         for number in range(1_100):
             client.send(request(target="/v2/models/nosuch/infer", X=str(number)))
         assert len(client.answers) == 1_100
-        assert 0 < len(on.site.heads) <= 1_024
+        assert 0 < len(on.site.heads.exact) <= 1_024
 
 
 async def test_a_known_head_waits_its_turn(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 from fastapi import FastAPI
 from puppet_server import MAX_JSON, PuppetLoader, server_over
 
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.server import Server
+from modserve.settings import HttpSettings
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
@@ -30,7 +30,7 @@ async def server(tmp_path: Path) -> Server:
 
 @pytest.fixture
 async def client(server: Server) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(server, HttpOptions(MAX_JSON)))
+    transport = httpx.ASGITransport(create_app(server, HttpSettings(max_json=MAX_JSON)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as found:
         yield found
 

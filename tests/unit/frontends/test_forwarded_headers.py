@@ -10,12 +10,10 @@ from puppet_server import JSON_BODY, MAX_JSON, Stage, infer, numbers, request, s
 from modserve.core.errors import Code, ModserveError
 from modserve.core.request import InferenceRequest, ParameterValue
 from modserve.frontends.grpc.aio import AioCall
-from modserve.frontends.grpc.options import GrpcOptions
 from modserve.frontends.grpc.service import InferenceService
-from modserve.frontends.http.options import HttpOptions
 from modserve.pb import inference as pb
 from modserve.protocol import header_forwarding
-from modserve.settings import header_pattern
+from modserve.settings import GrpcSettings, HttpSettings, header_pattern
 
 RESERVED = ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"]
 HEADERS = [("X-User", "a"), ("Accept", "b"), ("x-user", "c"), ("X-User", "d")]
@@ -76,7 +74,7 @@ def parameters(on: Stage) -> list[dict[str, ParameterValue]]:
     return [dict(inflight.request.parameters) for inflight in on.simple.submitted]
 
 
-OPTIONS = HttpOptions(MAX_JSON, header_pattern=header_pattern("^x-|priority"))
+OPTIONS = HttpSettings(max_json=MAX_JSON, header_pattern=header_pattern("^x-|priority"))
 
 
 @pytest.mark.parametrize(
@@ -141,6 +139,8 @@ async def test_over_grpc(tmp_path: Path) -> None:
             message.raw_input_contents.append(numbers(1, 2).tobytes())
         message.parameters["own"].int64_param = 1
         context = AioCall(FakeContext((("x-user", "a"), ("x-user", "b"), ("x-bin", b"\0"), ("other", "o"))))
-        await InferenceService(on.server, GrpcOptions(header_pattern=header_pattern("X-"))).ModelInfer(message, context)
-        await InferenceService(on.server, GrpcOptions()).ModelInfer(message, context)
+        await InferenceService(on.server, GrpcSettings(header_pattern=header_pattern("X-"))).ModelInfer(
+            message, context
+        )
+        await InferenceService(on.server, GrpcSettings()).ModelInfer(message, context)
         assert parameters(on) == [{"own": 1, "x-user": "a, b"}, {"own": 1}]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from modserve import Settings, app
-from modserve.app import grpc_options
+from modserve.app import grpc_settings
 from modserve.frontends.grpc.arguments import channel_arguments
 
 DEFAULTS = {
@@ -56,16 +56,16 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_option_is_one_argument(field: str, value: object, argument: str, given: int) -> None:
     settings = Settings.model_validate({"model_repository": "models", field: value})
-    assert dict(channel_arguments(grpc_options(settings))) == {**DEFAULTS, argument: given}
+    assert dict(channel_arguments(grpc_settings(settings))) == {**DEFAULTS, argument: given}
 
 
 def test_any_number_of_streams() -> None:
     settings = Settings(model_repository=[Path("models")], grpc_max_concurrent_streams=0)
-    assert "grpc.max_concurrent_streams" not in dict(channel_arguments(grpc_options(settings)))
+    assert "grpc.max_concurrent_streams" not in dict(channel_arguments(grpc_settings(settings)))
 
 
 @pytest.mark.parametrize(("machine", "longest"), [(0, -1), (1 << 30, 1 << 27), (1 << 40, 1 << 29)])
 def test_the_longest_message_by_default(monkeypatch: pytest.MonkeyPatch, machine: int, longest: int) -> None:
     monkeypatch.setattr(app, "allowed_memory", lambda: machine)
-    options = grpc_options(Settings(model_repository=[Path("models")]))
+    options = grpc_settings(Settings(model_repository=[Path("models")]))
     assert dict(channel_arguments(options))["grpc.max_receive_message_length"] == longest

@@ -22,12 +22,11 @@ from modserve.frontends.grpc import aio
 from modserve.frontends.grpc.aio import CallTable
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.inflating import Inflating
-from modserve.frontends.grpc.options import GrpcOptions
 from modserve.frontends.grpc.reflection import ReflectionService
-from modserve.frontends.offload import Limits
 from modserve.pb import inference as pb
 from modserve.pb import reflection
 from modserve.server import Server
+from modserve.settings import GrpcSettings, Limits
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -121,7 +120,7 @@ async def test_long_messages_are_read_and_made_on_threads(server: Server, monkey
         return work(*args)
 
     monkeypatch.setattr(offload, "on_thread", on_thread)
-    table = call_table(server, options=GrpcOptions(limits=Limits(split=1, message=1)))
+    table = call_table(server, options=GrpcSettings(limits=Limits(split=1, message=1)))
     for name, request in (("ModelInfer", REQUEST), ("ModelMetadata", b"\x0a\x06simple")):
         context = Ending(request)
         handle: Any = table.methods[f"/{pb.SERVICE}/{name}"].stream_unary
@@ -223,7 +222,7 @@ async def test_a_stream_s_message_that_exceeds_the_server_s_memory(server: Serve
 async def test_a_large_answer_counts_until_it_is_sent(server: Server) -> None:
     context = Ending(REQUEST)
     handle: Any = (
-        call_table(server, options=GrpcOptions(limits=Limits(message=10)))
+        call_table(server, options=GrpcSettings(limits=Limits(message=10)))
         .methods[f"/{pb.SERVICE}/ModelInfer"]
         .stream_unary
     )
@@ -249,7 +248,7 @@ async def test_refusals_are_held_back_while_the_port_closes(server: Server) -> N
 
 async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simple: PuppetServable) -> None:
     """And before the port closes, those under way are answered."""
-    port = aio.GrpcListener(server, "127.0.0.1", 0, GrpcOptions())
+    port = aio.GrpcListener(server, "127.0.0.1", 0, GrpcSettings())
     simple.automatic = False
     under_way = asyncio.ensure_future(call(port._table, "ModelInfer", REQUEST))
     await turns()
@@ -265,7 +264,7 @@ async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simp
 
 
 async def test_a_machine_that_stood_still_has_not_been_quiet(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = aio.GrpcListener(server, "127.0.0.1", 0, GrpcOptions())
+    port = aio.GrpcListener(server, "127.0.0.1", 0, GrpcSettings())
     late = [0.5, 0.5, 0.0]
     loop = asyncio.get_running_loop()
     offset, looks, now = 0.0, 0, loop.time

@@ -16,12 +16,11 @@ from garbage import garbage_left
 from modserve.core.errors import internal
 from modserve.core.memory import MemoryBudget
 from modserve.core.version import ModelId
-from modserve.frontends.grpc.options import GrpcOptions
-from modserve.frontends.offload import Limits
 from modserve.pb import health
 from modserve.pb import inference as pb
 from modserve.protocol import classification
 from modserve.server import Server
+from modserve.settings import GrpcSettings, Limits
 
 
 class Context(FakeContext):
@@ -57,7 +56,7 @@ class Harness:
         self.many.automatic = False
         self.streams = infer_streams(server)
         self.table = call_table(server, self.streams)
-        self.slow_table = call_table(server, self.streams, GrpcOptions(limits=Limits(message=0, split=0)))
+        self.slow_table = call_table(server, self.streams, GrpcSettings(limits=Limits(message=0, split=0)))
         """All messages are long."""
 
     async def unary(self, rpc: str, message: bytes | None, service: str = pb.SERVICE) -> None:

@@ -12,12 +12,12 @@ from puppet_server import PuppetLoader, call_table, server_over
 
 from modserve.core.errors import unavailable
 from modserve.core.version import ModelId
-from modserve.frontends.grpc.options import GrpcOptions
 from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
 from modserve.pb.health import SERVICE
 from modserve.protocol.restricted import CATEGORIES, RPC_CATEGORY, grpc_restrictions
 from modserve.server import Server
+from modserve.settings import GrpcSettings
 
 SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
 
@@ -72,7 +72,7 @@ class Context:
 
 def handler(server: Server, method: str, **restricted: tuple[str, str]) -> Any:
     settings = {name.replace("_", "-"): pair for name, pair in restricted.items()}
-    return call_table(server, options=GrpcOptions(restrictions=grpc_restrictions(settings))).methods[method]
+    return call_table(server, options=GrpcSettings(restrictions=grpc_restrictions(settings))).methods[method]
 
 
 @pytest.fixture

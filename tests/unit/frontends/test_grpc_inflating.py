@@ -10,7 +10,7 @@ from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.memory import MemoryBudget, MemoryExhaustedError
 from modserve.frontends.grpc import inflating
 from modserve.frontends.grpc.inflating import Inflating
-from modserve.frontends.offload import Limits
+from modserve.settings import Limits
 
 BOTH = pytest.mark.parametrize("compress", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
 MIB = 1 << 20

@@ -17,12 +17,11 @@ from modserve.core.version import ModelId
 from modserve.frontends import offload
 from modserve.frontends.grpc import reading
 from modserve.frontends.grpc import service as services
-from modserve.frontends.grpc.options import GrpcOptions
-from modserve.frontends.offload import Limits
 from modserve.pb import health as health_pb2
 from modserve.pb import inference as pb
 from modserve.protocol.failures import STATUS, spelling
 from modserve.server import Server
+from modserve.settings import GrpcSettings, Limits
 
 SERVED = {
     "ServerLive",
@@ -356,7 +355,7 @@ def on_threads(server: Server, call: Stub, monkeypatch: pytest.MonkeyPatch) -> l
 
     monkeypatch.setattr(offload, "on_thread", on_thread)
     limits = Limits(split=1, elements=1, texts=1)
-    call._table = call_table(server, options=GrpcOptions(limits=limits))
+    call._table = call_table(server, options=GrpcSettings(limits=limits))
     return found
 
 

@@ -20,13 +20,14 @@ from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends import offload
 from modserve.frontends.grpc.aio import CallTable
-from modserve.frontends.grpc.options import GrpcOptions
 from modserve.frontends.grpc.stream import InferStreams
-from modserve.frontends.offload import Limits
 from modserve.pb import inference as pb
 from modserve.protocol import classification
+from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
 from modserve.server import Server
+from modserve.settings import GrpcSettings, Limits
 from modserve.testing import write_model
 
 HARD = (("other", "x"), ("triton_grpc_error", "true"))
@@ -156,7 +157,7 @@ async def open_stream(server: Server, streams: InferStreams) -> AsyncIterator[Op
 
     def begin(metadata: Any = (), **limits: int) -> Exchange:
         if limits:
-            streams.options = GrpcOptions(limits=Limits(**limits))
+            streams.options = GrpcSettings(limits=Limits(**limits))
         opened.append(Exchange(server, streams, metadata))
         return opened[-1]
 
@@ -790,8 +791,8 @@ async def test_shutdown_while_a_request_is_read(
 async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLoader, held: Held) -> None:
     """The model takes it all the same, and is given back then."""
     write_model(tmp_path, "simple")
-    manager = ModelManager(loader, 8)
-    server = Server(manager, [tmp_path], name="modserve")
+    manager = ModelManager(ModelTable(), loader, 8)
+    server = Server(manager, local_repositories([tmp_path]), name="modserve")
     await server.load()
     simple = loader.loaded[ModelId("simple", 1)]
     drained = asyncio.Event()
@@ -800,7 +801,7 @@ async def test_unloaded_while_a_request_is_read(tmp_path: Path, loader: PuppetLo
         drained.set()
 
     vars(simple).update(drain=drain)
-    exchange = Exchange(server, infer_streams(server, GrpcOptions(limits=Limits(elements=1))))
+    exchange = Exchange(server, infer_streams(server, GrpcSettings(limits=Limits(elements=1))))
     exchange.send(typed("a"))
     exchange.half_close()
     await turns()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from puppet_server import JSON_ANSWER, MAX_JSON, Client, infer, request, stage
 
-from modserve.frontends.http import connection
-from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.wire import connection
+from modserve.settings import HttpSettings
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 HELLO = request("GET", "/hello")
@@ -56,6 +56,47 @@ async def test_http_1_0_has_no_answers_before_the_answer(tmp_path: Path) -> None
         send_no_more(client)
         on.simple.answer_all()
         assert [answer.status for answer in client.answers] == [200]
+        assert client.transport.closing
+
+
+@pytest.mark.parametrize("whole", [infer(Connection="close"), infer(Connection="close") + HELLO])
+async def test_a_last_request_stays_the_last(tmp_path: Path, whole: bytes) -> None:
+    async with stage(tmp_path, automatic=False) as on:
+        client = on.connect()
+        client.send(whole)
+        send_no_more(client)
+        send_no_more(client)
+        assert bytes(client.transport.written) == CONTINUE
+        on.simple.answer_all()
+        assert [answer.status for answer in client.answers] == [100, 200]
+        assert client.answers[-1].headers["connection"] == "close"
+        assert client.transport.closing
+
+
+@pytest.mark.parametrize(("headers", "connection"), [({}, "close"), ({"Connection": "keep-alive"}, "keep-alive")])
+@pytest.mark.parametrize("target", ["/v2/models/simple/infer", "/hello"])
+async def test_how_long_http_1_0_wants_to_stay(
+    tmp_path: Path, target: str, headers: dict[str, str], connection: str
+) -> None:
+    body = infer().partition(b"\r\n\r\n")[2]
+    async with stage(tmp_path, automatic=False) as on:
+        client = on.connect()
+        client.send(request(target=target, body=body, version="1.0", **headers))
+        send_no_more(client)
+        on.simple.answer_all()
+        (answer,) = await client.receive()
+        assert answer.headers["connection"] == connection
+        await client.transport.until(lambda: client.transport.closing)
+
+
+async def test_a_server_that_stops_serves_no_more_than_the_request_at_hand(tmp_path: Path) -> None:
+    async with stage(tmp_path, automatic=False) as on:
+        client = on.connect()
+        client.send(infer() + HELLO)
+        send_no_more(client)
+        client.connection.close_when_idle()
+        on.simple.answer_all()
+        assert [answer.status for answer in client.answers] == [100, 200]
         assert client.transport.closing
 
 
@@ -121,7 +162,7 @@ async def test_one_that_has_gone_cancels_its_request(
     tmp_path: Path, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_LOOK", 0)
-    async with stage(tmp_path, automatic=False, options=HttpOptions(MAX_JSON)) as on:
+    async with stage(tmp_path, automatic=False, options=HttpSettings(max_json=MAX_JSON)) as on:
         client = on.connect()
         client.send(infer())
         opened = FakeSocket()

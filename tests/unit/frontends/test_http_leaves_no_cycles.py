@@ -31,18 +31,18 @@ from modserve.core.errors import ModserveError, internal
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.disconnect import unless_disconnected
-from modserve.frontends.http.site import Site
+from modserve.frontends.http.wire.context import HttpContext
 from modserve.frontends.offload import on_thread
+from modserve.settings import HttpSettings
 
-OPTIONS = HttpOptions(64 * 1024 * 1024)
+OPTIONS = HttpSettings(max_json=64 * 1024 * 1024)
 
 
 @dataclass(frozen=True)
 class Bench:
-    site: Site
+    site: HttpContext
     many: PuppetServable
     loader: PuppetLoader
     clients: list[Client] = field(default_factory=list)
@@ -83,7 +83,7 @@ async def bench_over(repository: Path) -> AsyncIterator[Bench]:
     many = loader.loaded[ModelId("many", 1)]
     many.automatic = False
     async with asyncio.TaskGroup() as tasks:
-        site = Site(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
+        site = HttpContext(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
         yield Bench(site, many, loader)
         for connection in list(site.connections):
             connection.abort()

@@ -19,11 +19,10 @@ from modserve.core.errors import internal, invalid
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.site import Site
-from modserve.frontends.offload import Limits
+from modserve.frontends.http.wire.context import HttpContext
 from modserve.protocol.json import json_data
+from modserve.settings import HttpSettings, Limits
 
 EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = (
@@ -32,7 +31,7 @@ NOT_ONE = (
 )
 ASK = b'{"IN": 1, "id": "q"}'
 INFER = b'{"id":"q","inputs":[{"name":"IN","datatype":"INT32","shape":[1],"data":[1]}]}'
-OPTIONS = HttpOptions(MAX_JSON, header_pattern=re.compile("(?i)^x-"))
+OPTIONS = HttpSettings(max_json=MAX_JSON, header_pattern=re.compile("(?i)^x-"))
 
 
 class Models:
@@ -65,7 +64,7 @@ async def eventually(fact: Callable[[], bool]) -> None:
 class Talk:
     """A connection, and the last request that reached the decoupled model on it."""
 
-    def __init__(self, site: Site, many: PuppetServable) -> None:
+    def __init__(self, site: HttpContext, many: PuppetServable) -> None:
         self.client = Client(site)
         self.memory = site.server.memory
         self._many = many
@@ -121,7 +120,7 @@ async def test_responses_that_wait_for_a_slow_client_count_as_memory(talk: Talk,
 async def talk(models: Models) -> AsyncIterator[Talk]:
     models.many.submitted.clear()
     async with asyncio.TaskGroup() as tasks:
-        site = Site(models.app.state.streams.server, models.app, tasks, asyncio.get_running_loop(), OPTIONS)
+        site = HttpContext(models.app.state.streams.server, models.app, tasks, asyncio.get_running_loop(), OPTIONS)
         yield Talk(site, models.many)
         for connection in list(site.connections):
             connection.abort()

@@ -13,12 +13,12 @@ import pytest
 from puppet_server import JSON_ANSWER, JSON_BODY, MAX_JSON, Client, Stage, infer, infer_binary, request, stage
 
 from garbage import garbage_left
-from modserve.frontends.http.options import HttpOptions
 from modserve.protocol.restricted import Restriction
+from modserve.settings import HttpSettings
 
 GET = request("GET", "/hello")
 KIB = 1024
-TIMES = HttpOptions(MAX_JSON, max_connections=3, idle_timeout=100, client_timeout=10)
+TIMES = HttpSettings(max_json=MAX_JSON, max_connections=3, idle_timeout=100, client_timeout=10)
 
 
 def message(client: Client) -> str:
@@ -46,7 +46,7 @@ BODY_AS_CHUNK = b"%x\r\n%b\r\n0\r\n" % (len(JSON_BODY), JSON_BODY)
 
 @pytest.mark.parametrize("target", ["/v2/models/simple/infer", "/v2/models/simple/generate"])
 async def test_a_trailer_opens_no_restricted_call(tmp_path: Path, target: str) -> None:
-    options = HttpOptions(MAX_JSON, restrictions={"inference": Restriction("key", "open", "API")})
+    options = HttpSettings(max_json=MAX_JSON, restrictions={"inference": Restriction("key", "open", "API")})
     async with stage(tmp_path, None, options=options) as on:
         client = on.connect()
         head = request(target=target, Transfer_Encoding="chunked")
@@ -222,12 +222,12 @@ async def test_http_1_0_needs_no_host(tmp_path: Path, lines: tuple[str, ...]) ->
 @pytest.mark.parametrize(
     ("place", "data"),
     [
-        ("on_message_begin", GET),
-        ("on_header", GET),
-        ("on_headers_complete", GET),
-        ("on_body", CHUNKED + BODY_AS_CHUNK),
-        ("on_message_complete", GET),
-        ("_begin", infer()),
+        ("reader.Reader.on_message_begin", GET),
+        ("reader.Reader.on_header", GET),
+        ("reader.Reader.on_headers_complete", GET),
+        ("reader.Reader.on_body", CHUNKED + BODY_AS_CHUNK),
+        ("reader.Reader.on_message_complete", GET),
+        ("connection.Connection._begin", infer()),
     ],
 )
 async def test_a_failure_of_ours_is_not_the_client_s(
@@ -245,7 +245,7 @@ async def test_a_failure_of_ours_is_not_the_client_s(
 
     async with stage(tmp_path) as on:
         with monkeypatch.context() as patch:
-            patch.setattr(f"modserve.frontends.http.connection.Connection.{place}", fail)
+            patch.setattr(f"modserve.frontends.http.wire.{place}", fail)
             client = on.connect()
             client.send(data)
         assert refused(client, status) == text
@@ -256,7 +256,9 @@ async def test_a_failure_of_ours_is_not_the_client_s(
         assert (await bystander.receive())[0].body == JSON_ANSWER
 
 
-@pytest.mark.parametrize("place", ["_begin", "_read", "_after_reading", "_done"])
+@pytest.mark.parametrize(
+    "place", ["Connection._begin", "Reader.read_piece", "Connection._after_reading", "Connection._done"]
+)
 async def test_what_fails_after_a_response_costs_its_connection_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
@@ -266,7 +268,7 @@ async def test_what_fails_after_a_response_costs_its_connection_only(
         raise ValueError("oops")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        monkeypatch.setattr(f"modserve.frontends.http.connection.Connection.{place}", fail)
+        monkeypatch.setattr(f"modserve.frontends.http.wire.connection.{place}", fail)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"yes"})
 
@@ -366,7 +368,7 @@ async def test_half_a_body_has_its_time(tmp_path: Path) -> None:
             look(on, 1037)
             assert refused(client, 408) == "no more of the request's body has come for 10 s"
             client.transport.lose()
-            if not on.site.heads:
+            if not on.site.heads.exact:
                 client = on.connect()
                 client.send(infer())
                 await client.receive()
@@ -410,7 +412,7 @@ async def test_a_response_that_nobody_reads(tmp_path: Path, closing: bool, block
 
 
 async def test_no_time_is_all_time(tmp_path: Path) -> None:
-    async with stage(tmp_path) as on:
+    async with stage(tmp_path, options=HttpSettings(idle_timeout=0, client_timeout=0)) as on:
         idle, slow = on.connect(), on.connect()
         slow.send(b"GET /")
         look(on, 0, 10.0**9)
@@ -537,7 +539,7 @@ async def test_a_request_in_flight_whose_client_goes(tmp_path: Path) -> None:
         await receive()
         await go.wait()
 
-    async with stage(tmp_path, app, options=HttpOptions()) as on:
+    async with stage(tmp_path, app, options=HttpSettings()) as on:
         client = on.connect()
         client.send(request(target="/other", body=bytes(LARGE)))
         assert on.server.memory.held == LARGE

@@ -15,11 +15,11 @@ from test_grpc_service import Stub
 from modserve.core.errors import invalid
 from modserve.core.log_settings import LogSettings
 from modserve.core.version import ModelId
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.observability.logging import Logs
 from modserve.pb import inference as pb
 from modserve.server import Server
+from modserve.settings import HttpSettings
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, kept_logs: Logs) -> Server:
 
 @pytest.fixture(scope="module")
 def app(server: Server) -> FastAPI:
-    return create_app(server, HttpOptions(MAX_JSON))
+    return create_app(server, HttpSettings(max_json=MAX_JSON))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_a_log_that_is_not_the_server_s(tmp_path: Path) -> None:
     text = "the server does not support dynamic logging"
     assert await Stub(server).failure("LogSettings", pb.LogSettingsRequest()) == (grpc.StatusCode.UNAVAILABLE, text)
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_app(server, HttpOptions(MAX_JSON))), base_url="http://localhost"
+        transport=httpx.ASGITransport(create_app(server, HttpSettings(max_json=MAX_JSON))), base_url="http://localhost"
     ) as client:
         for answer in (await client.get("/v2/logging"), await client.post("/v2/logging", content=b"{}")):
             assert (answer.status_code, answer.json()) == (503, {"error": text})
@@ -210,7 +210,7 @@ async def test_a_stopping_server(tmp_path: Path, path: str, rpc: str, message: A
     server = server_over(tmp_path, PuppetLoader())
     await server.load()
     server.stop_accepting()
-    transport = httpx.ASGITransport(create_app(server, HttpOptions(MAX_JSON)))
+    transport = httpx.ASGITransport(create_app(server, HttpSettings(max_json=MAX_JSON)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.post(f"/v2/repository/{path}")
     assert (answer.status_code, answer.json()) == (503, {"error": "Server not ready"})

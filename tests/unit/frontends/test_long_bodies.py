@@ -18,31 +18,31 @@ from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
 from modserve.core.memory import MemoryBudget
 from modserve.core.tensor import Tensor, digest_ahead
-from modserve.frontends.http import incoming
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.site import Site
+from modserve.frontends.http.wire import body as incoming_body
+from modserve.frontends.http.wire.context import HttpContext
 from modserve.frontends.offload import RequestMemory, on_thread
 from modserve.protocol.control import repository
 from modserve.protocol.http import generate, infer_request, v1_predict_request
+from modserve.settings import HttpSettings
 
-OPTIONS = HttpOptions(64 * 1024 * 1024)
+OPTIONS = HttpSettings(max_json=64 * 1024 * 1024)
 MEGABYTE = 1024 * 1024
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(tmp_path: Path) -> AsyncIterator[HttpContext]:
     server = server_over(tmp_path, PuppetLoader(), memory=MemoryBudget(64 * MEGABYTE))
     await server.load()
     async with asyncio.TaskGroup() as tasks:
-        site = Site(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
+        site = HttpContext(server, create_app(server, OPTIONS), tasks, asyncio.get_running_loop(), OPTIONS)
         yield site
         assert server.memory.held == 0
         for connection in list(site.connections):
             connection.abort()
 
 
-async def ask(site: Site, target: str, body: bytes, **headers: str) -> Answer:
+async def ask(site: HttpContext, target: str, body: bytes, **headers: str) -> Answer:
     client = Client(site)
     client.send(request(target=target, body=body, **headers))
     (answer,) = await client.receive()
@@ -100,7 +100,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_long_bodies_are_read_on_a_thread(call: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_bodies_are_read_on_a_thread(call: str, site: HttpContext, monkeypatch: pytest.MonkeyPatch) -> None:
     target, module, name, long, short = CALLS[call]
     on_loop = spied(monkeypatch, module, name)
     await ask(site, target, long)
@@ -110,7 +110,7 @@ async def test_long_bodies_are_read_on_a_thread(call: str, site: Site, monkeypat
 
 @pytest.mark.parametrize("call", ["infer", "infer_stream", "predict"])
 async def test_what_is_long_is_known_when_it_is_inflated(
-    call: str, site: Site, monkeypatch: pytest.MonkeyPatch
+    call: str, site: HttpContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some hundred bytes may become megabytes; and what is long may be short once more."""
     target, module, name, long, short = CALLS[call]
@@ -133,7 +133,7 @@ async def test_what_is_long_is_known_when_it_is_inflated(
         ("generate", ""),
     ],
 )
-async def test_what_they_become_counts(call: str, encoding: str, site: Site) -> None:
+async def test_what_they_become_counts(call: str, encoding: str, site: HttpContext) -> None:
     target, _, _, body, _ = CALLS[call]
     memory = site.server.memory
     headers = {"Content_Encoding": encoding} if encoding else {}
@@ -149,7 +149,7 @@ async def test_what_they_become_counts(call: str, encoding: str, site: Site) -> 
     assert b"the server is out of memory for requests" in answer.body
 
 
-async def test_elements_count_before_they_are_objects(site: Site) -> None:
+async def test_elements_count_before_they_are_objects(site: HttpContext) -> None:
     """Two hundred thousand empty objects are 70 MB."""
     for target, body in (
         ("/v1/models/echo:predict", b'{"inputs":[%b]}'),
@@ -160,13 +160,13 @@ async def test_elements_count_before_they_are_objects(site: Site) -> None:
         assert b"the server allows 67108864 bytes for all requests together" in answer.body
 
 
-async def test_short_bodies_take_nothing(site: Site) -> None:
+async def test_short_bodies_take_nothing(site: HttpContext) -> None:
     assert (await ask(site, "/v2/models/simple/infer", JSON_BODY)).status == 200
     assert site.server.memory.peak == 0
 
 
 async def test_long_tensors_of_a_cached_model_are_hashed_on_a_thread(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: HttpContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The key of their response is made of them."""
     hashed = spied(monkeypatch, Tensor, "digest")
@@ -222,7 +222,7 @@ FAILURES: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.mark.parametrize("name", FAILURES)
 async def test_each_failed_request_is_logged_once(
-    name: str, site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str, site: HttpContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "modserve.observability.failure_log")
     target, body, text = FAILURES[name]
@@ -231,7 +231,7 @@ async def test_each_failed_request_is_logged_once(
     assert line.startswith(f"HTTP request failed, {text}"), line
 
 
-async def test_texts_take_memory_before_they_are_counted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_texts_take_memory_before_they_are_counted(site: HttpContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Millions of empty ones are 64 bytes each to an engine; what cannot be had is not looked at."""
     counts = spied(monkeypatch, Tensor, "count_elements")
     size = 4 * 2_000_000
@@ -245,22 +245,26 @@ async def test_texts_take_memory_before_they_are_counted(site: Site, monkeypatch
 
 
 async def test_a_body_that_is_too_long_to_join_grows_as_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "_LONG_BODY", 10)
-    request = incoming.IncomingRequest()
+    monkeypatch.setattr(incoming_body, "_LONG_BODY", 10)
+    incoming = incoming_body.IncomingBody()
     for piece in (b"0123", b"4567", b"89abc", b"def", b"g"):
-        request.add(piece)
-    body = request.whole_body()
+        incoming.add(piece)
+    assert incoming.size == 17
+    body = incoming.take()
     assert isinstance(body, memoryview)
-    assert (bytes(body), body.readonly, request.size) == (b"0123456789abcdefg", True, 17)
+    assert (bytes(body), body.readonly, incoming.size) == (b"0123456789abcdefg", True, 0)
+    incoming.add(b"next")
+    assert incoming.take() == b"next"
 
 
 async def test_a_long_body_that_nobody_reads_is_freed_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "_LONG_BODY", 10)
-    request = incoming.IncomingRequest()
-    request.add(bytes(64))
-    body = request.long_body
+    monkeypatch.setattr(incoming_body, "_LONG_BODY", 10)
+    incoming = incoming_body.IncomingBody()
+    incoming.add(bytes(64))
+    body = incoming._long
     assert body is not None
-    request.release(asyncio.get_running_loop())
+    incoming.drop(asyncio.get_running_loop())
+    assert incoming.size == 0
     sizes = []
     for _ in range(6):
         sizes.append(len(body))

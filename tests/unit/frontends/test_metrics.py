@@ -122,6 +122,21 @@ def test_failures_by_reason_are_there_from_the_start() -> None:
     ]
 
 
+def test_instances() -> None:
+    servable = loaded(config("simple"))
+    servable.statistics.instances, servable.statistics.instances_lost = 3, 1
+    servable.statistics.instance_restarts = 5
+    text = page(servable, loaded(config("ensemble")))
+    assert lines(text, "modserve_instances") == [
+        'modserve_instances{model="simple",state="running",version="1"} 2.0',
+        'modserve_instances{model="simple",state="lost",version="1"} 1.0',
+    ]
+    assert "# TYPE modserve_instance_restarts_total counter\n" in text
+    assert lines(text, "modserve_instance_restarts_total") == [
+        'modserve_instance_restarts_total{model="simple",version="1"} 5.0'
+    ]
+
+
 def test_why_batches_did_not_grow() -> None:
     text = page(used(config("simple")), loaded(config("idle")))
     assert "# TYPE modserve_batches_closed counter\n" in text

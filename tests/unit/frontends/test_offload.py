@@ -11,8 +11,9 @@ from modserve.core.errors import Code, invalid
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import Limits, is_long_response, on_thread
+from modserve.frontends.offload import is_long_response, on_thread
 from modserve.protocol.reply import BINARY, Reply
+from modserve.settings.limits import Limits
 from modserve.testing import tensor
 
 

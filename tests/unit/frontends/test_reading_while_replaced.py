@@ -12,14 +12,15 @@ from puppet_server import JSON_BODY, Client, PuppetLoader, PuppetServable, reque
 
 from modserve.core.errors import unavailable
 from modserve.core.version import ModelId
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.site import Site
-from modserve.frontends.offload import Limits
+from modserve.frontends.http.wire.context import HttpContext
 from modserve.protocol.http import generate as generate_codec
 from modserve.protocol.http import infer_request, v1_predict_request
+from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
 from modserve.server import Server
+from modserve.settings import HttpSettings, Limits
 from modserve.testing import write_model
 
 GENERATE = b'{"INPUT0": [1, 2], "INPUT1": [10, 10]}'
@@ -29,7 +30,7 @@ INSTANCES = b'{"instances": [' + b",".join([b'{"INPUT0": [1, 2], "INPUT1": [10, 
 class Bench:
     """A model that refuses requests once it is drained, as all do."""
 
-    def __init__(self, manager: ModelManager, site: Site, servable: PuppetServable) -> None:
+    def __init__(self, manager: ModelManager, site: HttpContext, servable: PuppetServable) -> None:
         self.manager = manager
         self.client = Client(site)
         self.servable = servable
@@ -69,15 +70,15 @@ class Bench:
 @asynccontextmanager
 async def benched(repository: Path, **limits: int) -> AsyncIterator[Bench]:
     """Reads everything on a thread, unless `limits` differ."""
-    options = HttpOptions(1 << 20, limits=Limits(**(limits or {"json": 0})))
+    options = HttpSettings(max_json=1 << 20, limits=Limits(**(limits or {"json": 0})))
     loader = PuppetLoader()
     for name in loader.models:
         write_model(repository, name)
-    manager = ModelManager(loader, 8)
-    server = Server(manager, [repository], name="modserve")
+    manager = ModelManager(ModelTable(), loader, 8)
+    server = Server(manager, local_repositories([repository]), name="modserve")
     await server.load()
     async with asyncio.TaskGroup() as tasks:
-        site = Site(server, create_app(server, options), tasks, asyncio.get_running_loop(), options)
+        site = HttpContext(server, create_app(server, options), tasks, asyncio.get_running_loop(), options)
         yield Bench(manager, site, loader.loaded[ModelId("simple", 1)])
         for connection in list(site.connections):
             connection.abort()

@@ -16,9 +16,9 @@ from puppet_server import JSON_ANSWER, JSON_BODY, MAX_JSON, PuppetLoader, server
 from modserve.__about__ import __version__
 from modserve.core.errors import internal, invalid
 from modserve.core.version import ModelId
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.server import Phase
+from modserve.settings import HttpSettings
 
 
 @contextlib.asynccontextmanager
@@ -32,7 +32,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     """Over a loaded server. No test changes it: making one takes a while."""
     server = server_over(tmp_path_factory.mktemp("repository"), PuppetLoader())
     asyncio.run(server.load())
-    return create_app(server, HttpOptions(MAX_JSON))
+    return create_app(server, HttpSettings(max_json=MAX_JSON))
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ async def test_readiness_tells_what_is_in_the_way(tmp_path: Path) -> None:
     )
     loader.go.clear()
     server = server_over(tmp_path, loader)
-    async with client_of(create_app(server, HttpOptions(MAX_JSON))) as client, asyncio.TaskGroup() as tasks:
+    async with client_of(create_app(server, HttpSettings(max_json=MAX_JSON))) as client, asyncio.TaskGroup() as tasks:
         answer = await client.get("/v2/health/ready")
         assert (answer.status_code, answer.json()) == (400, {"ready": False, "phase": "starting", "reasons": []})
 
@@ -235,7 +235,7 @@ async def test_readiness_tells_what_is_in_the_way(tmp_path: Path) -> None:
 async def test_a_model_without_a_version_has_its_reason(tmp_path: Path) -> None:
     server = server_over(tmp_path, PuppetLoader(problems={"echo": internal("unreadable")}))
     await server.load()
-    async with client_of(create_app(server, HttpOptions(MAX_JSON))) as client:
+    async with client_of(create_app(server, HttpSettings(max_json=MAX_JSON))) as client:
         assert (await client.get("/v2/health/ready")).json()["reasons"] == [
             {"name": "echo", "version": "", "state": "UNAVAILABLE", "reason": "Internal: unreadable"}
         ]
@@ -263,7 +263,7 @@ async def test_a_stopping_server(tmp_path: Path) -> None:
     await server.load()
     server.stop_accepting()
     assert server.phase is Phase.STOPPING
-    async with client_of(create_app(server, HttpOptions(MAX_JSON))) as client:
+    async with client_of(create_app(server, HttpSettings(max_json=MAX_JSON))) as client:
         answers = {asked: await client.request(*asked.split(" ")) for asked in STOPPING}
         unchanged = await client.get("/v2")
     assert {asked: answer.json()["error"] for asked, answer in answers.items()} == STOPPING

@@ -8,20 +8,20 @@ from fastapi import FastAPI
 from puppet_server import JSON_ANSWER, JSON_BODY, PuppetLoader, Stage, infer, request, server_over, stage
 from starlette.routing import Route
 
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.restricted import path_category
 from modserve.protocol.restricted import CATEGORIES, OPEN_PATHS, PATH_CATEGORY, http_restrictions
+from modserve.settings import HttpSettings
 
 REFUSED = b'{"error":"This API is restricted, expecting header \'%b\'"}'
-OPTIONS = HttpOptions(
+OPTIONS = HttpSettings(
     restrictions=http_restrictions({category: (f"{category}-key", "open") for category in CATEGORIES})
 )
 
 
 @pytest.fixture
 def app(tmp_path: Path) -> FastAPI:
-    return create_app(server_over(tmp_path, PuppetLoader()), HttpOptions())
+    return create_app(server_over(tmp_path, PuppetLoader()), HttpSettings())
 
 
 def test_every_path_that_is_served_has_a_category_or_is_open(app: FastAPI) -> None:
@@ -78,9 +78,7 @@ def test_the_category_of_a_path(path: str, category: str | None) -> None:
 @pytest.fixture
 async def restricted(tmp_path: Path) -> AsyncIterator[Stage]:
     """Every category needs a header of its own."""
-    async with stage(tmp_path) as found:
-        found.site.options = OPTIONS
-        found.site.app = create_app(found.server, OPTIONS)
+    async with stage(tmp_path, None, options=OPTIONS) as found:
         yield found
 
 
@@ -128,10 +126,10 @@ async def test_only_heads_that_passed_are_remembered(restricted: Stage) -> None:
     client.send(infer())
     client.send(infer(inference_key="shut"))
     assert [answer.status for answer in await client.receive(2)] == [403, 403]
-    assert restricted.site.heads == {}
+    assert restricted.site.heads.exact == {}
     client.send(infer(Inference_Key="open"))
     assert (await client.receive(3))[2].body == JSON_ANSWER
-    assert len(restricted.site.heads) == 1
+    assert len(restricted.site.heads.exact) == 1
     client.send(infer(Inference_Key="open"))
     assert (await client.receive(4))[3].body == JSON_ANSWER
     client.send(infer())
@@ -151,10 +149,8 @@ async def test_a_head_that_was_refused_is_not_remembered_for_the_next(restricted
 
 
 async def test_a_category_that_is_not_restricted_is_open(tmp_path: Path) -> None:
-    options = HttpOptions(restrictions=http_restrictions({"logging": ("key", "open")}))
-    async with stage(tmp_path) as found:
-        found.site.options = options
-        found.site.app = create_app(found.server, options)
+    options = HttpSettings(restrictions=http_restrictions({"logging": ("key", "open")}))
+    async with stage(tmp_path, None, options=options) as found:
         assert (await ask(found, infer()))[0] == 200
         assert (await ask(found, request("GET", "/v2/health/ready")))[0] == 200
         assert (await ask(found, request("GET", "/v2/logging")))[0] == 403

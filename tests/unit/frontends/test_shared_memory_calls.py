@@ -20,14 +20,14 @@ from modserve.core.errors import internal
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import SystemRegion
 from modserve.frontends.http import infer as http_infer_call
-from modserve.frontends.http.context import HttpContext
-from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.context import CallContext
 from modserve.frontends.http.rest.app import create_app
 from modserve.pb import inference as pb
 from modserve.protocol import shared_memory
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory
 from modserve.server import Server
+from modserve.settings import HttpSettings
 
 TWO = numbers(1, 2).tobytes()
 TEN = numbers(10, 10).tobytes()
@@ -112,9 +112,9 @@ async def test_a_client_that_goes_gives_its_regions_back(tmp_path: Path, memory:
 
 async def test_a_client_that_goes_while_its_request_is_read(tmp_path: Path, memory: SharedMemory) -> None:
     body = json_body(pad=300_000)  # which is read on a thread
-    options = HttpOptions(max_json=10**6)
+    options = HttpSettings(max_json=10**6)
     async with staged(tmp_path, memory) as stage:
-        stage.site.context = HttpContext(stage.server, options)
+        stage.site.calls = CallContext(stage.server, options)
         client = stage.connect()
         client.send(infer(body))
         client.transport.lose()
@@ -255,7 +255,7 @@ async def test_a_refused_call_gives_its_regions_back(tmp_path: Path, memory: Sha
 
 def described(server: Server) -> Callable[..., Any]:
     """Calls over HTTP: status and JSON."""
-    app = create_app(server, HttpOptions())
+    app = create_app(server, HttpSettings())
 
     async def call(method: str, path: str, **body: Any) -> tuple[int, Any]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:

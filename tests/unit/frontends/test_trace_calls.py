@@ -21,12 +21,12 @@ from modserve.core.response import InferenceResponse
 from modserve.core.timing import ExecutionTiming
 from modserve.core.trace_settings import TraceLevel, TraceSettings
 from modserve.core.version import ModelId
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
 from modserve.observability.trace import Tracer
 from modserve.observability.trace_file import Writer
 from modserve.pb import inference as pb
 from modserve.server import Server
+from modserve.settings import HttpSettings
 
 REQUEST = ["REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"]
 HTTP = ["HTTP_RECV_START", "HTTP_RECV_END", *REQUEST, "HTTP_SEND_START", "HTTP_SEND_END"]
@@ -84,7 +84,7 @@ def one_server(tmp_path_factory: pytest.TempPathFactory) -> Server:
 @pytest.fixture(scope="module")
 def app(one_server: Server) -> FastAPI:
     """Made once, since that takes long."""
-    return create_app(one_server, HttpOptions(MAX_JSON))
+    return create_app(one_server, HttpSettings(max_json=MAX_JSON))
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ async def test_settings_of_a_model_outlive_it(tmp_path: Path) -> None:
     server = server_over(tmp_path, PuppetLoader())
     await server.load()
     server.tracer_for("simple").change({"rate": 5}, "simple")
-    await server._manager.reconcile({})
+    await server._control.stop()
     with pytest.raises(ModserveError, match="Request for unknown model : simple"):
         server.tracer_for("simple")
     await server.load()

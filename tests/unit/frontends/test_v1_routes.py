@@ -17,8 +17,8 @@ from puppet_server import ECHO, MAX_JSON, SIMPLE, PuppetLoader, PuppetServable, 
 from modserve.core.errors import internal, invalid, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.version import ModelId
-from modserve.frontends.http.options import HttpOptions
 from modserve.frontends.http.rest.app import create_app
+from modserve.settings import HttpSettings
 
 MODELS = {
     "simple": SIMPLE,
@@ -58,7 +58,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     loader = PuppetLoader(MODELS, {"simple": (1, 2, 3)}, dict(BROKEN), {"odd": invalid("max_batch_size is odd")})
     server = server_over(tmp_path_factory.mktemp("repository"), loader)
     asyncio.run(server.load())
-    return Stage(create_app(server, HttpOptions(MAX_JSON)), loader)
+    return Stage(create_app(server, HttpSettings(max_json=MAX_JSON)), loader)
 
 
 @pytest.fixture
@@ -335,7 +335,7 @@ async def test_a_stopping_server(tmp_path: Path) -> None:
     server = server_over(tmp_path, PuppetLoader())
     await server.load()
     server.stop_accepting()
-    app = create_app(server, HttpOptions())
+    app = create_app(server, HttpSettings())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.get("/")).json() == {"error": "Server exiting"}
         status = await client.get("/v1/models/simple")
@@ -370,7 +370,7 @@ async def test_a_call_is_no_model(client: httpx.AsyncClient, call: str) -> None:
 async def test_a_model_that_is_named_like_a_call(tmp_path: Path) -> None:
     server = server_over(tmp_path, PuppetLoader({"a:predict": SIMPLE}))
     await server.load()
-    app = create_app(server, HttpOptions())
+    app = create_app(server, HttpSettings())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         answer = await client.get("/v1/models/a:predict")
         assert (answer.status_code, answer.json()["name"]) == (200, "a:predict")

@@ -15,8 +15,9 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, ResponseSink
 from modserve.core.statistics import FailureReason, ModelStatistics
 from modserve.core.version import ModelId
-from modserve.models.cached import CachedModel
+from modserve.models.assembly import wrapped
 from modserve.resources.response_cache import ResponseCache
+from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import RecordingSink, config, request, tensor
 
 
@@ -25,6 +26,7 @@ class ByHand:
 
     config_message = b""
     labels: Mapping[str, tuple[str, ...]] = {}
+    unready_reason: str | None = None
 
     def __init__(self, **more: Any) -> None:
         self.id = ModelId("model", 1)
@@ -51,8 +53,8 @@ class Bench:
     def __init__(self, **more: Any) -> None:
         self.behind = ByHand(**more)
         self.cache = ResponseCache(1 << 20)
-        self.loop = asyncio.get_running_loop()
-        self.model = CachedModel(self.behind, self.cache, self.loop)
+        self.clock = LoopClock(asyncio.get_running_loop())
+        self.model = wrapped(self.behind, self.clock, self.cache)
 
     def ask(self, value: int, sink: RecordingSink | None = None, **more: Any) -> RecordingSink:
         found = sink or RecordingSink()
@@ -166,8 +168,8 @@ class Broken(ByHand):
 
 async def test_a_request_that_cannot_be_queued_holds_nobody_up() -> None:
     bench = Bench(dynamic_batching=DynamicBatching(preserve_ordering=True))
-    bench.model = CachedModel(Broken(dynamic_batching=bench.behind.config.dynamic_batching), bench.cache, bench.loop)
-    bench.behind = bench.model._servable  # type: ignore[assignment]
+    bench.behind = Broken(dynamic_batching=bench.behind.config.dynamic_batching)
+    bench.model = wrapped(bench.behind, bench.clock, bench.cache)
     with pytest.raises(RuntimeError):
         bench.ask(1, id="broken")
     sink = bench.ask(2, id="good")

@@ -12,14 +12,14 @@ import pytest
 from modserve.backends.registry import BackendRegistry
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError, not_found
+from modserve.core.loading import Listing, UnreadableModelError
 from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.servable import ModelDirectory, UnreadableModelError
 from modserve.core.version import ModelId
 from modserve.models.ensemble import EnsembleModel
 from modserve.models.loader import Loader, LoaderOptions
 from modserve.pb import inference as pb
 from modserve.repository.handle import LentServable, Loans
-from modserve.repository.source import read_model
+from modserve.repository.local import LocalRepository
 from modserve.testing import config, write_model
 
 CONFIG = """
@@ -60,12 +60,12 @@ class Bench:
             raise not_found(f"no {name}")
         return self.loans.lend(found)  # type: ignore[arg-type]
 
-    def write(self, text: str = CONFIG, versions: tuple[str, ...] = ("1", "3")) -> ModelDirectory:
-        return read_model(write_model(self.root, "e", text, versions))
+    def write(self, text: str = CONFIG, versions: tuple[str, ...] = ("1", "3")) -> Listing:
+        write_model(self.root, "e", text, versions)
+        return LocalRepository(self.root).read("e")
 
-    async def load(self, directory: ModelDirectory) -> EnsembleModel:
-        await self.loader.wanted_versions(directory)
-        loaded = await self.loader.load(directory, 3)
+    async def load(self, directory: Listing) -> EnsembleModel:
+        loaded = await (await self.loader.inspect(directory)).load(directory.path, 3)
         assert isinstance(loaded, EnsembleModel)
         assert repr(self.loans) == "Loans(0 servables)"
         return loaded
@@ -84,8 +84,8 @@ def bench(tmp_path: Path, executor: ThreadPoolExecutor) -> Bench:
 
 async def test_an_ensemble(bench: Bench) -> None:
     directory = bench.write()
-    assert await bench.loader.wanted_versions(directory) == [3]
-    assert await bench.loader.needs(directory) == {"a": {2}, "b": {None}}
+    blueprint = await bench.loader.inspect(directory)
+    assert (blueprint.versions, blueprint.needs) == ((3,), {"a": {2}, "b": {None}})
     found = await bench.load(directory)
     assert found.id == ("e", 3)
     assert (found.config.decoupled, found.config.backend, found.config.served_platform) == (False, "", "ensemble")
@@ -122,13 +122,8 @@ async def test_a_configuration_that_comes_with_the_load(bench: Bench) -> None:
         }
     )
     directory = dataclasses.replace(bench.write(), config=text)
-    assert await bench.loader.needs(directory) == {"b": {None}}
+    assert (await bench.loader.inspect(directory)).needs == {"b": {None}}
     await bench.load(directory)
-
-
-@pytest.mark.parametrize("text", ['backend: "identity"', "ensemble_scheduling {", ""], ids=["other", "broken", "none"])
-async def test_what_is_no_ensemble_needs_nothing(bench: Bench, text: str) -> None:
-    assert await bench.loader.needs(bench.write(text)) == {}
 
 
 async def test_what_can_not_be_loaded(bench: Bench) -> None:
@@ -145,12 +140,12 @@ async def test_what_can_not_be_loaded(bench: Bench) -> None:
 
 async def test_what_can_not_be_read(bench: Bench) -> None:
     with pytest.raises(UnreadableModelError):
-        await bench.loader.wanted_versions(bench.write("ensemble_scheduling {"))
+        await bench.loader.inspect(bench.write("ensemble_scheduling {"))
 
 
 async def test_without_a_version(bench: Bench) -> None:
     with pytest.raises(ModserveError, match="at least one version must be available under the version policy"):
-        await bench.loader.wanted_versions(bench.write(versions=()))
+        await bench.loader.inspect(bench.write(versions=()))
 
 
 async def test_loans_are_waited_for(bench: Bench) -> None:

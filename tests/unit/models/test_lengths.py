@@ -10,18 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modserve.backends.api import ModelSource, Placement
+from modserve.backends.api import ModelSource
 from modserve.core import dtypes
 from modserve.core.inflight import Inflight
 from modserve.core.merging import Padding
-from modserve.core.model_config import DynamicBatching, InstanceKind, TensorSpec
+from modserve.core.model_config import DynamicBatching, TensorSpec
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.models.model import Model
+from modserve.models.assembly import assemble_model
+from modserve.models.model import Opened
 from modserve.observability import prometheus
 from modserve.protocol.control.statistics import batches_json
-from modserve.scheduling.buckets import FIRST_LESSON
-from modserve.testing import PuppetBackend, RecordingSink, config, request
+from modserve.scheduling.adaptive.buckets import FIRST_LESSON
+from modserve.scheduling.scheduler import LoopClock
+from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request
 
 CONFIG = config(
     inputs=(TensorSpec("INPUT0", dtypes.INT32, (-1,)),),
@@ -35,9 +37,10 @@ class Bench:
     def __init__(self) -> None:
         self.backend = PuppetBackend()
         engine = self.backend.open(ModelSource(CONFIG, 1, Path(), Path()))
-        instance = engine.instance(CONFIG, Placement(InstanceKind.CPU))
+        instance = engine.instance(instance_spec(CONFIG))
         loop = asyncio.get_running_loop()
-        self.model = Model(ModelId("model", 1), CONFIG, b"", engine, [("m_0", instance)], loop, any_thread=False)
+        opened = Opened(CONFIG, b"", engine, [("m_0", instance)], False)
+        self.model = assemble_model(ModelId("model", 1), opened, LoopClock(loop))
 
     def submit(self, *lengths: int) -> list[Inflight]:
         """One request a length, all in one turn of the event loop."""

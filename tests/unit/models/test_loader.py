@@ -7,20 +7,21 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from modserve.backends.api import BackendModel, Executor, ModelSource, Placement
+from modserve.backends.api import BackendModel, Executor, InstanceSpec, ModelSource
 from modserve.backends.registry import BackendRegistry
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, invalid, unavailable
-from modserve.core.model_config import DescribedTensor, InstanceKind, ModelConfig, ModelDescription
-from modserve.core.servable import ModelDirectory, UnreadableModelError
+from modserve.core.loading import Blueprint, Listing, UnreadableModelError
+from modserve.core.model_config import DescribedTensor, InstanceKind, ModelDescription
 from modserve.core.version import ModelId
 from modserve.models.loader import Loader, LoaderOptions
 from modserve.models.model import Model
 from modserve.pb import inference as pb
-from modserve.repository.source import read_model
+from modserve.repository.local import LocalRepository
 from modserve.testing import PuppetBackend, write_model
 
 TENSORS = """
@@ -59,20 +60,20 @@ class Bench:
         )
         return self.loader
 
-    def write(self, text: str = CONFIG, name: str = "model", versions: tuple[str, ...] = ("1",)) -> ModelDirectory:
-        return read_model(write_model(self.repository, name, text, versions))
+    def write(self, text: str = CONFIG, name: str = "model", versions: tuple[str, ...] = ("1",)) -> Listing:
+        write_model(self.repository, name, text, versions)
+        return LocalRepository(self.repository).read(name)
 
-    async def load(self, model: ModelDirectory, version: int = 1) -> Model:
-        await self.loader.wanted_versions(model)
-        return await self.open_version(model, version)
+    async def load(self, model: Listing, version: int = 1) -> Model:
+        return await self.open_version(await self.loader.inspect(model), version)
 
-    async def open_version(self, model: ModelDirectory, version: int) -> Model:
-        loaded = await self.loader.load(model, version)
+    async def open_version(self, blueprint: Blueprint, version: int) -> Model:
+        loaded = await blueprint.load(blueprint.listing.path, version)
         assert isinstance(loaded, Model)
         self.open.append(loaded)
         return loaded
 
-    async def refusal(self, model: ModelDirectory) -> ModserveError:
+    async def refusal(self, model: Listing) -> ModserveError:
         """Why the model does not load; nothing is left open."""
         with pytest.raises(ModserveError) as caught:
             await self.load(model)
@@ -105,7 +106,7 @@ async def bench(tmp_path: Path, executor: ThreadPoolExecutor) -> AsyncIterator[B
 )
 async def test_wanted_versions(bench: Bench, policy: str, expected: list[int]) -> None:
     model = bench.write(CONFIG + policy, versions=("1", "2", "10"))
-    assert await bench.loader.wanted_versions(model) == expected
+    assert list((await bench.loader.inspect(model)).versions) == expected
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ async def test_models_without_wanted_versions(
     (bench.repository / "model").mkdir(exist_ok=True)
     (bench.repository / "model" / "config.pbtxt").write_text(text)
     with pytest.raises(ModserveError) as caught:
-        await bench.loader.wanted_versions(read_model(bench.repository / "model"))
+        await bench.loader.inspect(LocalRepository(bench.repository).read("model"))
     assert caught.value.code is code
     assert message in caught.value.message
 
@@ -152,6 +153,33 @@ async def test_a_loaded_model(bench: Bench) -> None:
     assert [group.name for group in message.instance_group] == [group.name for group in model.config.instance_groups]
     assert (bench.backend.open_models, bench.backend.open_instances) == (1, 1)
     assert repr(model) == "Model(model, version 3, 0 outstanding, InstancePool(model, 1 of 1 free))"
+
+
+async def test_what_the_instances_are_told(bench: Bench) -> None:
+    specs: list[InstanceSpec] = []
+
+    class Watching(PuppetBackend):
+        def open(self, source: ModelSource) -> Any:
+            model = super().open(source)
+            make = model.instance
+            model.instance = lambda spec: (specs.append(spec), make(spec))[1]  # type: ignore[method-assign, func-returns-value]
+            return model
+
+    bench.backend = Watching()
+    bench.new_loader()
+    text = CONFIG + 'instance_group [ { count: 2 kind: KIND_CPU } ] parameters { key: "a" value { string_value: "b" } }'
+    await bench.load(bench.write(text))
+    assert [(spec.name, spec.kind, spec.device, spec.index) for spec in specs] == [
+        ("model_0_0", InstanceKind.CPU, 0, 0),
+        ("model_0_1", InstanceKind.CPU, 0, 1),
+    ]
+    said = json.loads(specs[0].config_json)
+    assert said["name"] == "model"
+    assert said["max_batch_size"] == 8
+    assert said["input"][0]["data_type"] == "TYPE_INT32"
+    assert said["parameters"] == {"a": {"string_value": "b"}}
+    assert specs[0].config_json is specs[1].config_json  # made once
+    assert json.loads(bench.backend.sources[-1].config_json)["instance_group"][0]["count"] == 2
 
 
 async def test_what_the_backend_is_told(bench: Bench) -> None:
@@ -214,10 +242,10 @@ async def test_cores_are_shared_out_over_all_instances_of_all_models(bench: Benc
     twice = "instance_group { count: 2 kind: KIND_CPU }\nversion_policy { all {} }"
     first = bench.write(CONFIG + twice, "first", ("1", "2"))
     second = bench.write(CONFIG, "second")
-    for directory in (first, second):  # all are asked for before the first one loads
-        await bench.loader.wanted_versions(directory)
-    for directory, version in ((first, 1), (first, 2), (second, 1)):
-        await bench.open_version(directory, version)
+    # All are inspected before the first one loads.
+    blueprints = [await bench.loader.inspect(directory) for directory in (first, second)]
+    for index, version in ((0, 1), (0, 2), (1, 1)):
+        await bench.open_version(blueprints[index], version)
     assert [source.cpu_threads for source in bench.backend.sources] == [share] * 3
 
 
@@ -225,16 +253,21 @@ async def test_a_model_asked_for_again_is_counted_once(bench: Bench) -> None:
     bench.new_loader(cores=4)
     directory = bench.write()
     for _ in range(3):
-        await bench.loader.wanted_versions(directory)
+        await bench.loader.inspect(directory)
     await bench.load(directory)
     assert bench.backend.sources[0].cpu_threads == 4
 
 
+async def test_what_is_no_ensemble_needs_nothing(bench: Bench) -> None:
+    assert (await bench.loader.inspect(bench.write())).needs == {}
+
+
 async def test_all_versions_of_a_load_have_one_configuration(bench: Bench) -> None:
     directory = bench.write(CONFIG + "version_policy { all {} }", versions=("1", "2"))
-    assert await bench.loader.wanted_versions(directory) == [1, 2]
     (directory.path / "config.pbtxt").write_text("this is no configuration")
-    models = [await bench.open_version(directory, version) for version in (1, 2)]
+    blueprint = await bench.loader.inspect(directory)
+    assert blueprint.versions == (1, 2)
+    models = [await bench.open_version(blueprint, version) for version in (1, 2)]
     assert [model.config.max_batch_size for model in models] == [8, 8]
 
 
@@ -292,7 +325,7 @@ async def test_what_to_do_stands_behind_tritons_text(
     for name, content in files.items():
         (directory.path / name).parent.mkdir(exist_ok=True)
         (directory.path / name).write_bytes(content)
-    message = (await bench.refusal(read_model(directory.path))).message
+    message = (await bench.refusal(LocalRepository(bench.repository).read(directory.name))).message
     places = [message.index(line) for line in lines]
     assert places == sorted(places)
 
@@ -344,10 +377,10 @@ class _ScarceModel:
         self.describe = model.describe
         self.close = model.close
 
-    def instance(self, config: ModelConfig, placement: Placement) -> Executor:
+    def instance(self, spec: InstanceSpec) -> Executor:
         if self._backend.open_instances:
             raise MemoryError("out of memory")
-        return self._model.instance(config, placement)
+        return self._model.instance(spec)
 
 
 async def test_an_instance_can_not_be_made(bench: Bench) -> None:
@@ -407,7 +440,7 @@ async def test_instances_on_gpus_take_no_share_of_the_cores(
 async def test_a_forgotten_model_gives_its_share_back(bench: Bench) -> None:
     bench.new_loader(cores=8)
     other = bench.write(name="other")
-    await bench.loader.wanted_versions(other)
+    await bench.loader.inspect(other)
     model = bench.write()
     await bench.load(model)
     bench.loader.forget("other")
@@ -479,7 +512,7 @@ async def test_a_configuration_in_place_of_the_file(bench: Bench) -> None:
 async def test_a_configuration_that_can_not_be_read(bench: Bench, config: str | None, message: str) -> None:
     directory = dataclasses.replace(bench.write("nosuch: 1"), config=config)
     with pytest.raises(UnreadableModelError, match=message):
-        await bench.loader.wanted_versions(directory)
+        await bench.loader.inspect(directory)
 
 
 # Labels

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.backends.api import BackendInstance, ModelSource, Placement
+from modserve.backends.api import BackendInstance, Executor, InstanceLostError, ModelSource
 from modserve.core import dtypes
-from modserve.core.errors import Code, ModserveError, OverloadedError
+from modserve.core.errors import Code, ModserveError, OverloadedError, invalid
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import Admission, DynamicBatching, InstanceKind, ModelConfig, QueuePolicy
+from modserve.core.model_config import Admission, DynamicBatching, ModelConfig, QueuePolicy
 from modserve.core.response import Outcome
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.statistics import FailureReason
+from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
-from modserve.models.model import Model
+from modserve.models.assembly import assemble_model
+from modserve.models.model import Model, Opened
 from modserve.scheduling.ordering import _Held
 from modserve.scheduling.queued import QueuedScheduler
-from modserve.testing import Execution, PuppetBackend, RecordingSink, config, request, tensor
+from modserve.scheduling.scheduler import LoopClock
+from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 BATCHING = DynamicBatching(preferred_batch_sizes=(8,))
 
@@ -31,8 +35,10 @@ class Bench:
     def __init__(self, given: ModelConfig, instances: int = 1) -> None:
         self.backend = PuppetBackend()
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
-        made = [(f"model_{index}", engine.instance(given, Placement(InstanceKind.CPU))) for index in range(instances)]
-        self.model = Model(ModelId("model", 1), given, b"", engine, made, asyncio.get_running_loop(), any_thread=False)
+        made = [(f"model_{index}", engine.instance(instance_spec(given))) for index in range(instances)]
+        self.model = assemble_model(
+            ModelId("model", 1), Opened(given, b"", engine, made, False), LoopClock(asyncio.get_running_loop())
+        )
 
     def submit(self, *values: int, **more: Any) -> list[Inflight]:
         """One request a value, all in one turn of the event loop."""
@@ -346,7 +352,8 @@ async def test_the_engine_is_closed_though_an_instance_can_not_be() -> None:
     given = config()
     engine = backend.open(ModelSource(given, 1, Path(), Path()))
     instances: list[tuple[str, BackendInstance]] = [("model_0", _StubbornInstance())]
-    model = Model(ModelId("model", 1), given, b"", engine, instances, asyncio.get_running_loop(), any_thread=False)
+    opened = Opened(given, b"", engine, instances, False)
+    model = assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()))
     with pytest.raises(OSError, match="stuck"):
         await model.close()
     assert backend.open_models == 0
@@ -375,7 +382,12 @@ async def test_admission_learns_from_executions(bench: Bench) -> None:
     assert await bench.finish() == [1]
     bench.submit(2)
     execution = await bench.execution()
-    bench.model._run_times.observe(1, 3_600 * 10**9)
+    timing = ExecutionTiming(1, "single")
+    timing.compute_end_ns = 3_600 * 10**9
+    model = bench.model
+    assert isinstance(model, Model)
+    assert model._pool._settlement._observe is not None
+    model._pool._settlement._observe(timing, [])
     bench.submit(3)
     with pytest.raises(OverloadedError, match=r"predicted .* ms in the queue and .* ms of execution, allowed"):
         bench.submit(4, deadline_ns=time.monotonic_ns() + 60 * 10**9)
@@ -400,4 +412,91 @@ async def test_a_tuned_model_has_a_tuner(bench: Bench) -> None:
     await bench.model.drain()
     if tuner is not None:
         assert (tuner.goal_ns, tuner.delay_ns, tuner.batch_size) == (10**9, 0, 8)
-    assert bench.model._run_times(2) > 0
+
+
+class LosingBench(Bench):
+    """Its instances are made anew when the test says so, or are not."""
+
+    def __init__(self, given: ModelConfig) -> None:
+        self.attempts: list[Future[Executor]] = []
+        self.health = 0
+        self.backend = PuppetBackend()
+        self.opened = self.backend.open(ModelSource(given, 1, Path(), Path()))
+        self.spec = instance_spec(given)
+        opened = Opened(
+            given,
+            b"",
+            self.opened,
+            [("model_0", self.opened.instance(self.spec))],
+            False,
+            make=self._make,
+            on_health=self._on_health,
+        )
+        self.model = assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()))
+
+    def _make(self, number: int, close: Callable[[], None]) -> "Future[Executor]":
+        close()
+        self.attempts.append(Future())
+        return self.attempts[-1]
+
+    def _on_health(self) -> None:
+        self.health += 1
+
+    async def until(self, what: Callable[[], object]) -> None:
+        async with asyncio.timeout(30):
+            while not what():  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0)
+
+
+async def test_requests_to_a_model_without_an_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modserve.execution.revival.FIRST_WAIT_NS", 1_000_000)
+    bench = LosingBench(config(max_batch_size=1))
+    runs, waits = bench.submit(1, 2)
+    (await bench.execution()).fail(InstanceLostError("killed"))
+    await bench.until(lambda: runs.settled)
+    assert outcome(runs) is Code.UNAVAILABLE
+    reason = "Unavailable: model 'model', instance 'model_0' was lost: killed"
+    assert (bench.model.unready_reason, bench.health) == (reason, 1)
+    with pytest.raises(ModserveError, match="was lost: killed") as caught:  # at once
+        bench.submit(3)
+    assert caught.value.code is Code.UNAVAILABLE
+    assert not waits.settled  # for the first attempt
+    await bench.until(lambda: bench.attempts)
+    bench.attempts[0].set_exception(invalid("no such device"))
+    await bench.until(lambda: waits.settled)
+    assert outcome(waits) is Code.UNAVAILABLE  # it is not the client's fault
+    text = "model 'model', instance 'model_0' was lost and cannot be made anew: no such device"
+    assert bench.model.unready_reason == f"Unavailable: {text}"
+    await bench.until(lambda: len(bench.attempts) == 2)
+    bench.attempts[1].set_result(bench.opened.instance(bench.spec))
+    await bench.until(lambda: bench.model.unready_reason is None)
+    [again] = bench.submit(4)
+    assert await bench.finish() == [4]
+    await bench.until(lambda: again.settled)
+    assert outcome(again) == 4
+    await bench.model.drain()
+    await bench.model.close()
+    assert (bench.backend.open_models, bench.backend.open_instances) == (0, 0)
+
+
+async def test_what_waits_runs_on_the_instance_that_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modserve.execution.revival.FIRST_WAIT_NS", 1_000_000)
+    bench = LosingBench(config(max_batch_size=1))
+    _, waits = bench.submit(1, 2)
+    (await bench.execution()).fail(InstanceLostError("killed"))
+    await bench.until(lambda: bench.attempts)
+    bench.attempts[0].set_result(bench.opened.instance(bench.spec))
+    assert await bench.finish() == [2]
+    await bench.until(lambda: waits.settled)
+    assert outcome(waits) == 2
+    await bench.model.close()
+
+
+async def test_closing_a_model_without_an_instance() -> None:
+    bench = LosingBench(config(max_batch_size=1))
+    _, waits = bench.submit(1, 2)
+    (await bench.execution()).fail(InstanceLostError("killed"))
+    await bench.until(lambda: bench.model.unready_reason)
+    await bench.model.close()
+    assert outcome(waits) is Code.UNAVAILABLE
+    assert (bench.backend.open_models, bench.backend.open_instances) == (0, 0)

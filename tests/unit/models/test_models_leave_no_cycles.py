@@ -11,13 +11,21 @@ import numpy as np
 import pytest
 
 from garbage import garbage_left
-from modserve.backends.api import EngineRequest, Executor, ModelSource, Placement
+from modserve.backends.api import (
+    BatchDone,
+    EngineRequest,
+    Executor,
+    InstanceHandle,
+    InstanceSpec,
+    ModelSource,
+    RequestsDone,
+)
 from modserve.core import dtypes
 from modserve.core.ensemble_config import Ensembling, Step
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget
-from modserve.core.model_config import DynamicBatching, InstanceKind, ModelConfig, ModelDescription, QueuePolicy
+from modserve.core.model_config import DynamicBatching, ModelConfig, ModelDescription, QueuePolicy
 from modserve.core.response import Outcome, ResponseSink
 from modserve.core.sequence_config import (
     Control,
@@ -30,12 +38,14 @@ from modserve.core.sequence_config import (
 from modserve.core.servable import Servable
 from modserve.core.tensor import Array, Tensor
 from modserve.core.version import ModelId
+from modserve.models.assembly import assemble_model
 from modserve.models.cached import CachedModel
 from modserve.models.ensemble import EnsembleModel
-from modserve.models.model import Model
+from modserve.models.model import Model, Opened
+from modserve.resources.flow import pace
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
-from modserve.testing import config, request, tensor
+from modserve.testing import config, instance_spec, request, tensor
 
 
 class Sink:
@@ -62,7 +72,7 @@ class Engine:
     def describe(self) -> ModelDescription | None:
         return None
 
-    def instance(self, config: ModelConfig, placement: Placement) -> Executor:
+    def instance(self, spec: InstanceSpec) -> Executor:
         return self
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
@@ -115,13 +125,54 @@ class ByRequest(Engine):
                 each.respond(given)
 
 
-def model(given: ModelConfig, engine: Any = None) -> Model:
+class OnLoop(Engine):
+    """The same on the event loop, a turn later."""
+
+    execute = None  # type: ignore[assignment]
+
+    def attach(self, handle: InstanceHandle) -> None:
+        self.loop = handle.loop
+
+    def start(self, inputs: Mapping[str, Array], outputs: tuple[str, ...], done: BatchDone) -> None:
+        def end() -> None:
+            try:
+                outcome: Any = Engine.execute(self, inputs, outputs)
+            except Exception as error:
+                outcome = error
+            done(outcome)
+            del outcome
+
+        self.loop.call_soon(end)
+
+    def detach(self) -> None: ...
+
+
+class OnLoopByRequest(Engine):
+    execute = None  # type: ignore[assignment]
+
+    def attach(self, handle: InstanceHandle) -> None:
+        self.loop = handle.loop
+
+    def start_requests(self, requests: Sequence[EngineRequest], done: RequestsDone) -> None:
+        def end() -> None:
+            for each in requests:
+                each.on_cancel(lambda: None)
+                each.respond({"OUTPUT0": each.inputs["INPUT0"] * 2}, wait=False)
+            done(None)
+
+        self.loop.call_soon(end)
+
+    def detach(self) -> None: ...
+
+
+def model(given: ModelConfig, engine: Any = None) -> Servable:
     made = engine or Engine()
     made_of = ModelSource(given, 1, Path(), Path())
-    instances = [("model_0", made.instance(made_of.config, Placement(InstanceKind.CPU)))]
+    instances = [("model_0", made.instance(instance_spec(made_of.config)))]
     loop = asyncio.get_running_loop()
     states = {"SUM": Tensor.from_array(np.zeros(4, np.int32))}
-    return Model(ModelId(given.name, 1), given, b"", made, instances, loop, any_thread=True, initial_states=states)
+    opened = Opened(given, b"", made, instances, True, initial_states=states)
+    return assemble_model(ModelId(given.name, 1), opened, LoopClock(loop))
 
 
 def submit(servable: Servable, value: int, sink: ResponseSink, **more: Any) -> Inflight:
@@ -265,6 +316,12 @@ R, INVALID, INTERNAL, CANCELLED, LATE = "response", "INVALID_ARG", "INTERNAL", "
         (DECOUPLED, ByRequest(decoupled=True), asks(1, 99), [R, R, R, "end", INVALID]),
         (DECOUPLED, ByRequest(decoupled=True), asks(-1), [INTERNAL]),
         (ITERATIVE, ByRequest(decoupled=True, steps=3), asks(1, 2), [R] * 6 + ["end"] + [R] * 6 + ["end"]),
+        (config(), OnLoop(), asks(1, 2), [R, R]),
+        (config(), OnLoop(), asks(99, -1), [INVALID, INTERNAL]),
+        (DYNAMIC, OnLoop(), asks(1, 99, -1), [R, INVALID, INTERNAL]),
+        (config(), OnLoop(), cancels, [CANCELLED, CANCELLED, R]),
+        (config(), OnLoopByRequest(), asks(1, 2), [R, R]),
+        (config(), OnLoopByRequest(), cancels, [CANCELLED, CANCELLED, R]),
     ],
     ids=lambda value: "",
 )
@@ -282,7 +339,7 @@ async def test_a_paced_request_of_a_decoupled_model() -> None:
 
     async def drive() -> list[str]:
         sink = Sink()
-        submit(made, 1, sink).pace(MemoryBudget())
+        pace(submit(made, 1, sink), MemoryBudget(), asyncio.get_running_loop())
         return await outcomes(sink)
 
     await drive()
@@ -294,7 +351,7 @@ async def test_a_paced_request_of_a_decoupled_model() -> None:
 
 @pytest.mark.parametrize("given", [config(), ORDERED], ids=["plain", "ordered"])
 async def test_a_cached_model(given: ModelConfig) -> None:
-    cached = CachedModel(model(given), ResponseCache(1 << 16), asyncio.get_running_loop())
+    cached = CachedModel(model(given), ResponseCache(1 << 16), LoopClock(asyncio.get_running_loop()))
     await asks(1)(cached)
     with no_garbage():
         assert await asks(1, 2, 99)(cached) == [R, R, INVALID]
@@ -343,7 +400,8 @@ async def test_an_ensemble(drive: Drive, expected: list[str], most: int) -> None
     await inner.close()
 
 
-async def ensemble_is_idle(inner: Model) -> None:
+async def ensemble_is_idle(inner: Servable) -> None:
+    assert isinstance(inner, Model)
     async with asyncio.timeout(30):
         while inner._outstanding:
             inner._settled.clear()

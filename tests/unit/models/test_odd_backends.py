@@ -10,9 +10,11 @@ import pytest
 
 from modserve.backends.registry import BackendRegistry
 from modserve.core.lifecycle import State
+from modserve.core.loading import Blueprint
 from modserve.models.loader import Loader, LoaderOptions
+from modserve.repository.local import LocalRepository
 from modserve.repository.manager import ModelManager
-from modserve.repository.source import scan
+from modserve.repository.table import ModelTable
 from modserve.testing import PuppetBackend, write_model
 
 TENSORS = """
@@ -75,15 +77,19 @@ NO_BACKEND = "Internal: backend 'odd' is no backend: "
 FAILED = "Internal: failed to load model 'odd' version 1: "
 
 
+async def blueprints(manager: ModelManager, root: Path) -> dict[str, Blueprint]:
+    return await manager.inspect((await LocalRepository(root).look()).values())
+
+
 async def reasons(root: Path, engine: object) -> dict[str, str]:
     """What a server says of model `odd` on this engine, beside which `good` is served."""
     for name, backend in (("good", "puppet"), ("odd", "odd")):
         write_model(root, name, f'backend: "{backend}"\n{TENSORS}')
     with ThreadPoolExecutor(2) as executor:
         registry = BackendRegistry({"puppet": PuppetBackend(), "odd": engine})  # type: ignore[dict-item]
-        manager = ModelManager(Loader(registry, LoaderOptions(4), executor), 2)
-        await manager.reconcile(scan([root]).models)
-        entries = manager.index()
+        manager = ModelManager(ModelTable(), Loader(registry, LoaderOptions(4), executor), 2)
+        await manager.reconcile(await blueprints(manager, root))
+        entries = manager.table.index()
         await manager.reconcile({})
     assert [entry.state for entry in entries if entry.name == "good"] == [State.READY]
     return {entry.name: entry.reason for entry in entries if entry.state is not State.READY}
@@ -159,9 +165,10 @@ async def test_a_package_that_ends_the_program_when_it_is_imported(
     for name, backend in (("good", "puppet"), ("odd", "odd")):
         write_model(models, name, f'backend: "{backend}"\n{TENSORS}')
     with ThreadPoolExecutor(2) as executor:
-        manager = ModelManager(Loader(BackendRegistry({"puppet": PuppetBackend()}), LoaderOptions(4), executor), 2)
-        await manager.reconcile(scan([models]).models)
-        states = {entry.name: (entry.state, entry.reason) for entry in manager.index()}
+        loader = Loader(BackendRegistry({"puppet": PuppetBackend()}), LoaderOptions(4), executor)
+        manager = ModelManager(ModelTable(), loader, 2)
+        await manager.reconcile(await blueprints(manager, models))
+        states = {entry.name: (entry.state, entry.reason) for entry in manager.table.index()}
         await manager.reconcile({})
     sys.modules.pop("odd_engine", None)
     assert states == {

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.backends.api import ModelSource, Placement
+from modserve.backends.api import InstanceLostError, ModelSource
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
-from modserve.core.model_config import InstanceKind
 from modserve.core.request import timeout_ns
 from modserve.core.response import Outcome
 from modserve.core.sequence_config import Control, ControlKind, OldestStrategy, SequenceBatching, State
 from modserve.core.servable import SequenceKeeper
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.models.model import Model
-from modserve.testing import PuppetBackend, RecordingSink, config, request, tensor
+from modserve.models.assembly import assemble_model
+from modserve.models.model import Opened, SequenceModel
+from modserve.scheduling.scheduler import LoopClock
+from modserve.testing import PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
 CONTROLS = (Control("READY", ControlKind.READY, dtypes.INT32), Control("START", ControlKind.START, dtypes.INT32))
 STATES = (State("SUM", "SUM_OUT", dtypes.INT32, (4,)),)
@@ -39,18 +41,13 @@ class Bench:
         given = config(sequence_batching=batching, max_batch_size=max_batch_size)
         self.backend = PuppetBackend(by_request=by_request)
         engine = self.backend.open(ModelSource(given, 1, Path(), Path()))
-        made = [("model_0", engine.instance(given, Placement(InstanceKind.CPU)))]
+        made = [("model_0", engine.instance(instance_spec(given)))]
         first = {"SUM": Tensor.from_array(np.full(4, 100, np.int32))}
-        self.model = Model(
-            ModelId("model", 1),
-            given,
-            b"",
-            engine,
-            made,
-            asyncio.get_running_loop(),
-            any_thread=False,
-            initial_states=first,
-        )
+        # An instance that is lost waits for another one to be made.
+        opened = Opened(given, b"", engine, made, False, initial_states=first, make=lambda number, close: Future())
+        made_model = assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()))
+        assert isinstance(made_model, SequenceModel)
+        self.model = made_model
 
     def submit(self, id: int, value: int, *, sink: RecordingSink | None = None, **parameters: Any) -> Inflight:
         parameters["sequence_id"] = id
@@ -192,3 +189,23 @@ async def test_a_request_that_runs_again_meets_what_came_meanwhile() -> None:
 
 async def test_it_says_that_it_keeps_sequences(bench: Bench) -> None:
     assert isinstance(bench.model, SequenceKeeper)
+
+
+async def test_sequences_of_a_lost_instance_end_unless_the_server_keeps_their_states() -> None:
+    without = Bench(replace(DIRECT, states=()))
+    with_states = Bench(DIRECT)
+    for bench in (without, with_states):
+        begins = Told()
+        bench.submit(7, 1, sink=begins, sequence_start=True)
+        waits = Told()
+        bench.submit(7, 2, sink=waits)
+        execution = await asyncio.to_thread(bench.backend.next_execution)
+        execution.fail(InstanceLostError("killed"))
+        await begins.failed.wait()
+        assert begins.errors[0].code is Code.UNAVAILABLE
+        assert bench.model.has_sequence(7) is (bench is with_states)
+        assert bool(waits.errors) is (bench is without)
+        with pytest.raises(ModserveError, match="was lost: killed"):
+            bench.submit(8, 1, sequence_start=True)
+        assert bench.model.unready_reason == ("Unavailable: model 'model', instance 'model_0' was lost: killed")
+        await bench.model.close()

@@ -22,6 +22,7 @@ from modserve.core.version import ModelId
 from modserve.models.cached import CachedModel
 from modserve.models.ensemble import EnsembleModel
 from modserve.resources.response_cache import ResponseCache
+from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import FakeClock, RecordingSink, config, request, tensor
 
 
@@ -95,6 +96,7 @@ class ByHand:
     """Implements `core.servable.Servable` and `Handle`: each request returns its input when the test says so."""
 
     config_message = b""
+    unready_reason = None
     labels: Mapping[str, tuple[str, ...]] = {}
 
     def __init__(self, name: str, **more: Any) -> None:
@@ -136,16 +138,17 @@ async def turns() -> None:
 
 async def test_steps_that_are_cached_or_ordered_are_children(tmp_path: Path) -> None:
     """So are those of an ensemble that is both itself. The second request finds the response of the first step."""
-    loop, clock, full = asyncio.get_running_loop(), FakeClock(), ResponseCache(0)
+    clock, full = FakeClock(), ResponseCache(0)
+    on_loop = LoopClock(asyncio.get_running_loop())
     first, second = ByHand("a", dynamic_batching=ORDERED), ByHand("b", dynamic_batching=ORDERED)
-    models = {"a": CachedModel(first, ResponseCache(1 << 20), loop), "b": CachedModel(second, full, loop)}
+    models = {"a": CachedModel(first, ResponseCache(1 << 20), on_loop), "b": CachedModel(second, full, on_loop)}
     steps = (
         Step("a", None, {"INPUT0": "INPUT0"}, {"OUTPUT0": "MID"}),
         Step("b", None, {"INPUT0": "MID"}, {"OUTPUT0": "OUTPUT0"}),
     )
     described = config("e", max_batch_size=0, dynamic_batching=ORDERED, ensemble=Ensembling(steps))
     ensemble = EnsembleModel(ModelId("e", 1), described, b"", lambda name, version: Loan(models[name]), clock)
-    front = CachedModel(ensemble, full, loop)
+    front = CachedModel(ensemble, full, on_loop)
     found = tracer(tmp_path)
     for cached in (False, True):
         trace, sink = found.sample(front), RecordingSink()

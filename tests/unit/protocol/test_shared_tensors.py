@@ -9,7 +9,7 @@ from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, not_found
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
-from modserve.core.shared_memory import Lease, Place
+from modserve.core.shared_memory import Place, RegionLease
 from modserve.core.tensor import Buffer, Tensor
 from modserve.pb import inference as pb
 from modserve.protocol import shared_memory
@@ -28,7 +28,7 @@ class OneRegion:
         self.reserved: list[Place] = []
         self.leases = 0
 
-    def lend(self) -> Lease:
+    def lend(self) -> RegionLease:
         self.leases += 1
         return self
 

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 from modserve.core.errors import internal
 from modserve.core.inflight import Inflight
+from modserve.core.loading import Blueprint, DirectoryLease, Listing
 from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
 from modserve.core.sequence import SequenceId
-from modserve.core.servable import ModelDirectory
 from modserve.core.statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.testing import config
@@ -30,6 +32,7 @@ class FakeServable:
         self.open_sequences = 0
         self.sequences: set[SequenceId] = set()
         self.submitted: list[InferenceRequest] = []
+        self.unready_reason: str | None = None
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         self.submitted.append(request)
@@ -62,9 +65,12 @@ class FakeLoader:
         self.order: list[ModelId] = []
         self.servables: dict[ModelId, FakeServable] = {}
         self.forgotten: list[str] = []
+        self.inspected: list[str] = []
         self._begun: defaultdict[ModelId, asyncio.Event] = defaultdict(asyncio.Event)
-        self.directories: list[ModelDirectory] = []
+        self.listings: list[Listing] = []
         """What was loaded, in order."""
+        self.paths: list[Path] = []
+        """From where."""
         self.failing = 0
         """So many loads fail."""
         self.needed: dict[str, Mapping[str, frozenset[int | None]]] = {}
@@ -78,18 +84,18 @@ class FakeLoader:
     def forget(self, name: str) -> None:
         self.forgotten.append(name)
 
-    async def wanted_versions(self, model: ModelDirectory) -> Sequence[int]:
-        if model.name in self.unusable:
-            raise self.unusable[model.name]
-        return model.versions
+    async def inspect(self, listing: Listing) -> Blueprint:
+        self.inspected.append(listing.name)
+        if listing.name in self.unusable:
+            raise self.unusable[listing.name]
+        needs = self.needed.get(listing.name, {})
+        return Blueprint(listing, listing.versions, needs, partial(self._load, listing))
 
-    async def needs(self, model: ModelDirectory) -> Mapping[str, frozenset[int | None]]:
-        return self.needed.get(model.name, {})
-
-    async def load(self, model: ModelDirectory, version: int) -> FakeServable:
-        model_id = ModelId(model.name, version)
+    async def _load(self, listing: Listing, path: Path, version: int) -> FakeServable:
+        model_id = ModelId(listing.name, version)
         self.order.append(model_id)
-        self.directories.append(model)
+        self.listings.append(listing)
+        self.paths.append(path)
         self._begun[model_id].set()
         if self.failing:
             self.failing -= 1
@@ -108,17 +114,34 @@ class FakeLoader:
         self.loads[model_id].set_result(self.servables[model_id])
 
 
-class FakeLease:
-    """Counts who holds it."""
+class FakeStore:
+    """Implements `core.loading.Repository`: has no models of its own, and counts the leases on what it lists."""
 
     def __init__(self) -> None:
-        self.held = 0
+        self.leases = 0
+        self.failures: list[Exception] = []
+        """Raised by the next fetches."""
 
-    def hold(self) -> None:
-        self.held += 1
+    def listing(self, name: str, *versions: int, mark: object = None, config: str | None = None) -> Listing:
+        return Listing(name, self, Path(name), versions, config=config, marks={None: mark})
 
-    async def release(self) -> None:
-        self.held -= 1
+    async def names(self) -> Collection[str]:
+        return ()
+
+    async def look(self, names: Collection[str] | None = None) -> Mapping[str, Listing]:
+        return {}
+
+    async def remarks(self) -> Sequence[str]:
+        return ()
+
+    async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
+        if self.failures:
+            raise self.failures.pop()
+        self.leases += 1
+        return DirectoryLease(listing.path, self._release)
+
+    async def _release(self) -> None:
+        self.leases -= 1
 
 
 async def turns(condition: Callable[[], bool]) -> None:

@@ -12,7 +12,9 @@ from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.version import ModelId
 from modserve.repository.control import ControlMode, ControlOptions, ModelControl
+from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
 from modserve.testing import write_model
 
 EXPLICIT, POLL = ControlOptions(ControlMode.EXPLICIT), ControlOptions(ControlMode.POLL, poll_seconds=0)
@@ -28,12 +30,13 @@ class Bench:
         for name in ("a", "b"):
             write_model(root, name, "x: 1")
         self.loader = FakeLoader()
-        self.manager = ModelManager(self.loader, 4)
-        self.control = ModelControl(self.manager, [root], options)
+        self.table = ModelTable()
+        self.manager = ModelManager(self.table, self.loader, 4)
+        self.control = ModelControl(self.manager, local_repositories([root]), options)
 
     @property
     def ready(self) -> list[tuple[str, int]]:
-        return [(entry.name, entry.version or 0) for entry in self.manager.index() if entry.state is State.READY]
+        return [(entry.name, entry.version or 0) for entry in self.table.index() if entry.state is State.READY]
 
     async def refusal(self, name: str, config: str | None = None, files: dict[str, bytes] | None = None) -> str:
         with pytest.raises(ModserveError) as caught:
@@ -76,15 +79,15 @@ async def test_a_model_to_load_at_the_start_that_is_not_there(tmp_path: Path) ->
     await bench.control.start()
     assert bench.ready == [("a", 1)]
     reason = "Not found: failed to load 'nosuch', failed to poll from model repository"
-    assert bench.manager.unready() == [IndexEntry("nosuch", None, State.UNAVAILABLE, reason)]
+    assert bench.table.unready() == [IndexEntry("nosuch", None, State.UNAVAILABLE, reason)]
     write_model(tmp_path, "nosuch")
     await bench.control.load("nosuch")
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
 
 
 async def test_what_is_no_model_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "resnet.onnx").touch()
-    await ModelControl(ModelManager(FakeLoader(), 4), [tmp_path], EXPLICIT).start()
+    await ModelControl(ModelManager(ModelTable(), FakeLoader(), 4), local_repositories([tmp_path]), EXPLICIT).start()
     assert caplog.messages == [
         f"'{tmp_path}/resnet.onnx' is ignored: a model is a folder, such as 'resnet/1/model.onnx'",
         f"there are no models in '{tmp_path}': each folder in it would be one",
@@ -108,7 +111,7 @@ async def test_load_and_unload(tmp_path: Path) -> None:
     assert (bench.ready, bench.loader.order) == ([("a", 1)], [("a", 1)])
     await bench.control.unload("a")
     assert bench.ready == []
-    await turns(lambda: bench.manager.unready() == [])
+    await turns(lambda: bench.table.unready() == [])
     assert [(entry.name, entry.state, entry.reason) for entry in await bench.control.index()] == [
         ("a", State.UNAVAILABLE, "unloaded"),
         ("b", State.UNKNOWN, ""),
@@ -134,21 +137,21 @@ async def test_a_configuration_is_kept_while_no_file_changes(tmp_path: Path) -> 
     bench = Bench(tmp_path)
     for config in ("{}", "{}", None, "{ }", None):
         await bench.control.load("a", config)
-    assert [directory.config for directory in bench.loader.directories] == ["{}", "{ }"]
+    assert [directory.config for directory in bench.loader.listings] == ["{}", "{ }"]
     bench.touch("a/config.pbtxt", 1)
     await bench.control.load("a")
     await bench.control.load("a", "{}")
     await bench.control.unload("a")
     await bench.control.load("a")
-    assert [directory.config for directory in bench.loader.directories[2:]] == [None, "{}", None]
+    assert [directory.config for directory in bench.loader.listings[2:]] == [None, "{}", None]
     assert bench.loader.order == [("a", 1)] * 5
-    assert {directory.path for directory in bench.loader.directories} == {tmp_path / "a"}
+    assert {directory.path for directory in bench.loader.listings} == {tmp_path / "a"}
 
 
 async def test_files_make_a_temporary_repository(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     await bench.control.load("a", "{}", {"2/model": b"m", "2/sub/x": b"y"})
-    (directory,) = bench.loader.directories
+    (directory,) = bench.loader.listings
     assert (directory.name, directory.versions, directory.config) == ("a", (2,), "{}")
     assert (directory.path / "2" / "model").read_bytes() == b"m"
     assert (directory.path / "2" / "sub" / "x").read_bytes() == b"y"
@@ -163,7 +166,7 @@ async def test_a_model_made_of_files_need_not_be_in_a_repository(tmp_path: Path)
     bench = Bench(tmp_path)
     await bench.control.load("new", "{}", {"1/model": b"m"})
     assert bench.ready == [("new", 1)]
-    (directory,) = bench.loader.directories
+    (directory,) = bench.loader.listings
     await bench.control.stop()
     assert not directory.path.parent.exists()
 
@@ -175,7 +178,7 @@ async def test_files_of_a_failed_load_are_deleted(tmp_path: Path) -> None:
     assert await bench.refusal("a", "{}", {"2/model": b"m"}) == (
         "INVALID_ARG: load failed for model 'a': version 2 is at UNAVAILABLE state: Internal: broken;\n"
     )
-    assert not bench.loader.directories[-1].path.exists()
+    assert not bench.loader.listings[-1].path.exists()
     assert bench.ready == [("a", 1)]
 
 
@@ -222,9 +225,9 @@ async def test_a_refused_load(
     for repository in ("one", "two"):
         write_model(tmp_path / repository, "twice")
     write_model(tmp_path / "one", ".hidden")
-    bench.control = ModelControl(bench.manager, [tmp_path / "one", tmp_path / "two"], EXPLICIT)
+    bench.control = ModelControl(bench.manager, local_repositories([tmp_path / "one", tmp_path / "two"]), EXPLICIT)
     assert await bench.refusal(name, config, files) == text
-    assert (bench.manager.index(), bench.loader.order) == ([], [])
+    assert (bench.table.index(), bench.loader.order) == ([], [])
 
 
 @pytest.mark.parametrize("options", [ControlOptions(), POLL], ids=["none", "poll"])
@@ -247,7 +250,7 @@ async def test_a_caller_that_goes_away_does_not_end_the_load(tmp_path: Path) -> 
     caller.cancel()
     await asyncio.wait((caller,))
     assert caller.cancelled()
-    assert bench.manager.state("a", 1).state is State.LOADING
+    assert bench.table.state("a", 1).state is State.LOADING
     bench.loader.finish("a", 1)
     await turns(lambda: bench.ready == [("a", 1)])
 
@@ -260,7 +263,7 @@ async def test_stopping_ends_a_load(tmp_path: Path) -> None:
     await bench.control.stop()
     with pytest.raises(ModserveError, match="Server not ready"):
         await caller
-    assert bench.manager.state("a", 1).state is State.UNAVAILABLE
+    assert bench.table.state("a", 1).state is State.UNAVAILABLE
 
 
 async def test_the_index_of_a_repository_that_can_not_be_read(tmp_path: Path) -> None:
@@ -316,12 +319,12 @@ async def test_a_model_that_is_gone(tmp_path: Path) -> None:
     bench = Bench(tmp_path, POLL)
     bench.loader.failures[ModelId("b", 1)] = invalid("bad")
     await bench.control.start()
-    assert [entry.name for entry in bench.manager.unready()] == ["b"]
+    assert [entry.name for entry in bench.table.unready()] == ["b"]
     for name in ("a", "b"):
         shutil.rmtree(tmp_path / name)
     await bench.control.poll()
-    await turns(lambda: bench.manager.unready() == [])
-    assert [(entry.name, entry.reason) for entry in bench.manager.index()] == [("a", "unloaded")]
+    await turns(lambda: bench.table.unready() == [])
+    assert [(entry.name, entry.reason) for entry in bench.table.index()] == [("a", "unloaded")]
 
 
 async def test_what_fails_is_tried_again_when_it_has_changed(tmp_path: Path) -> None:
@@ -332,26 +335,26 @@ async def test_what_fails_is_tried_again_when_it_has_changed(tmp_path: Path) -> 
         await bench.control.poll()
         assert bench.loader.order == [("a", 1)]
     assert bench.ready == [("a", 1), ("b", 1)]
-    assert "Invalid argument: bad" in bench.manager.index()[0].reason
+    assert "Invalid argument: bad" in bench.table.index()[0].reason
     bench.loader.failures.clear()
     bench.touch("a/config.pbtxt", 2)
     await bench.control.poll()
     assert bench.loader.order == [("a", 1)] * 2
-    assert bench.manager.index()[0].reason == ""
+    assert bench.table.index()[0].reason == ""
 
 
 async def test_a_model_that_appears_twice_is_served_on(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "one")
     (tmp_path / "two").mkdir()
-    bench.control = ModelControl(bench.manager, [tmp_path / "one", tmp_path / "two"], POLL)
+    bench.control = ModelControl(bench.manager, local_repositories([tmp_path / "one", tmp_path / "two"]), POLL)
     await bench.control.start()
     write_model(tmp_path / "two", "a")
     await bench.control.poll()
     assert bench.ready == [("a", 1), ("b", 1)]
-    assert bench.manager.index()[0].reason == "model appears in two or more repositories"
+    assert bench.table.index()[0].reason == "model appears in two or more repositories"
     shutil.rmtree(tmp_path / "two" / "a")
     await bench.control.poll()
-    assert bench.manager.index()[0].reason == ""
+    assert bench.table.index()[0].reason == ""
     assert bench.loader.order == [("a", 1), ("b", 1)]
 
 
@@ -362,7 +365,7 @@ async def test_a_repository_that_can_not_be_read_changes_nothing(
     shutil.rmtree(tmp_path / "gone")
     await bench.control.poll()
     assert bench.ready == [("a", 1), ("b", 1)]
-    assert "can not read model repository" in caplog.text
+    assert "cannot read model repository" in caplog.text
 
 
 async def test_it_is_looked_again_and_again(tmp_path: Path) -> None:

@@ -1,20 +1,20 @@
 """Models that are made of others: the rules, and the reconciler, stepped by hand."""
 
 import asyncio
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from fake_loader import FakeLoader, turns
+from fake_loader import FakeLoader, FakeStore, turns
 
 from modserve.core.errors import ModserveError, internal, invalid
 from modserve.core.lifecycle import State
-from modserve.core.servable import ModelDirectory
 from modserve.core.version import ModelId
 from modserve.repository import dependencies
 from modserve.repository.control import ControlMode, ControlOptions, ModelControl
+from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
 
 READY, UNLOADING, UNAVAILABLE = State.READY, State.UNLOADING, State.UNAVAILABLE
 GRAPH = {"e": ["a", "b"], "f": ["b", "e"], "g": ["c"]}
@@ -89,26 +89,23 @@ class Bench:
             "e": {"a": frozenset({None}), "b": frozenset({None, 2})},
             "f": {"e": frozenset({None})},
         }
-        self.manager = ModelManager(self.loader, 4)
+        self.store = FakeStore()
+        self.table = ModelTable()
+        self.manager = ModelManager(self.table, self.loader, 4)
 
-    async def update(self, together: bool = False, mark: int = 0, **wanted: tuple[int, ...] | None) -> dict[str, str]:
-        changes = {
-            name: None if versions is None else directory(name, *versions, mark=mark)
-            for name, versions in wanted.items()
-        }
-        return {
-            name: failure.message for name, failure in (await self.manager.update(changes, together=together)).items()
-        }
+    async def update(self, together: bool = False, mark: int = 0, **versions: tuple[int, ...] | None) -> dict[str, str]:
+        blueprints = await self.manager.inspect(
+            self.store.listing(name, *each, mark=mark) for name, each in versions.items() if each is not None
+        )
+        requested = {name: blueprints.get(name) for name in versions}
+        failures = await self.manager.update(requested, together=together)
+        return {name: failure.message for name, failure in failures.items()}
 
     def ready(self) -> str:
-        return "".join(name for name in self.manager.names() if self.manager.ready_versions(name))
+        return "".join(name for name in self.table.names() if self.table.ready_versions(name))
 
     def reasons(self) -> dict[str, str]:
-        return {entry.name: entry.reason for entry in self.manager.index() if entry.reason}
-
-
-def directory(name: str, *versions: int, mark: int = 0) -> ModelDirectory:
-    return dataclasses.replace(ModelDirectory(name, Path(name), versions), marks={None: mark})
+        return {entry.name: entry.reason for entry in self.table.index() if entry.reason}
 
 
 @pytest.fixture
@@ -150,7 +147,7 @@ async def test_what_is_missing_is_named(bench: Bench, wanted: dict[str, tuple[in
     failures = await bench.update(**{**wanted, "e": (1,)})  # type: ignore[arg-type]
     assert failures["e"] == f"load failed for model 'e': {reason}\n"
     assert bench.reasons()["e"] == f"Invalid argument: {reason}"
-    assert "e" in {entry.name for entry in bench.manager.unready()}
+    assert "e" in {entry.name for entry in bench.table.unready()}
     assert ModelId("e", 1) not in bench.loader.order
 
 
@@ -159,7 +156,7 @@ async def test_they_load_when_what_was_missing_comes(bench: Bench) -> None:
     assert bench.ready() == "a"
     await bench.update(b=(2,))
     assert bench.ready() == "abef"
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
 
 
 async def test_they_go_with_what_they_are_made_of_and_come_back_with_it(bench: Bench) -> None:
@@ -172,7 +169,7 @@ async def test_they_go_with_what_they_are_made_of_and_come_back_with_it(bench: B
         "e": "unloaded, for ensemble 'e' depends on 'a'",
         "f": "unloaded, for ensemble 'f' depends on 'a'",
     }
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
     await bench.update(a=(1,))
     assert bench.ready() == "abef"
 
@@ -217,19 +214,20 @@ async def test_they_serve_on_if_they_can_not_be_made_anew(
     bench: Bench, needs: Mapping[str, frozenset[int | None]], reason: str, together: bool
 ) -> None:
     await bench.update(e=(1,), f=(1,), a=(1,), b=(2,))
-    before = [bench.manager.get(name, None) for name in "ef"]
+    before = [bench.table.get(name, None) for name in "ef"]
     made_of = bench.loader.needed["e"]
     bench.loader.needed["e"] = needs
-    composing = {name: directory(name, 1) for name in needs if name in "acf"}  # changed or not, as for an explicit load
-    failures = await bench.manager.update({**composing, "e": directory("e", 1, mark=1)}, together=together)
+    composing = [bench.store.listing(name, 1, mark=0) for name in needs if name in "acf"]  # as for an explicit load
+    blueprints = await bench.manager.inspect([*composing, bench.store.listing("e", 1, mark=1)])
+    failures = await bench.manager.update(blueprints, together=together)
     assert {name: error.message for name, error in failures.items()} == {"e": f"load failed for model 'e': {reason}\n"}
-    assert [bench.manager.get(name, None) for name in "ef"] == before
+    assert [bench.table.get(name, None) for name in "ef"] == before
     assert bench.reasons() == {"e": SERVES_ON + reason}
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
     bench.loader.needed["e"] = made_of
     assert await bench.update(together, e=(1,)) == {}
     assert bench.reasons() == {}
-    assert [bench.manager.get(name, None) for name in "ef"] == before
+    assert [bench.table.get(name, None) for name in "ef"] == before
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["explicit", "polled"])
@@ -261,9 +259,9 @@ async def test_what_failed_to_load_comes_with_what_was_missing(bench: Bench) -> 
     await bench.update(e=(1,), a=(1,), b=(2,))
     bench.loader.needed["e"] = {"z": frozenset({None})}
     await bench.update(mark=1, e=(1,))
-    old = bench.manager.get("e", None)
+    old = bench.table.get("e", None)
     await bench.update(z=(1,))
-    assert bench.manager.get("e", None) is not old
+    assert bench.table.get("e", None) is not old
     assert bench.reasons() == {}
     await bench.manager.unload("a", dependents=False)
     assert bench.ready() == "bez"
@@ -300,7 +298,7 @@ async def test_two_updates_do_not_wait_for_each_other(bench: Bench) -> None:
 async def test_an_explicit_load_that_fails_is_forgotten(bench: Bench) -> None:
     failures = await bench.update(together=True, e=(1,))
     assert "not available" in failures["e"]
-    assert bench.manager.index() == []
+    assert bench.table.index() == []
     await bench.update(a=(1,), b=(2,))
     assert bench.ready() == "ab"
 
@@ -310,12 +308,12 @@ async def test_an_explicit_load_that_fails_is_forgotten(bench: Bench) -> None:
 
 async def test_what_is_borrowed_is_drained_when_it_is_given_back(bench: Bench) -> None:
     await bench.update(a=(1,))
-    first, second = bench.manager.borrow("a", None), bench.manager.borrow("a", 1)
+    first, second = bench.table.borrow("a", None), bench.table.borrow("a", 1)
     servable = bench.loader.servables[ModelId("a", 1)]
     assert first.servable is servable
     await bench.manager.unload("a", dependents=False)
     with pytest.raises(ModserveError):
-        bench.manager.borrow("a", None)
+        bench.table.borrow("a", None)
     first.release()
     for _ in range(10):
         await asyncio.sleep(0)
@@ -326,7 +324,7 @@ async def test_what_is_borrowed_is_drained_when_it_is_given_back(bench: Bench) -
 
 async def test_what_is_not_there_is_not_lent(bench: Bench) -> None:
     with pytest.raises(ModserveError, match="Request for unknown model: 'a' is not found"):
-        bench.manager.borrow("a", None)
+        bench.table.borrow("a", None)
 
 
 # Control
@@ -339,7 +337,9 @@ class Repository:
         for name in "abef":
             (path / name / ("2" if name == "b" else "1")).mkdir(parents=True)
         self.bench = bench
-        self.control = ModelControl(bench.manager, [path], ControlOptions(ControlMode.EXPLICIT, load))
+        self.control = ModelControl(
+            bench.manager, local_repositories([path]), ControlOptions(ControlMode.EXPLICIT, load)
+        )
 
 
 async def test_loading_one_loads_what_it_is_made_of(bench: Bench, tmp_path: Path) -> None:

@@ -3,17 +3,17 @@
 import asyncio
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from fake_loader import FakeLease, FakeLoader, turns
+from fake_loader import FakeLoader, FakeStore, turns
 
 from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.lifecycle import IndexEntry, State, VersionState
+from modserve.core.loading import Blueprint, Listing, UnreadableModelError
 from modserve.core.request import InferenceRequest, ParameterValue
-from modserve.core.servable import ModelDirectory, UnreadableModelError
 from modserve.core.version import ModelId
 from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
 from modserve.testing import RecordingSink
 
 READY, LOADING, UNLOADING, UNAVAILABLE = State.READY, State.LOADING, State.UNLOADING, State.UNAVAILABLE
@@ -22,31 +22,34 @@ READY, LOADING, UNLOADING, UNAVAILABLE = State.READY, State.LOADING, State.UNLOA
 class Bench:
     def __init__(self, parallel_loads: int = 4, retries: int = 0) -> None:
         self.loader = FakeLoader()
-        self.manager = ModelManager(self.loader, parallel_loads, retries)
+        self.store = FakeStore()
+        self.table = ModelTable()
+        self.manager = ModelManager(self.table, self.loader, parallel_loads, retries)
 
-    async def reconcile(self, **wanted: tuple[int, ...]) -> None:
-        await self.manager.reconcile(directories(wanted))
+    async def blueprints(self, **versions: tuple[int, ...]) -> dict[str, Blueprint]:
+        return await self.manager.inspect(self.store.listing(name, *each) for name, each in versions.items())
+
+    async def reconcile(self, **versions: tuple[int, ...]) -> None:
+        await self.manager.reconcile(await self.blueprints(**versions))
 
     async def update(self, name: str, *versions: int, mark: object = None, together: bool = True) -> str:
-        """Want these versions of a model, made from files like `mark`; what who asked for it is told, or nothing."""
-        directory = dataclasses.replace(ModelDirectory(name, Path(name), versions), marks={None: mark})
-        failures = await self.manager.update({name: directory}, together=together)
+        """Request these versions of a model, made from files like `mark`; what the caller hears, or nothing."""
+        failures = await self.apply(self.store.listing(name, *versions, mark=mark), together=together)
         return failures[name].message if failures else ""
 
+    async def apply(self, listing: Listing, *, together: bool = False) -> dict[str, ModserveError]:
+        return await self.manager.update(await self.manager.inspect([listing]), together=together)
+
     def states(self) -> dict[tuple[str, int | None], State]:
-        return {(entry.name, entry.version): entry.state for entry in self.manager.index()}
+        return {(entry.name, entry.version): entry.state for entry in self.table.index()}
 
     def reasons(self) -> dict[tuple[str, int | None], str]:
-        return {(entry.name, entry.version): entry.reason for entry in self.manager.index() if entry.reason}
+        return {(entry.name, entry.version): entry.reason for entry in self.table.index() if entry.reason}
 
     def refusal(self, name: str, version: int | None) -> tuple[Code, str]:
         with pytest.raises(ModserveError) as caught:
-            self.manager.get(name, version)
+            self.table.get(name, version)
         return caught.value.code, caught.value.message
-
-
-def directories(wanted: dict[str, tuple[int, ...]]) -> dict[str, ModelDirectory]:
-    return {name: ModelDirectory(name, Path(name), versions) for name, versions in wanted.items()}
 
 
 @pytest.fixture
@@ -61,18 +64,18 @@ async def test_every_wanted_version_is_loaded(bench: Bench) -> None:
     await bench.reconcile(a=(1, 3), b=(2,))
     assert bench.states() == {("a", 1): READY, ("a", 3): READY, ("b", 2): READY}
     assert bench.reasons() == {}
-    assert bench.manager.unready() == []
-    assert bench.manager.names() == ["a", "b"]
-    assert [servable.id for servable in bench.manager.ready_versions("a")] == [("a", 1), ("a", 3)]
-    assert repr(bench.manager) == "ModelManager(3 versions of 2 models)"
+    assert bench.table.unready() == []
+    assert bench.table.names() == ["a", "b"]
+    assert [servable.id for servable in bench.table.ready_versions("a")] == [("a", 1), ("a", 3)]
+    assert repr(bench.manager) == "ModelManager(ModelTable(3 versions of 2 models))"
 
 
 async def test_the_latest_ready_version_answers(bench: Bench) -> None:
     await bench.reconcile(a=(9, 10))
-    assert bench.manager.get("a", None).id == ("a", 10)
-    assert bench.manager.get("a", 9).id == ("a", 9)
+    assert bench.table.get("a", None).id == ("a", 10)
+    assert bench.table.get("a", 9).id == ("a", 9)
     await bench.reconcile(a=(9,))
-    assert bench.manager.get("a", None).id == ("a", 9)
+    assert bench.table.get("a", None).id == ("a", 9)
 
 
 async def test_nothing_is_loaded_twice(bench: Bench) -> None:
@@ -83,10 +86,10 @@ async def test_nothing_is_loaded_twice(bench: Bench) -> None:
 
 async def test_load_times_are_kept(bench: Bench) -> None:
     await bench.reconcile(a=(1,))
-    [entry] = bench.manager.index()
-    assert entry.load_ns == bench.manager.get("a", 1).statistics.load_ns > 0
+    [entry] = bench.table.index()
+    assert entry.load_ns == bench.table.get("a", 1).statistics.load_ns > 0
     await bench.reconcile()
-    assert bench.manager.index() == [IndexEntry("a", 1, UNAVAILABLE, "unloaded", entry.load_ns)]
+    assert bench.table.index() == [IndexEntry("a", 1, UNAVAILABLE, "unloaded", entry.load_ns)]
 
 
 # Step by step
@@ -97,7 +100,7 @@ async def test_states_while_loading(bench: Bench) -> None:
     task = asyncio.create_task(bench.reconcile(a=(1, 2)))
     await turns(lambda: len(bench.loader.loads) == 2)
     assert bench.states() == {("a", 1): LOADING, ("a", 2): LOADING}
-    assert len(bench.manager.unready()) == 2
+    assert len(bench.table.unready()) == 2
     assert bench.refusal("a", 2) == (
         Code.UNAVAILABLE,
         "Request for unknown model: 'a' version 2 is not at ready state: it is still loading",
@@ -109,28 +112,28 @@ async def test_states_while_loading(bench: Bench) -> None:
     bench.loader.finish("a", 2)
     await turns(lambda: ("a", 2) in bench.states() and bench.states()["a", 2] is READY)
     assert bench.states()["a", 1] is LOADING
-    assert bench.manager.get("a", None).id == ("a", 2)
+    assert bench.table.get("a", None).id == ("a", 2)
     bench.loader.finish("a", 1)
     await task
-    assert bench.manager.get("a", None).id == ("a", 2)
-    assert bench.manager.unready() == []
+    assert bench.table.get("a", None).id == ("a", 2)
+    assert bench.table.unready() == []
 
 
 async def test_a_model_is_loading_from_the_moment_it_is_wanted(bench: Bench) -> None:
     still = "it is still loading"
-    bench.manager.expect(None)
+    bench.table.expect(None)
     code, message = bench.refusal("a", None)
     assert code is Code.UNAVAILABLE
     assert message.startswith("Request for unknown model: 'a' is not found: the server is starting and has not looked")
     with pytest.raises(ModserveError) as caught:
-        bench.manager.state("a", None)
+        bench.table.state("a", None)
     assert caught.value.code is Code.UNAVAILABLE
-    bench.manager.expect(["a", "b"])
+    bench.table.expect(["a", "b"])
     assert bench.refusal("x", None)[0] is Code.NOT_FOUND
     for version in (None, 1, 7):
         code, message = bench.refusal("a", version)
         assert (code, message.endswith(still)) == (Code.UNAVAILABLE, True)
-        assert bench.manager.state("a", version) == VersionState(LOADING)
+        assert bench.table.state("a", version) == VersionState(LOADING)
     bench.loader.patient = True
     bench.loader.unusable["b"] = invalid("no such field")
     task = asyncio.create_task(bench.reconcile(a=(1,), b=(1,)))
@@ -162,7 +165,7 @@ async def test_states_while_unloading(bench: Bench) -> None:
     task = asyncio.create_task(bench.reconcile(a=(1,)))
     await turns(lambda: servable.log == ["drain"])
     assert bench.states() == {("a", 1): READY, ("a", 2): UNLOADING}
-    assert bench.manager.get("a", None).id == ("a", 1)
+    assert bench.table.get("a", None).id == ("a", 1)
     assert bench.refusal("a", 2) == (Code.UNAVAILABLE, "Request for unknown model: 'a' version 2 is not at ready state")
     servable.drained.set()
     await task
@@ -175,19 +178,19 @@ async def test_what_is_being_unloaded_answers_while_it_has_open_sequences(bench:
     await bench.reconcile(a=(1, 2))
     servable = bench.loader.servables[ModelId("a", 2)]
     servable.drained.clear()
-    assert bench.manager.finishing("a", None) is None
+    assert bench.table.finishing("a", None) is None
     servable.open_sequences = 1
-    assert bench.manager.finishing("a", None) is servable
+    assert bench.table.finishing("a", None) is servable
     task = asyncio.create_task(bench.reconcile(a=()))
     await turns(lambda: servable.log == ["drain"])
     assert bench.states()["a", 2] == UNLOADING
-    assert [bench.manager.get("a", version) for version in (None, 2)] == [servable, servable]
+    assert [bench.table.get("a", version) for version in (None, 2)] == [servable, servable]
     assert bench.refusal("a", 1)[0] is Code.UNAVAILABLE
     servable.open_sequences = 0
     assert bench.refusal("a", 2)[0] is Code.UNAVAILABLE
     servable.drained.set()
     await task
-    assert [bench.manager.finishing(name, None) for name in ("a", "nosuch")] == [None, None]
+    assert [bench.table.finishing(name, None) for name in ("a", "nosuch")] == [None, None]
 
 
 async def test_sequences_go_on_while_others_of_the_version_are_closed(bench: Bench) -> None:
@@ -197,19 +200,19 @@ async def test_sequences_go_on_while_others_of_the_version_are_closed(bench: Ben
     first.open_sequences = 1
     unloading = [asyncio.create_task(bench.reconcile(a=()))]
     await turns(lambda: first.log == ["drain"])
-    await bench.manager.update(directories({"a": (1,)}))
+    await bench.manager.update(await bench.blueprints(a=(1,)))
     second = bench.loader.servables[ModelId("a", 1)]
     second.drained.clear()
     assert second is not first
     unloading.append(asyncio.create_task(bench.reconcile(a=())))
     await turns(lambda: "drain" in second.log)
-    assert bench.manager.finishing("a", 1) is first
+    assert bench.table.finishing("a", 1) is first
     second.drained.set()
     await turns(lambda: "close" in second.log)
-    assert bench.manager.finishing("a", 1) is first
+    assert bench.table.finishing("a", 1) is first
     first.drained.set()
     await asyncio.gather(*unloading)
-    assert bench.manager.finishing("a", 1) is None
+    assert bench.table.finishing("a", 1) is None
 
 
 def asked(**parameters: ParameterValue) -> InferenceRequest:
@@ -242,14 +245,14 @@ async def test_sequences_go_on_where_they_have_begun(
     await bench.update("a", replaced_by, mark="new")
     after = bench.loader.servables[ModelId("a", replaced_by)]
     after.sequences = set(new)
-    front = bench.manager.get("a", None)
+    front = bench.table.get("a", None)
     assert (front.id, front.config) == (after.id, after.config)
-    assert bench.manager.keepers() == [before]
+    assert bench.table.keepers() == [before]
     front.submit(asked(**parameters), RecordingSink(), 0)
     assert (len(before.submitted), len(after.submitted)) == ((1, 0) if taken == "old" else (0, 1))
     assert before.sequences == (set() if parameters == START else old)
     before.open_sequences = 0
-    assert bench.manager.get("a", None) is after
+    assert bench.table.get("a", None) is after
 
 
 async def test_a_version_asked_for_by_number_has_its_own_sequences_only(bench: Bench) -> None:
@@ -258,8 +261,8 @@ async def test_a_version_asked_for_by_number_has_its_own_sequences_only(bench: B
     gone.drained.clear()
     gone.sequences, gone.open_sequences = {7}, 1
     await bench.update("a", 2)
-    assert bench.manager.get("a", 1) is gone
-    assert bench.manager.get("a", 2) is kept
+    assert bench.table.get("a", 1) is gone
+    assert bench.table.get("a", 2) is kept
 
 
 async def test_what_has_replaced_another_is_borrowed_itself(bench: Bench) -> None:
@@ -269,7 +272,7 @@ async def test_what_has_replaced_another_is_borrowed_itself(bench: Bench) -> Non
     old.open_sequences = 1
     await bench.update("a", 1, mark="new")
     new = bench.loader.servables[ModelId("a", 1)]
-    handle = bench.manager.borrow("a", None)
+    handle = bench.table.borrow("a", None)
     handle.servable.submit(asked(), RecordingSink(), 0)
     assert len(new.submitted) == 1
     await bench.manager.unload("a", dependents=False)
@@ -305,7 +308,7 @@ async def test_no_more_than_so_many_load_at_once(parallel: int) -> None:
 async def test_unloaded_versions_do_not_hold_up_readiness_and_can_come_back(bench: Bench) -> None:
     await bench.reconcile(a=(1,), b=(1,))
     await bench.reconcile(b=(1,))
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
     assert bench.refusal("a", None) == (Code.NOT_FOUND, "Request for unknown model: 'a' has no available versions")
     await bench.reconcile(a=(1,), b=(1,))
     assert bench.states() == {("a", 1): READY, ("b", 1): READY}
@@ -344,8 +347,8 @@ async def test_a_version_that_fails_stops_no_other(
     await bench.reconcile(a=(1, 2), b=(1,))
     assert bench.states() == {("a", 1): UNAVAILABLE, ("a", 2): READY, ("b", 1): READY}
     assert bench.reasons() == {("a", 1): reason}
-    assert [(entry.name, entry.version) for entry in bench.manager.unready()] == [("a", 1)]
-    assert bench.manager.get("a", None).id == ("a", 2)
+    assert [(entry.name, entry.version) for entry in bench.table.unready()] == [("a", 1)]
+    assert bench.table.get("a", None).id == ("a", 2)
     assert bench.refusal("a", 1)[0] is Code.UNAVAILABLE
     [record] = [record for record in caplog.records if record.levelname == "ERROR"]
     assert bool(record.exc_info) is not isinstance(error, ModserveError)  # a traceback for the unforeseen alone
@@ -369,12 +372,12 @@ async def test_a_failed_version_that_is_no_longer_wanted_stays_as_it_is(bench: B
 async def test_an_unusable_configuration_is_a_line_without_a_version(bench: Bench) -> None:
     bench.loader.unusable["a"] = invalid("no such field")
     await bench.reconcile(a=(1,), b=(1,))
-    assert bench.manager.index() == [
+    assert bench.table.index() == [
         IndexEntry("a", None, UNAVAILABLE, "Invalid argument: no such field"),
-        *[entry for entry in bench.manager.index() if entry.name == "b"],
+        *[entry for entry in bench.table.index() if entry.name == "b"],
     ]
     assert bench.states()["b", 1] is READY
-    assert [entry.name for entry in bench.manager.unready()] == ["a"]
+    assert [entry.name for entry in bench.table.unready()] == ["a"]
     assert bench.refusal("a", None) == (
         Code.NOT_FOUND,
         "Request for unknown model: 'a' has no available versions: Invalid argument: no such field",
@@ -385,7 +388,7 @@ async def test_an_unusable_configuration_is_a_line_without_a_version(bench: Benc
     )
     bench.loader.unusable.clear()
     await bench.reconcile(a=(1,), b=(1,))
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
 
 
 async def test_an_engine_that_can_not_close_stops_no_other_unload(
@@ -400,10 +403,10 @@ async def test_an_engine_that_can_not_close_stops_no_other_unload(
 
 
 async def test_refused_models_are_listed(bench: Bench) -> None:
-    bench.manager.refuse("twice", "model appears in two or more repositories")
+    bench.table.refuse("twice", "model appears in two or more repositories")
     await bench.reconcile(a=(1,))
     assert bench.reasons() == {("twice", None): "model appears in two or more repositories"}
-    assert [entry.name for entry in bench.manager.unready()] == ["twice"]
+    assert [entry.name for entry in bench.table.unready()] == ["twice"]
     assert bench.refusal("twice", None)[1] == (
         "Request for unknown model: 'twice' has no available versions: model appears in two or more repositories"
     )
@@ -445,7 +448,7 @@ async def test_state(bench: Bench) -> None:
     bench.loader.unusable["unusable"] = invalid("no such field")
     await bench.reconcile(a=(1, 2), broken=(3,), unusable=(1,))
     await bench.reconcile(a=(1,), broken=(3,), unusable=(1,))
-    state = bench.manager.state
+    state = bench.table.state
     assert state("a", None).state is READY
     assert state("a", 2).reason == "unloaded"
     assert (state("broken", None).state, state("broken", None).reason) == (UNAVAILABLE, "Invalid argument: bad file")
@@ -459,8 +462,8 @@ async def test_state(bench: Bench) -> None:
 
 
 def test_an_unknown_model_has_no_ready_versions(bench: Bench) -> None:
-    assert bench.manager.ready_versions("x") == []
-    assert bench.manager.index() == []
+    assert bench.table.ready_versions("x") == []
+    assert bench.table.index() == []
 
 
 # Loading again
@@ -472,9 +475,9 @@ async def test_what_has_not_changed_is_left_alone(bench: Bench) -> None:
 
 
 async def test_only_the_version_that_has_changed_is_loaded_again(bench: Bench) -> None:
-    directory = ModelDirectory("a", Path("a"), (1, 2), marks={1: "x", 2: "x"})
-    await bench.manager.update({"a": directory})
-    await bench.manager.update({"a": dataclasses.replace(directory, marks={1: "x", 2: "y"})})
+    listing = dataclasses.replace(bench.store.listing("a", 1, 2), marks={1: "x", 2: "x"})
+    await bench.apply(listing)
+    await bench.apply(dataclasses.replace(listing, marks={1: "x", 2: "y"}))
     assert bench.loader.order == [("a", 1), ("a", 2), ("a", 2)]
 
 
@@ -485,14 +488,14 @@ async def test_the_old_serves_until_the_new_is_ready_and_finishes(bench: Bench) 
     bench.loader.patient = True
     task = asyncio.create_task(bench.update("a", 1, mark="new"))
     await turns(lambda: len(bench.loader.loads) == 1)
-    assert bench.manager.get("a", None) is old
+    assert bench.table.get("a", None) is old
     assert bench.states() == {("a", 1): READY}
     assert old.log == []
     bench.loader.finish("a", 1)
     assert await task == ""
     new = bench.loader.servables[ModelId("a", 1)]
-    assert bench.manager.get("a", None) is new
-    assert bench.manager.get("a", 1) is not old
+    assert bench.table.get("a", None) is new
+    assert bench.table.get("a", 1) is not old
     await turns(lambda: old.log == ["drain"])
     old.drained.set()
     await turns(lambda: old.log == ["drain", "close"])
@@ -502,20 +505,20 @@ async def test_the_old_serves_until_the_new_is_ready_and_finishes(bench: Bench) 
 
 async def test_the_old_serves_on_if_the_new_fails(bench: Bench) -> None:
     await bench.update("a", 1)
-    old = bench.manager.get("a", 1)
+    old = bench.table.get("a", 1)
     bench.loader.failures[ModelId("a", 1)] = internal("broken")
     text = "load failed for model 'a': version 1 is at UNAVAILABLE state: Internal: broken;\n"
     assert await bench.update("a", 1, mark="new") == text
-    assert bench.manager.get("a", None) is old
+    assert bench.table.get("a", None) is old
     assert bench.states() == {("a", 1): READY}
     assert bench.reasons() == {
         ("a", 1): "version 1 is served as it was, for it failed to load: Internal: broken",
     }
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
     bench.loader.failures.clear()
     assert await bench.update("a", 1, mark="new") == ""
     assert bench.reasons() == {}
-    assert bench.manager.get("a", None) is not old
+    assert bench.table.get("a", None) is not old
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -525,7 +528,7 @@ async def test_no_version_is_taken_when_one_fails_beside_one_that_is_served(benc
     text = "load failed for model 'a': version 3 is at UNAVAILABLE state: Invalid argument: bad;\n"
     assert await bench.update("a", 2, 3, together=together) == text
     assert bench.states() == {("a", 1): READY, ("a", 2): UNAVAILABLE, ("a", 3): UNAVAILABLE}
-    assert bench.manager.get("a", None).id == ("a", 1)
+    assert bench.table.get("a", None).id == ("a", 1)
     await turns(lambda: bench.loader.servables[ModelId("a", 2)].log == ["drain", "close"])
 
 
@@ -552,14 +555,14 @@ async def test_every_version_that_fails_is_told(bench: Bench) -> None:
 async def test_a_configuration_that_can_not_be_used(bench: Bench, error: ModserveError, text: str) -> None:
     bench.loader.unusable["a"] = error
     assert await bench.update("a", 1) == text
-    assert bench.manager.index() == [], "who asked for it has been told"
+    assert bench.table.index() == [], "who asked for it has been told"
     del bench.loader.unusable["a"]
     await bench.update("a", 1)
     bench.loader.unusable["a"] = error
     assert await bench.update("a", 1, mark="new") == text
     assert bench.states() == {("a", 1): READY}
     assert bench.reasons() == {("a", 1): error.reason}
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
 
 
 async def test_failures_of_versions_that_are_gone_are_forgotten(bench: Bench) -> None:
@@ -586,13 +589,13 @@ async def test_unloading_returns_while_requests_run(bench: Bench) -> None:
     servable.drained.clear()
     await bench.manager.unload("a", dependents=False)
     assert bench.states() == {("a", 1): UNLOADING}
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
     assert bench.refusal("a", None)[0] is Code.NOT_FOUND
     assert bench.loader.forgotten == ["a"]
     servable.drained.set()
     await turns(lambda: bench.states() == {("a", 1): UNAVAILABLE})
     assert bench.reasons() == {("a", 1): "unloaded"}
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
 
 
 @pytest.mark.parametrize("failure", ["load", "configuration"])
@@ -604,27 +607,27 @@ async def test_unloading_forgets_a_replacement_that_failed(bench: Bench, failure
     assert await bench.update("a", 1, mark="new")
     assert bench.reasons()
     await bench.manager.unload("a", dependents=False)
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
     await turns(lambda: bench.states() == {("a", 1): UNAVAILABLE})
     assert bench.reasons() == {("a", 1): "unloaded"}
-    assert bench.manager.unready() == []
+    assert bench.table.unready() == []
 
 
 async def test_unloading_does_not_forget_a_first_load_that_failed(bench: Bench) -> None:
     bench.loader.failures[ModelId("a", 1)] = invalid("bad")
     await bench.update("a", 1)
-    bench.manager.refuse("b", "not there")
+    bench.table.refuse("b", "not there")
     for name in ("a", "b"):
         await bench.manager.unload(name, dependents=False)
     assert bench.reasons() == {("a", 1): "Invalid argument: bad", ("b", None): "not there"}
-    assert len(bench.manager.unready()) == 2
+    assert len(bench.table.unready()) == 2
 
 
 async def test_a_mistake_in_a_configuration_that_came_with_the_call(bench: Bench) -> None:
     """Is the caller's, and that in a file is not."""
     bench.loader.unusable["a"] = UnreadableModelError(Code.INVALID_ARG, "no such field")
-    for given, code in (("{}", Code.INVALID_ARG), (None, Code.INTERNAL)):
-        failures = await bench.manager.update({"a": ModelDirectory("a", Path("a"), (1,), given)}, together=True)
+    for config, code in (("{}", Code.INVALID_ARG), (None, Code.INTERNAL)):
+        failures = await bench.apply(bench.store.listing("a", 1, config=config), together=True)
         assert failures["a"].code is code
         assert failures["a"].message == "failed to load 'a', failed to poll from model repository: no such field"
 
@@ -635,7 +638,7 @@ async def test_loading_what_is_still_being_unloaded(bench: Bench) -> None:
     old.drained.clear()
     await bench.manager.unload("a", dependents=True)
     assert await bench.update("a", 1) == ""
-    assert bench.manager.get("a", 1) is not old
+    assert bench.table.get("a", 1) is not old
     old.drained.set()
     await turns(lambda: old.log == ["drain", "close"])
     assert bench.states() == {("a", 1): READY}
@@ -643,7 +646,7 @@ async def test_loading_what_is_still_being_unloaded(bench: Bench) -> None:
 
 async def test_unloading_an_unknown_model_is_nothing(bench: Bench) -> None:
     await bench.manager.unload("x", dependents=False)
-    assert bench.manager.index() == []
+    assert bench.table.index() == []
 
 
 async def test_one_thing_is_done_at_a_time_with_a_model(bench: Bench) -> None:
@@ -681,33 +684,68 @@ async def test_a_cancelled_load_leaves_nothing_half_done(bench: Bench) -> None:
     assert bench.states() == {("a", 1): READY, ("a", 2): READY}
 
 
-# Temporary directories
+# Leases
 
 
-async def test_a_temporary_directory_lives_as_long_as_what_was_loaded_from_it(bench: Bench) -> None:
-    lease = FakeLease()
-    directory = ModelDirectory("a", Path("t"), (1, 2), lease=lease)
-    await bench.manager.update({"a": directory})
-    assert lease.held == 2
-    old = bench.loader.servables[ModelId("a", 1)]
-    old.drained.clear()
-    await bench.update("a", 1)
-    assert bench.manager.get("a", None).id == ("a", 1)
-    await turns(lambda: lease.held == 1)
-    old.drained.set()
-    await turns(lambda: lease.held == 0)
+async def test_every_version_has_a_lease_until_it_is_unloaded(bench: Bench) -> None:
+    await bench.update("a", 1, 2)
+    assert bench.store.leases == 2
+    first = bench.loader.servables[ModelId("a", 1)]
+    first.drained.clear()
+    await bench.update("a", 2)
+    await turns(lambda: first.log == ["drain"])
+    assert bench.store.leases == 2
+    first.drained.set()
+    await turns(lambda: bench.store.leases == 1)
+    await bench.update("a", 2, mark="new")
+    await turns(lambda: bench.store.leases == 1)
+    await bench.reconcile()
+    assert bench.store.leases == 0
 
 
-async def test_a_temporary_directory_of_a_failed_load_is_not_held(bench: Bench) -> None:
+async def test_a_failed_load_leaves_no_lease(bench: Bench) -> None:
     bench.loader.failures[ModelId("a", 1)] = invalid("bad")
-    lease = FakeLease()
-    await bench.manager.update({"a": ModelDirectory("a", Path("t"), (1, 2), lease=lease)}, together=True)
-    assert lease.held == 0
+    await bench.update("a", 1, 2)
+    await turns(lambda: bench.store.leases == 0)
+
+
+async def test_a_cancelled_load_leaves_no_lease(bench: Bench) -> None:
+    bench.loader.patient = True
+    loading = asyncio.create_task(bench.update("a", 1))
+    await bench.loader.begun("a", 1)
+    assert bench.store.leases == 1
+    loading.cancel()
+    await asyncio.wait((loading,))
+    assert bench.store.leases == 0
+
+
+async def test_what_a_repository_raises_is_the_failure_of_the_version(bench: Bench) -> None:
+    bench.store.failures = [OSError("bucket gone"), invalid("no permission")]
+    assert await bench.update("a", 1, 2) == (
+        "load failed for model 'a': version 1 is at UNAVAILABLE state: Invalid argument: no permission;\n"
+        "version 2 is at UNAVAILABLE state: Internal: failed to load model 'a' version 2: bucket gone;\n"
+    )
+    assert await bench.update("a", 1) == ""
+
+
+# Health
+
+
+async def test_a_version_that_is_not_healthy_is_not_ready(bench: Bench) -> None:
+    await bench.reconcile(a=(1, 2))
+    servable = bench.loader.servables[ModelId("a", 2)]
+    servable.unready_reason = "1 of 2 instances is lost"
+    assert [bench.table.is_ready("a", version) for version in (None, 1, 2)] == [False, True, False]
+    assert bench.table.get("a", None) is servable
+    assert [(entry.version, entry.reason) for entry in bench.table.unready()] == [(2, "1 of 2 instances is lost")]
+    assert bench.states() == {("a", 1): READY, ("a", 2): READY}
+    servable.unready_reason = None
+    assert (bench.table.is_ready("a", None), bench.table.unready()) == (True, [])
 
 
 async def test_changes_are_told(bench: Bench) -> None:
     seen: list[dict[tuple[str, int | None], State]] = []
-    bench.manager.on_change = lambda: seen.append(bench.states())
+    bench.table.on_change = lambda: seen.append(bench.states())
     await bench.update("a", 1)
     await bench.manager.unload("a", dependents=False)
     await turns(lambda: bench.states() == {("a", 1): UNAVAILABLE})
@@ -719,4 +757,37 @@ async def test_nothing_is_kept_of_names_that_were_only_tried(bench: Bench) -> No
     for number in range(3):
         bench.loader.failures[ModelId(f"m{number}", 1)] = invalid("bad file")
         assert await bench.update(f"m{number}", 1)
-    assert bench.manager.busy == []
+    assert bench.table.locks.busy == set()
+
+
+async def test_the_oldest_models_that_are_unloaded_are_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modserve.repository.table.MOST_REMEMBERED", 3)
+    for number in range(6):
+        await bench.update(f"m{number}", 1)
+        if number:
+            await bench.manager.unload(f"m{number}", dependents=False)
+            await turns(lambda number=number: bench.states()[f"m{number}", 1] is UNAVAILABLE)  # type: ignore[misc]
+    assert bench.table.names() == ["m0", "m4", "m5"]
+
+
+async def test_updates_of_the_same_models_run_in_the_order_of_the_calls(bench: Bench) -> None:
+    bench.loader.needed = {"e": {"a": frozenset({None}), "b": frozenset({None})}}
+    await bench.update("a", 1)
+    bench.loader.patient = True
+    calls = [asyncio.create_task(bench.update(name, 1)) for name in ("b", "e")]
+    await bench.loader.begun("b", 1)
+    calls.append(asyncio.create_task(bench.update("a", 1, mark="new")))  # which is free, but `e` was first
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert bench.loader.order == [("a", 1), ("b", 1)]
+    bench.loader.finish("b", 1)
+    await turns(lambda: len(bench.loader.order) == 3)
+    assert bench.loader.order[-1] == ("e", 1)
+    bench.loader.finish("e", 1)
+    await turns(lambda: len(bench.loader.order) == 4)
+    bench.loader.finish("a", 1)
+    await turns(lambda: len(bench.loader.order) == 5)
+    bench.loader.finish("e", 1)
+    assert [await call for call in calls] == ["", "", ""]
+    assert bench.loader.order[3:] == [("a", 1), ("e", 1)]
+    assert bench.table.locks.busy == set()

@@ -37,7 +37,7 @@ def test_paths_inside_the_model(path: str) -> None:
 )
 def test_paths_that_no_file_can_have(path: str, fault: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        overrides.write("m", "{}", {path: b""})
+        overrides.write("m", {path: b""})
     assert caught.value.code is Code.INVALID_ARG
     assert caught.value.message.endswith(f"of a file override: {fault}")
     assert len(caught.value.message) < 300
@@ -48,8 +48,8 @@ def test_the_longest_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """What is too long only together with where it is written is a mistake, too, and leaves nothing behind."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     overrides.check_files({"1/" + "a/" * 62 + "x": b"", "2/" + "a" * 255: b""})
-    with pytest.raises(ModserveError, match="can not write the files given: File name too long") as caught:
-        overrides.write("m", "{}", {"/".join(["1", *["a" * 255] * 15, "a" * 250]): b""})
+    with pytest.raises(ModserveError, match="cannot write the files of the load request: File name too long") as caught:
+        overrides.write("m", {"/".join(["1", *["a" * 255] * 15, "a" * 250]): b""})
     assert caught.value.code is Code.INVALID_ARG
     assert list(tmp_path.iterdir()) == []
 
@@ -77,19 +77,19 @@ def test_good_names(name: str) -> None:
 
 
 async def test_it_is_deleted_when_nobody_holds_it() -> None:
-    directory = overrides.write("m", "{}", {"3/model": b"x"})
-    assert (directory.name, directory.versions, directory.config) == ("m", (3,), "{}")
-    assert directory.lease is not None
-    directory.lease.hold()
-    await directory.lease.release()
-    assert (directory.path / "3" / "model").read_bytes() == b"x"
-    await directory.lease.release()
-    assert not directory.path.parent.exists()
+    repository = overrides.write("m", {"3/model": b"x"})
+    listing = (await repository.look())["m"]
+    assert (listing.name, listing.versions) == ("m", (3,))
+    lease = await listing.repository.fetch(listing, 3)
+    await repository.release()
+    assert (lease.path / "3" / "model").read_bytes() == b"x"
+    await lease.release()
+    assert not repository.path.exists()
 
 
 def test_what_can_not_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nosuch"))
-    text = "failed to load 'm', failed to poll from model repository: can not write the files .*: No such file"
+    text = "failed to load 'm', failed to poll from model repository: cannot write the files .*: No such file"
     with pytest.raises(ModserveError, match=text) as caught:
-        overrides.write("m", "{}", {"1/x": b""})
+        overrides.write("m", {"1/x": b""})
     assert caught.value.code is Code.INTERNAL

@@ -1,12 +1,13 @@
 """The rules: which waiting requests run together, and when."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from together import Unread, decided
 
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
-from modserve.scheduling.batching import Decision, Dispatch, Reason, ShowAll, WaitUntil, direct, dynamic
+from modserve.scheduling.batching import Decision, Dispatch, Reason, WaitUntil, direct, dynamic
 from modserve.testing import inflight
 
 NOW = 1_000
@@ -25,12 +26,11 @@ def waiting(*sizes: int, age: int = 0) -> list[Inflight]:
 
 
 def decide(
-    entries: Iterable[Inflight], preferred: tuple[int, ...] = (), delay: int = 0, max_batch_size: int = 8
+    entries: list[Inflight], preferred: tuple[int, ...] = (), delay: int = 0, max_batch_size: int = 8
 ) -> int | WaitUntil:
     """How many go, or when to look again."""
     policy = DynamicBatching(preferred_batch_sizes=preferred, max_queue_delay_ns=delay)
-    decision = dynamic(policy, max_batch_size)(entries, NOW)
-    assert not isinstance(decision, ShowAll)
+    decision = decided(dynamic(policy, max_batch_size), entries, NOW)
     return decision.count if isinstance(decision, Dispatch) else decision
 
 
@@ -108,7 +108,8 @@ def test_no_more_is_looked_at_than_fits(delay: int, preferred: tuple[int, ...]) 
             looked_at += 1
             yield entry
 
-    decide(counting(), preferred, delay)
+    policy = DynamicBatching(preferred_batch_sizes=preferred, max_queue_delay_ns=delay)
+    dynamic(policy, 8)(Unread(counting()), NOW)
     assert looked_at <= 9
 
 
@@ -126,7 +127,7 @@ REASONS = {
 @pytest.mark.parametrize("case", REASONS)
 def test_why_a_batch_does_not_grow(case: str) -> None:
     entries, preferred, delay, reason = REASONS[case]
-    decision = dynamic(DynamicBatching(preferred, delay), 8)(entries, NOW)
+    decision = decided(dynamic(DynamicBatching(preferred, delay), 8), entries, NOW)
     assert isinstance(decision, Dispatch)
     assert decision.reason is reason
 
@@ -149,7 +150,7 @@ def test_a_deadline_is_met_though_the_delay_is_longer(left: int, expected: Decis
     entries = waiting(1, 2)
     entries[1].deadline_ns = NOW + left
     rule = dynamic(DynamicBatching((8,), LONG), 8, run_ns=lambda batch_size: RUN if batch_size == 3 else 0)
-    assert rule(entries, NOW) == expected
+    assert decided(rule, entries, NOW) == expected
 
 
 @pytest.mark.parametrize(
@@ -167,9 +168,10 @@ def test_a_queue_limit_is_met_whatever_the_execution_takes(limit: int, deadline:
     entries = waiting(1, 2)
     entries[0].deadline_ns = deadline and NOW + deadline
     entries[1].queue_limit_ns = NOW + limit
-    assert dynamic(DynamicBatching((8,), LONG), 8, run_ns=lambda batch_size: RUN)(entries, NOW) == expected
+    rule = dynamic(DynamicBatching((8,), LONG), 8, run_ns=lambda batch_size: RUN)
+    assert decided(rule, entries, NOW) == expected
 
 
 @pytest.mark.parametrize("entries", [waiting(8), waiting(1, 1, 1, age=DELAY)], ids=["one", "some"])
 def test_direct_runs_each_request_on_its_own(entries: list[Inflight]) -> None:
-    assert direct(entries, NOW) == Dispatch(1, Reason.SINGLE)
+    assert decided(direct, entries, NOW) == Dispatch(1, Reason.SINGLE)

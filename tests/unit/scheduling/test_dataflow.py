@@ -8,7 +8,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import TensorSpec
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Shape
-from modserve.scheduling.dataflow import Entry, Missing, Plan, Value, Wave, answered, fitted, follow_up, runs
+from modserve.scheduling.dataflow import Entry, Missing, Plan, Value, Wave, as_output, fitted, follow_up, runs
 from modserve.testing import tensor
 
 ABSENT, SKIPPED = Missing.ABSENT, Missing.SKIPPED
@@ -43,7 +43,7 @@ def test_only_what_the_outputs_need_is_planned(
     outputs: tuple[str, ...], needed: tuple[int, ...], asked: dict[int, tuple[str, ...]]
 ) -> None:
     plan = Plan(DIAMOND, outputs)
-    assert (plan.needed, plan.asked) == (needed, asked)
+    assert (plan.needed, plan.requested) == (needed, asked)
     assert plan.needs == (("m", None),)
 
 
@@ -175,10 +175,10 @@ def test_batch_dimensions_between_models(
     ],
 )
 def test_outputs_as_clients_see_them(spec: TensorSpec, shape: Shape, expected: Shape) -> None:
-    assert answered(spec, Value(tensor(dtypes.INT32, shape), 3), True).shape == expected
+    assert as_output(spec, Value(tensor(dtypes.INT32, shape), 3), True).shape == expected
 
 
 def test_an_output_that_can_not_be_reshaped() -> None:
     spec = TensorSpec("o", dtypes.INT32, (2, 2), reshape=(4,))
     with pytest.raises(ModserveError, match=r"output 'o' has shape \[3,5\], but .* reshapes it from \[4\]"):
-        answered(spec, Value(tensor(dtypes.INT32, (3, 5)), 3), True)
+        as_output(spec, Value(tensor(dtypes.INT32, (3, 5)), 3), True)

@@ -5,12 +5,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from together import decided
 
 from modserve.core.inflight import Inflight
 from modserve.core.merging import Padding
 from modserve.core.model_config import DynamicBatching
 from modserve.scheduling.batching import Dispatch, Reason, WaitUntil, dynamic, element_cost
-from modserve.scheduling.queue import RequestQueue
+from modserve.scheduling.level_queue import LevelQueue
 from modserve.testing import config, inflight
 
 NOW = 1_000
@@ -69,31 +70,35 @@ BY_EIGHT = Padding({"INPUT0": 0}, multiple_of=8)
 def test_rule(entries: list[Inflight], padding: Padding | None, sizes: tuple[int, ...], expected: Dispatch) -> None:
     policy = batcher(100, sizes=sizes)
     rule = dynamic(policy, 8, cost=element_cost(config(padding=padding, dynamic_batching=policy)))
-    assert rule(entries, NOW) == expected
+    assert decided(rule, entries, NOW) == expected
 
 
 def test_what_is_full_by_its_elements_need_not_wait() -> None:
     policy = batcher(100, delay=500)
     rule = dynamic(policy, 8, cost=element_cost(config(padding=PLAIN, dynamic_batching=policy)))
-    assert rule(waiting(30, 30), NOW) == WaitUntil(NOW + 500)
-    assert rule(waiting(30, 30, 30, 30), NOW) == Dispatch(3, Reason.FULL)
-    assert rule(waiting(50, 50), NOW) == Dispatch(2, Reason.FULL)
+    assert decided(rule, waiting(30, 30), NOW) == WaitUntil(NOW + 500)
+    assert decided(rule, waiting(30, 30, 30, 30), NOW) == Dispatch(3, Reason.FULL)
+    assert decided(rule, waiting(50, 50), NOW) == Dispatch(2, Reason.FULL)
+
+
+def ripe(queue: LevelQueue) -> list[Inflight]:
+    return [group.first() for group in queue._ripe]
 
 
 def test_the_queue_finds_it_behind_others() -> None:
-    queue = RequestQueue(ripe_size=8, ripe_elements=100)
+    queue = LevelQueue(sums=True, ripe_size=8, ripe_elements=100)
     first = inflight(shape_key="odd")
     queue.append(first)
     members = waiting(40, 40, 40)
     for member, following in pairwise(members):
         queue.append(member)
-        assert list(queue.ripe()) == []
+        assert ripe(queue) == []
         assert following.length
     queue.append(members[-1])
-    assert list(queue.ripe()) == [members[0]]
+    assert ripe(queue) == [members[0]]
     queue.left(members[1])
-    assert list(queue.ripe()) == []
-    assert queue.take(members[0], 2) == [members[0], members[2]]
+    assert ripe(queue) == []
+    assert queue.take(queue._looked_at(queue._groups[members[0].shape_key]), 2) == [members[0], members[2]]
     assert list(queue) == [first]
 
 
@@ -111,7 +116,7 @@ def test_no_batch_is_over_its_limits(
     policy = batcher(most, sizes=sizes)
     members = waiting(*entries)
     cost = element_cost(config(padding=padding, dynamic_batching=policy))
-    decision = dynamic(policy, 8, cost=cost)(members, NOW)
+    decision = decided(dynamic(policy, 8, cost=cost), members, NOW)
     assert isinstance(decision, Dispatch)
     batch = members[: decision.count]
     size, longest = sum(member.batch_size for member in batch), max(member.length for member in batch)

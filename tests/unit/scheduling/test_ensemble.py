@@ -43,6 +43,8 @@ def model(name: str, inputs: str = "x", outputs: str = "y", optional: str = "", 
 class Puppet:
     """A model whose requests wait until the test answers them."""
 
+    unready_reason: str | None = None
+
     def __init__(self, config: ModelConfig, version: int = 1) -> None:
         self.id = ModelId(config.name, version)
         self.config = config

@@ -1,11 +1,12 @@
 """The loop around the rules, by a clock turned by hand and a runner whose batches are finished by hand."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from together import Unread
 
 from modserve.core.errors import Code, ModserveError, unavailable
 from modserve.core.inflight import Inflight
@@ -13,7 +14,7 @@ from modserve.core.model_config import DynamicBatching, QueuePolicy
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.scheduling import batching
-from modserve.scheduling.batching import NOTHING_SEEN, Decision, Rule, Seen, ShowAll
+from modserve.scheduling.batching import Decision, Rule, Together
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, PuppetRunner, RecordingSink, inflight, request
 from modserve.testing.builders import RecordedInflight
@@ -39,7 +40,9 @@ NO_POLICY = DynamicBatching()
 class Bench:
     """A scheduler between a clock and a runner, with a record of what it drops and how much its rule looks at."""
 
-    def __init__(self, rule: Rule = batching.direct, slots: int = 1, policy: DynamicBatching = NO_POLICY) -> None:
+    def __init__(
+        self, rule: Rule = batching.direct, slots: int = 1, policy: DynamicBatching = NO_POLICY, *, alike: bool = False
+    ) -> None:
         self.clock = HastyClock()
         self.runner = PuppetRunner(slots)
         self.dropped: list[tuple[Inflight, ModserveError]] = []
@@ -48,22 +51,27 @@ class Bench:
         self.looked_at = 0
         self._rule = rule
         ripe = batching.ripe_size(policy, 8)
-        self.scheduler = QueuedScheduler(self._decide, self.runner, self.clock, self._drop, policy, ripe_size=ripe)
+        self.scheduler = QueuedScheduler(
+            self._decide, self.runner, self.clock, self._drop, policy, ripe_size=ripe, alike=alike
+        )
 
     def _drop(self, entry: Inflight, error: ModserveError) -> None:
         self.dropped.append((entry, error))
         entry.settle(error)
 
-    def _decide(self, together: Iterable[Inflight], now_ns: int, seen: Seen = NOTHING_SEEN) -> Decision:
+    def _decide(self, together: Together, now_ns: int) -> Decision:
         looked_at = 0
+        read = type(together).__iter__
 
-        def counting() -> Iterator[Inflight]:
+        def counting(group: Together) -> Iterator[Inflight]:
             nonlocal looked_at
-            for entry in together:
+            for entry in read(group):
                 looked_at += 1
                 yield entry
 
-        decision = self._rule(counting(), now_ns, seen)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(type(together), "__iter__", counting)
+            decision = self._rule(together, now_ns)
         self.decisions += 1
         self.most_looked_at = max(self.most_looked_at, looked_at)
         self.looked_at += looked_at
@@ -668,12 +676,8 @@ def test_whatever_happens(
 
 
 def forgetful(rule: Rule) -> Rule:
-    """Decides by all that wait, each time."""
-
-    def decide(together: Iterable[Inflight], now_ns: int, seen: Seen = NOTHING_SEEN) -> Decision:
-        return ShowAll.SHOW_ALL if seen.requests else rule(together, now_ns)
-
-    return decide
+    """Decides by reading all that wait, each time."""
+    return lambda together, now_ns: rule(Unread(together), now_ns)
 
 
 URGENT_ACTIONS = st.lists(
@@ -696,14 +700,6 @@ URGENT_ACTIONS = st.lists(
 )
 
 
-@pytest.fixture(params=[1, 3], scope="module")
-def memorable(request: pytest.FixtureRequest) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(batching, "_MEMORABLE", request.param)
-        yield
-
-
-@pytest.mark.usefixtures("memorable")
 @settings(max_examples=150, deadline=None)
 @given(
     actions=URGENT_ACTIONS,
@@ -714,7 +710,7 @@ def memorable(request: pytest.FixtureRequest) -> Iterator[None]:
     elements=st.sampled_from([0, 30]),
     more=st.sampled_from([{}, {"ageing_ns": 25}, {"default_policy": QueuePolicy(0, 15, delay=True)}]),
 )
-def test_what_was_seen_before_makes_no_difference(
+def test_sums_and_reading_lead_to_the_same_decisions(
     actions: list[tuple[Any, ...]],
     preferred: tuple[int, ...],
     slots: int,
@@ -723,7 +719,6 @@ def test_what_was_seen_before_makes_no_difference(
     elements: int,
     more: dict[str, Any],
 ) -> None:
-    """A rule that remembers decides as one that is shown all that wait."""
     policy = DynamicBatching(
         preferred,
         40,
@@ -734,39 +729,69 @@ def test_what_was_seen_before_makes_no_difference(
         **more,
     )
     rule = batching.dynamic(policy, 16)
-    told: list[Any] = []
-    for each in (rule, forgetful(rule)):
-        bench = Bench(each, slots, policy)
-        accepted: list[Inflight] = []
-        for action, *values in actions:
-            if action == "enqueue":
-                size, shape, timeout, priority, length = values
-                entry = inflight(1, shape_key=shape, deadline_ns=bench.clock.now_ns() + timeout if timeout else 0)
-                entry.batch_size, entry.length = size, length
-                entry.request.parameters["priority"] = priority  # type: ignore[index]
+    first, second = (history(Bench(each, slots, policy), actions) for each in (rule, forgetful(rule)))
+    assert first == second
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    actions=URGENT_ACTIONS,
+    rule=st.sampled_from(["direct", "dynamic", "no delay", "elements"]),
+    slots=st.integers(1, 2),
+    queue_policy=st.sampled_from([QueuePolicy(), QueuePolicy(3), QueuePolicy(0, 15), QueuePolicy(0, 15, False, True)]),
+)
+def test_both_queues_lead_to_the_same_decisions(
+    actions: list[tuple[Any, ...]], rule: str, slots: int, queue_policy: QueuePolicy
+) -> None:
+    policy = DynamicBatching(
+        (12, 16),
+        0 if rule in ("direct", "no delay") else 40,
+        default_policy=queue_policy,
+        max_batch_elements=30 if rule == "elements" else 0,
+    )
+    made = batching.direct if rule == "direct" else batching.dynamic(policy, 16)
+    plain, levels = (
+        history(Bench(made, slots, policy, alike=alike), actions, shaped=rule == "direct") for alike in (True, False)
+    )
+    assert plain == levels
+
+
+def history(bench: Bench, actions: list[tuple[Any, ...]], *, shaped: bool = True) -> Any:
+    """What becomes of requests: the batches, in order, and those that were dropped or refused, with the reasons."""
+    accepted: list[Inflight] = []
+    refused: list[tuple[int, str]] = []
+    for number, (action, *values) in enumerate(actions):
+        if action == "enqueue":
+            size, shape, timeout, priority, length = values
+            deadline_ns = bench.clock.now_ns() + timeout if timeout else 0
+            entry = inflight(1, shape_key=shape if shaped else None, deadline_ns=deadline_ns)
+            entry.batch_size, entry.length = size, length
+            entry.request.parameters["priority"] = priority  # type: ignore[index]
+            try:
                 bench.enqueue(entry)
+            except ModserveError as error:
+                refused.append((number, error.message))
+            else:
                 accepted.append(entry)
-            elif action == "cancel" and accepted:
-                accepted[values[0] % len(accepted)].cancel()
-            elif action == "finish" and bench.runner.running:
-                bench.finish()
-            elif action == "turn":
-                bench.clock.run()
-            elif action == "advance":
-                bench.clock.advance(values[0])
-        bench.clock.advance(1000)
-        while bench.runner.running:
+        elif action == "cancel" and accepted:
+            accepted[values[0] % len(accepted)].cancel()
+        elif action == "finish" and bench.runner.running:
             bench.finish()
-            bench.clock.advance(1000)
-        places = {id(entry): place for place, entry in enumerate(accepted)}
-        told.append(
-            (
-                [[places[id(entry)] for entry in batch] for batch in bench.runner.batches],
-                bench.runner.reasons,
-                [places[id(entry)] for entry, _ in bench.dropped],
-            )
-        )
-    assert told[0] == told[1]
+        elif action == "turn":
+            bench.clock.run()
+        elif action == "advance":
+            bench.clock.advance(values[0])
+    bench.clock.advance(1000)
+    while bench.runner.running:
+        bench.finish()
+        bench.clock.advance(1000)
+    places = {id(entry): place for place, entry in enumerate(accepted)}
+    batches = [[places[id(entry)] for entry in batch] for batch in bench.runner.batches]
+    dropped = [(places[id(entry)], error.message) for entry, error in bench.dropped]
+    assert sorted([*(place for batch in batches for place in batch), *(place for place, _ in dropped)]) == sorted(
+        places.values()
+    )
+    return batches, bench.runner.reasons, dropped, refused
 
 
 def test_what_waits_for_its_delay_is_looked_at_once() -> None:
@@ -775,7 +800,7 @@ def test_what_waits_for_its_delay_is_looked_at_once() -> None:
     for _ in range(1024):
         bench.submit(inflight(1))
     assert bench.runner.sizes == [1024]
-    assert bench.looked_at <= 2 * 1024 + 16 * 16
+    assert bench.looked_at <= 2 * 1024
 
 
 def test_the_cost_of_a_decision_does_not_grow_with_the_queue() -> None:

@@ -115,15 +115,17 @@ def test_one_that_asks_for_another_as_it_rings(runner: Callable[..., None]) -> N
     runner(main)
 
 
-def test_an_event_loop_has_one_descriptor_which_ends_with_it(runner: Callable[..., None]) -> None:
+def test_a_clock_has_one_descriptor_which_ends_with_its_event_loop(runner: Callable[..., None]) -> None:
     descriptors: list[int] = []
 
     async def main(clock: LoopClock) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        found = exact_timers(loop)
-        assert found is not None
-        assert exact_timers(loop) is found
-        descriptors.append(found._descriptor)
+        loop_clock = LoopClock(loop)
+        for _ in range(2):
+            loop_clock.call_at(loop_clock.now_ns(), lambda: None)
+            assert loop_clock._exact is not None
+            descriptors.append(loop_clock._exact._descriptor)
+        assert descriptors[0] == descriptors[1]
         os.fstat(descriptors[0])
         yield
 
@@ -147,6 +149,7 @@ def test_without_such_timers_it_rings_late_but_rings(
         clock.call_at(target_ns, done.set)
         async with asyncio.timeout(30):
             await done.wait()
+        assert clock._exact is None
         assert exact_timers(asyncio.get_running_loop()) is None
         yield
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 
-from modserve.frontends.certificates import Certificates, Identity, TlsFiles
+from modserve.frontends.certificates import Certificates, Identity
 from modserve.server import Server
+from modserve.settings import GrpcSettings, TlsFiles
 
 from .arguments import channel_arguments
 from .dispatch import Dispatcher, NoMessageError
-from .options import GrpcOptions
 from .rpc import ClientGoneError, Refusal, Rpc
 from .service import rpc_table
 from .stream import InferStreams
@@ -183,12 +183,12 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 class GrpcListener:
     """Serves `server` on one port."""
 
-    def __init__(self, server: Server, address: str, port: int, options: GrpcOptions) -> None:
+    def __init__(self, server: Server, address: str, port: int, options: GrpcSettings) -> None:
         self._address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         self._tls = options.tls
         _log.addFilter(_is_news)
         self._grpc = grpc.aio.server(options=channel_arguments(options))
-        self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message)
+        self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0)
         self._streams = InferStreams(server, options, self._dispatcher.inflating)
         self._table = CallTable(self._dispatcher, rpc_table(server, options, self._dispatcher.inflating, self._streams))
         self._grpc.add_generic_rpc_handlers((self._table,))

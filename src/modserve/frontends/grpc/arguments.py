@@ -1,6 +1,6 @@
 """gRPC's channel arguments, as options name them."""
 
-from .options import Connections, GrpcOptions
+from modserve.settings import GrpcSettings
 
 _CONNECTIONS = {
     "keepalive_time": "grpc.keepalive_time_ms",
@@ -21,9 +21,8 @@ COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 """gRPC picks the algorithm by level from those that the client takes: gzip for low, deflate above."""
 
 
-def channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
+def channel_arguments(options: GrpcSettings) -> list[tuple[str, int]]:
     """What a server is made with."""
-    connections: Connections = options.connections
     arguments = [
         ("grpc.max_send_message_length", -1),
         # Beyond it the library's core ends the call with RESOURCE_EXHAUSTED, before it has made room for the message.
@@ -41,8 +40,8 @@ def channel_arguments(options: GrpcOptions) -> list[tuple[str, int]]:
         # protection also counts calls that have ended for the client: of 6,000 at a time it refused up to 1,059.
         arguments.append(("grpc.max_concurrent_streams", options.max_streams))
         arguments.append(("grpc.http.overload_protection", 0))
-    arguments += [(argument, int(getattr(connections, field))) for field, argument in _CONNECTIONS.items()]
-    arguments += [(argument, age) for field, argument in _AGES.items() if (age := getattr(connections, field))]
+    arguments += [(argument, int(getattr(options, field))) for field, argument in _CONNECTIONS.items()]
+    arguments += [(argument, age) for field, argument in _AGES.items() if (age := getattr(options, field))]
     if level := COMPRESSION_LEVELS[options.compression]:
         arguments.append(("grpc.default_compression_level", level))
     return arguments

@@ -7,11 +7,12 @@ from google.protobuf.message import DecodeError, Message
 from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
 from modserve.frontends import offload
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import Limits, RequestMemory
+from modserve.frontends.offload import RequestMemory
 from modserve.protocol import failures
 from modserve.protocol.grpc.long_messages import Tensors
 from modserve.protocol.restricted import Restriction
 from modserve.server import Server
+from modserve.settings import Limits
 
 from . import reading
 from .inflating import STARTS, Inflating

@@ -46,7 +46,7 @@ class HealthService:
         """
         changed = asyncio.Event()
         sent = None
-        with self._server.changes.told(changed.set):
+        with self._server.changes.listening(changed.set):
             while True:
                 changed.clear()
                 status, last = self._status(message.service), self._server.phase is Phase.STOPPING

@@ -10,8 +10,9 @@ import asyncio
 from modserve.core.errors import ModserveError, OverloadedError
 from modserve.core.memory import MemoryBudget
 from modserve.frontends import offload
-from modserve.frontends.offload import Limits, RequestMemory
+from modserve.frontends.offload import RequestMemory
 from modserve.protocol.compression import Inflater
+from modserve.settings import Limits
 
 _GZIP = b"\x1f\x8b"
 _ZLIB = 0x78

@@ -6,13 +6,13 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
 from modserve.frontends import offload
 from modserve.frontends.call import Call
-from modserve.frontends.offload import Limits
 from modserve.pb import inference as pb
 from modserve.protocol import header_forwarding
 from modserve.protocol.grpc import grpc_messages, long_messages
 from modserve.protocol.grpc.long_messages import ManyFieldsError, Tensors
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.reply import BINARY
+from modserve.settings import Limits
 
 
 async def split(data: bytes, limits: Limits) -> tuple[pb.ModelInferRequest, Tensors]:

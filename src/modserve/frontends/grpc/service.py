@@ -24,10 +24,10 @@ from modserve.protocol.http import server_timing
 from modserve.protocol.reply import BINARY
 from modserve.protocol.restricted import RPC_CATEGORY
 from modserve.server import Server
+from modserve.settings import GrpcSettings
 
 from .health import HealthService
 from .inflating import Inflating
-from .options import GrpcOptions
 from .reading import read_plain, read_request
 from .reflection import SERVICES as REFLECTION
 from .reflection import ReflectionService
@@ -38,7 +38,7 @@ from .stream import InferStreams
 class InferenceService:
     """The calls that are served, each named like its RPC: message in, message out; raises `ModserveError`."""
 
-    def __init__(self, server: Server, options: GrpcOptions) -> None:
+    def __init__(self, server: Server, options: GrpcSettings) -> None:
         self._server = server
         self._limits = options.limits
         self._header_pattern = options.header_pattern
@@ -167,7 +167,7 @@ def _sent(call: Call) -> None:
 
 
 def rpc_table(
-    server: Server, options: GrpcOptions, inflating: Inflating, streams: InferStreams | None = None
+    server: Server, options: GrpcSettings, inflating: Inflating, streams: InferStreams | None = None
 ) -> Mapping[str, Rpc]:
     """All that the port serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
     inference = InferenceService(server, options)

@@ -24,9 +24,9 @@ from modserve.frontends.offload import RequestMemory, is_long_response
 from modserve.protocol import failures, header_forwarding
 from modserve.protocol.grpc import grpc_messages
 from modserve.server import Server
+from modserve.settings import GrpcSettings
 
 from .inflating import STARTS, Inflating
-from .options import GrpcOptions
 from .reading import parse_infer, read_plain, read_request
 from .rpc import ClientGoneError, RpcCall
 
@@ -41,7 +41,7 @@ _STOPPING = "GRPC server is shutting down and has stopped accepting new requests
 class InferStreams:
     """The streams that are open."""
 
-    def __init__(self, server: Server, options: GrpcOptions, inflating: Inflating) -> None:
+    def __init__(self, server: Server, options: GrpcSettings, inflating: Inflating) -> None:
         self.server = server
         self.options = options
         self.inflating = inflating

@@ -2,16 +2,15 @@
 
 from modserve.protocol.http.infer_request import JsonHeads
 from modserve.server import Server
+from modserve.settings import HttpSettings
 
-from .options import HttpOptions
 
-
-class HttpContext:
+class CallContext:
     """The server behind the HTTP front end, its options, and its memory of requests."""
 
     __slots__ = ("heads", "limits", "max_json", "options", "server", "server_timing")
 
-    def __init__(self, server: Server, options: HttpOptions) -> None:
+    def __init__(self, server: Server, options: HttpSettings) -> None:
         self.server = server
         self.options = options
         self.limits = options.limits

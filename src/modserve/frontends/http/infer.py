@@ -16,12 +16,13 @@ from modserve.frontends.offload import inflated, is_long_response, look_ahead
 from modserve.protocol import compression, failures
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import infer_response
-from modserve.protocol.http.infer_body import InferHead, is_long, read_request
+from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import header_length
 from modserve.protocol.http.infer_response import Body
+from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.reply import Reply
 
-from .context import HttpContext
+from .context import CallContext
 
 _WHAT = "an inference request"
 
@@ -34,7 +35,7 @@ class InferCall(Call):
 
     __slots__ = ("_context", "_done", "_encoding", "_over", "_writing")
 
-    def __init__(self, context: HttpContext, done: Callable[[Body | ModserveError], None]) -> None:
+    def __init__(self, context: CallContext, done: Callable[[Body | ModserveError], None]) -> None:
         super().__init__(context.server, HTTP)
         self._context = context
         self._done = done
@@ -43,7 +44,7 @@ class InferCall(Call):
         self._writing = False
         """On a thread, which may use the shared memory until it is done."""
 
-    def start(self, model: str, version: int | None, head: InferHead, body: Buffer, received_ns: int = 0) -> None:
+    def start(self, model: str, version: int | None, head: RequestHead, body: Buffer, received_ns: int = 0) -> None:
         """Serve the request, which began to come in at `received_ns` if that is known. Never raises."""
         now_ns = time.monotonic_ns()
         context, limits = self._context, self._context.limits
@@ -92,7 +93,7 @@ class InferCall(Call):
         if inflight is not None and not inflight.settled:
             inflight.cancel()  # a decoupled model may want to say more
 
-    def _read_on_thread(self, version: int | None, head: InferHead, body: Buffer | Inflater) -> None:
+    def _read_on_thread(self, version: int | None, head: RequestHead, body: Buffer | Inflater) -> None:
         memory = self.borrow()
         read = partial(read_long_request, self, self._context, version, head, body, memory.take)
         asyncio.get_running_loop().run_in_executor(None, read).add_done_callback(self._have_read)
@@ -167,9 +168,9 @@ class InferCall(Call):
 
 def read_long_request(
     call: Call,
-    context: HttpContext,
+    context: CallContext,
     version: int | None,
-    head: InferHead,
+    head: RequestHead,
     body: Buffer | Inflater,
     reserve: Callable[[int], None],
 ) -> tuple[InferenceRequest, Reply]:

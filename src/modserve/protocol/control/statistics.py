@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from modserve.core.servable import Servable
 from modserve.core.statistics import Duration, TunerStatistics
 from modserve.pb import inference as pb
-from modserve.protocol.json.json_message import to_json
+from modserve.pb.json_message import to_json
 from modserve.protocol.json.json_text import JsonObject
 
 _DURATIONS = (

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError, invalid
@@ -11,27 +10,13 @@ from modserve.core.request import InferenceRequest, label
 from modserve.core.shared_memory import LeaseFactory
 from modserve.core.tensor import Buffer, Tensor, encode_elements
 from modserve.protocol import header_forwarding, reply
-from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http import deadlines, infer_request
-from modserve.protocol.http.deadlines import Timeouts
 from modserve.protocol.http.infer_request import JsonHeads
+from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.reply import Reply
 
 _TENSOR_BYTES = 4
 """Bytes of tensors that come of a byte of JSON, at most: ``1,`` may be a number of 64 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class InferHead:
-    """What the headers of an inference request say of bodies, as sent; `response_encoding` is already chosen."""
-
-    header_length: bytes | None = None
-    content_encoding: bytes | None = None
-    response_encoding: str | None = None
-    forwarded: Forwarded = ()
-    """Headers that become parameters of the request."""
-    timeouts: Timeouts = ()
-    """Headers that say how long the client waits."""
 
 
 def is_long(config: ModelConfig, body: Buffer, json_length: int | None, most_json: int, most_texts: int) -> bool:
@@ -50,7 +35,7 @@ def is_long(config: ModelConfig, body: Buffer, json_length: int | None, most_jso
 def read_request(
     config: ModelConfig,
     version: int | None,
-    head: InferHead,
+    head: RequestHead,
     body: Buffer,
     json_length: int | None,
     max_json: int,

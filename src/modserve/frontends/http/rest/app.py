@@ -17,16 +17,16 @@ from starlette.types import Receive, Scope, Send
 from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.version import parse_requested
-from modserve.frontends.http.context import HttpContext
+from modserve.frontends.http.context import CallContext
 from modserve.frontends.http.infer import InferCall
-from modserve.frontends.http.options import HttpOptions
-from modserve.frontends.offload import Limits, on_thread
+from modserve.frontends.offload import on_thread
 from modserve.protocol import compression, failures
 from modserve.protocol.control import logging_settings, metadata, repository, statistics
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
+from modserve.settings import HttpSettings, Limits
 
 from . import docs, generate, infer_stream, methods, v1
 from .messages import add_model_route, infer_head, json_response, read_body
@@ -86,9 +86,9 @@ class _App(FastAPI):
         return super().openapi()
 
 
-def create_app(server: Server, options: HttpOptions) -> FastAPI:
+def create_app(server: Server, options: HttpSettings) -> FastAPI:
     """The application over `server`. Its ``state.streams`` are the `Streams` that are open."""
-    max_json, limits, context = options.max_json, options.limits, HttpContext(server, options)
+    max_json, limits, context = options.max_json, options.limits, CallContext(server, options)
     app = _App(
         title="modserve",
         version=server.version,
@@ -265,7 +265,7 @@ def _logging(server: Server, max_json: int) -> APIRouter:
     return router
 
 
-def _inference(context: HttpContext) -> APIRouter:
+def _inference(context: CallContext) -> APIRouter:
     router, options = APIRouter(), context.options
 
     async def infer(request: Request, model: str, version: int | None = None) -> Response:

@@ -11,7 +11,7 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.frontends import offload
-from modserve.frontends.http.context import HttpContext
+from modserve.frontends.http.context import CallContext
 from modserve.protocol import header_forwarding, limits
 from modserve.protocol.http import generate as codec
 from modserve.protocol.http import infer_response
@@ -55,7 +55,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-def router(context: HttpContext, streams: Streams) -> APIRouter:
+def router(context: CallContext, streams: Streams) -> APIRouter:
     """The routes of both calls."""
     router = APIRouter()
 
@@ -89,7 +89,7 @@ def router(context: HttpContext, streams: Streams) -> APIRouter:
     return router
 
 
-async def _submit(call: HttpStream, version: int | None, request: Request, context: HttpContext) -> None:
+async def _submit(call: HttpStream, version: int | None, request: Request, context: CallContext) -> None:
     """Raises what is wrong with the request."""
     codec.check_encoding(request.headers.get("content-encoding"))
     body, config, max_json = await read_body(request, context.max_json), call.servable.config, context.max_json

@@ -10,7 +10,7 @@ from modserve.core.errors import ModserveError
 from modserve.core.request import InferenceRequest
 from modserve.core.response import Outcome, bare_end
 from modserve.frontends import offload
-from modserve.frontends.http.context import HttpContext
+from modserve.frontends.http.context import CallContext
 from modserve.frontends.http.infer import read_long_request
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import framing as framings
@@ -32,7 +32,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def router(context: HttpContext, streams: Streams, body: dict[str, Any]) -> APIRouter:
+def router(context: CallContext, streams: Streams, body: dict[str, Any]) -> APIRouter:
     """The routes; `body` documents the request, which is that of ``infer``."""
     router = APIRouter()
 
@@ -55,7 +55,7 @@ def router(context: HttpContext, streams: Streams, body: dict[str, Any]) -> APIR
     return router
 
 
-async def _read(call: HttpStream, version: int | None, request: Request, context: HttpContext) -> InferenceRequest:
+async def _read(call: HttpStream, version: int | None, request: Request, context: CallContext) -> InferenceRequest:
     """The request in the body of an HTTP request."""
     head, limits, config = infer_head(request, context.options), context.limits, call.servable.config
     body: bytes | Inflater = await request.body()

@@ -6,13 +6,14 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from modserve.frontends.http.asgi import HEADERS_AS_SENT
-from modserve.frontends.http.options import HttpOptions
+from modserve.frontends.http.wire.asgi import HEADERS_AS_SENT
 from modserve.protocol import header_forwarding
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http import deadlines, infer_request
-from modserve.protocol.http.infer_body import InferHead, check_json_size
+from modserve.protocol.http.infer_body import check_json_size
+from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.json.json_text import MIME_JSON
+from modserve.settings import HttpSettings
 
 
 def add_model_route(router: APIRouter, suffix: str, handler: Callable[..., Any], **options: Any) -> None:
@@ -32,7 +33,7 @@ def json_response(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type=MIME_JSON)
 
 
-def forwarded_headers(request: Request, options: HttpOptions) -> Forwarded:
+def forwarded_headers(request: Request, options: HttpSettings) -> Forwarded:
     """The request's headers that become parameters of an inference request."""
     if options.header_pattern is None:
         return ()
@@ -45,15 +46,15 @@ def deadline_ns(request: Request, now_ns: int) -> int:
     return deadlines.deadline_ns(deadlines.timeouts(request.headers.items()), now_ns)
 
 
-def infer_head(request: Request, options: HttpOptions, response_encoding: str | None = None) -> InferHead:
+def infer_head(request: Request, options: HttpSettings, response_encoding: str | None = None) -> RequestHead:
     """What the headers of an inference request say of its body and its response."""
     headers = request.headers
-    return InferHead(
-        _raw(headers.get(infer_request.HEADER_LENGTH)),
-        _raw(headers.get("content-encoding")),
-        response_encoding,
-        forwarded_headers(request, options),
-        deadlines.timeouts(headers.items()),
+    return RequestHead(
+        header_length=_raw(headers.get(infer_request.HEADER_LENGTH)),
+        content_encoding=_raw(headers.get("content-encoding")),
+        response_encoding=response_encoding,
+        forwarded=forwarded_headers(request, options),
+        timeouts=deadlines.timeouts(headers.items()),
     )
 
 

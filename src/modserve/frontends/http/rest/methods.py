@@ -7,8 +7,8 @@ from fastapi import Request
 from starlette.routing import BaseRoute, Match
 
 from modserve.core.errors import ModserveError
-from modserve.frontends.http.asgi import SLASH
-from modserve.frontends.http.site import AsgiApp, Message
+from modserve.frontends.http.wire.asgi import SLASH
+from modserve.frontends.http.wire.context import AsgiApp, Message
 
 _ASTERISK = "*"
 _METHODS = ("GET", "POST")

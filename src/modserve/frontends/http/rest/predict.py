@@ -12,7 +12,7 @@ from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
 from modserve.frontends import offload
 from modserve.frontends.call import HTTP, FutureCall
-from modserve.frontends.http.context import HttpContext
+from modserve.frontends.http.context import CallContext
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import compression, header_forwarding
 from modserve.protocol.compression import Inflater
@@ -26,7 +26,7 @@ from .messages import deadline_ns, forwarded_headers
 
 
 async def respond(
-    context: HttpContext, servable: Servable, version: int | None, request: Request, body: bytes, now_ns: int
+    context: CallContext, servable: Servable, version: int | None, request: Request, body: bytes, now_ns: int
 ) -> Response:
     """The response to a prediction that came at `now_ns`, of a model version that is borrowed."""
     coding, limits, max_json = request.headers.get("content-encoding"), context.limits, context.max_json
@@ -74,7 +74,7 @@ class _Run:
     """The requests that a prediction takes, a limited number at a time."""
 
     def __init__(
-        self, context: HttpContext, servable: Servable, version: int | None, request: Request, now_ns: int
+        self, context: CallContext, servable: Servable, version: int | None, request: Request, now_ns: int
     ) -> None:
         self._context = context
         self._servable = servable

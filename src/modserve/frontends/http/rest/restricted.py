@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.routing import compile_path
 
-from modserve.frontends.http.site import AsgiApp, Message
+from modserve.frontends.http.wire.context import AsgiApp, Message
 from modserve.protocol.http.infer_response import encode_message
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.protocol.restricted import PATH_CATEGORY, Restriction

@@ -14,10 +14,10 @@ from modserve.core.response import InferenceResponse, Outcome
 from modserve.frontends import offload
 from modserve.frontends.call import HTTP, StreamCall
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import Limits
 from modserve.protocol import failures
 from modserve.protocol.http.framing import Framing
 from modserve.server import Server
+from modserve.settings import Limits
 
 from .disconnect import unless_disconnected
 

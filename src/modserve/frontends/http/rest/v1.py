@@ -12,7 +12,7 @@ from starlette.types import Scope
 from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.servable import Servable
-from modserve.frontends.http.context import HttpContext
+from modserve.frontends.http.context import CallContext
 from modserve.protocol.http import v1_models
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
@@ -89,7 +89,7 @@ _LABEL = _MODEL + "/labels/{label}"
 _CALLS = (":predict", ":classify", ":regress", ":explain")
 
 
-def router(context: HttpContext) -> APIRouter:
+def router(context: CallContext) -> APIRouter:
     """The routes of both dialects."""
     router = APIRouter()
     _add_inference(router, context)
@@ -98,7 +98,7 @@ def router(context: HttpContext) -> APIRouter:
     return router
 
 
-def _add_inference(router: APIRouter, context: HttpContext) -> None:
+def _add_inference(router: APIRouter, context: CallContext) -> None:
     server = context.server
 
     async def predict(request: Request, model: str, version: int | None = None) -> Response:

@@ -1,0 +1,87 @@
+"""A configuration as written, before an engine has seen the model."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from modserve.core.errors import from_exception
+from modserve.core.model_config import ModelConfig
+from modserve.pb import inference as pb
+
+from .features import Context, platforms, to_model_config
+from .text import override, pbtxt
+from .text.problems import Source
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A configuration as written. Treat the messages as read-only."""
+
+    name: str
+    """The model's name: that of its directory."""
+    source: Source
+    message: pb.ModelConfig = field(default_factory=pb.ModelConfig)
+    exists: bool = True
+    """False if there is no file; the configuration is then empty."""
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend, written or deduced; empty if neither is possible."""
+        return self.identified.backend
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether the model is made of other models, so that it needs no backend."""
+        return self.message.HasField("ensemble_scheduling")
+
+    @cached_property
+    def identified(self) -> pb.ModelConfig:
+        """The message with name, backend, platform and default_model_filename deduced where possible."""
+        message = pb.ModelConfig()
+        message.CopyFrom(self.message)
+        platforms.identify(message, self.name, self.source.path.parent)
+        return message
+
+    def provisional(self, *, default_cpu_instances: int = 1) -> ModelConfig:
+        """The values that are known before the engine has opened the model; none of them has been validated.
+
+        Inputs and outputs may be missing. Instance groups are as written: there may be none, and KIND_AUTO is not
+        resolved. A group without a count has `default_cpu_instances`, unless it is for the GPU.
+        """
+        return to_model_config(self.identified, Context(self.name, default_cpu_instances=default_cpu_instances))
+
+
+def read(path: Path, name: str) -> Draft:
+    """The draft of the model `name`. A missing file is an empty configuration: the engine completes it.
+
+    Raises INVALID_ARG with the report of all problems of syntax and of unknown fields and values.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = None
+    except OSError as error:
+        raise from_exception(error, f"reading the configuration of model '{name}'") from error
+    return decode(content, path, name)
+
+
+def decode(content: bytes | None, path: Path, name: str) -> Draft:
+    """Like `read`, for the content of a file that was read already; None for a missing file."""
+    if content is None:
+        return Draft(name, Source(path, label=f"{path} (no such file)"), exists=False)
+    # Comments may have any encoding: bytes that are not UTF-8 are a mistake only inside a token.
+    return parse(content.decode("utf-8-sig", "surrogateescape"), path, name)
+
+
+def parse(text: str, path: Path, name: str) -> Draft:
+    """Like `read`, for the text of a file. Reports name the `path`; its directory may tell the backend."""
+    message, source = pbtxt.parse(text, path, name)
+    return Draft(name, source, message)
+
+
+def read_override(text: str, path: Path, name: str) -> Draft:
+    """The draft of the model `name` from the JSON of a load request, in place of the configuration at `path`.
+
+    Raises INVALID_ARG for text that is not JSON, for unknown fields and for values of the wrong type.
+    """
+    return Draft(name, Source(path, label="config override"), override.parse(text))

@@ -1,0 +1,104 @@
+"""``instance_group`` and ``optimization``: where, how often and how the model runs. Ensembles have neither."""
+
+from dataclasses import replace
+
+from modserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
+from modserve.pb import inference as pb
+
+from ..text.problems import Faults, FieldPath, Problems
+from .feature import Context, Feature
+
+MAX_INSTANCES = 1024
+"""Of one version of a model, in all of its groups."""
+_KINDS = {pb.ModelInstanceGroup.Kind.Value(kind.value): kind for kind in InstanceKind}
+
+
+def _normalise(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
+    if message.HasField("ensemble_scheduling"):
+        return
+    optimization, gpu_count = message.optimization, context.gpu_count or 0
+    if not optimization.HasField("input_pinned_memory"):
+        optimization.input_pinned_memory.enable = True
+    if not optimization.HasField("output_pinned_memory"):
+        optimization.output_pinned_memory.enable = True
+    if not message.instance_group:
+        message.instance_group.add(name=message.name)
+    for index, group in enumerate(message.instance_group):
+        group.name = group.name or f"{message.name}_{index}"
+        if group.kind == pb.ModelInstanceGroup.KIND_AUTO:
+            _resolve(group, index, problems, gpu_count)
+        if group.count == 0:
+            group.count = context.default_cpu_instances if group.kind == pb.ModelInstanceGroup.KIND_CPU else 1
+        if group.kind == pb.ModelInstanceGroup.KIND_GPU and not group.gpus:
+            group.gpus.extend(range(gpu_count))
+
+
+def _resolve(group: pb.ModelInstanceGroup, index: int, problems: Problems, gpu_count: int) -> None:
+    """KIND_AUTO means the GPU if there is one and all listed GPUs exist."""
+    if gpu_count > 0 and all(0 <= gpu < gpu_count for gpu in group.gpus):
+        group.kind = pb.ModelInstanceGroup.KIND_GPU
+        return
+    group.kind = pb.ModelInstanceGroup.KIND_CPU
+    if group.gpus:
+        # Triton keeps the list, and then refuses a group on the CPU that lists GPUs.
+        text = f"instance group {group.name} runs on the CPU: the GPUs it lists are not all there"
+        problems.warn(("instance_group", index, "gpus"), text)
+        del group.gpus[:]
+
+
+def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+    for index, group in enumerate(message.instance_group):
+        who = f"instance group {group.name or f'{message.name}_{index}'} of model {message.name}"
+        for path, text in _group_faults(group, message.platform, context.gpu_count):
+            yield ("instance_group", index, *path), f"{who} {text}"
+    yield from _count_faults(message, context.gpu_count)
+
+
+def _group_faults(group: pb.ModelInstanceGroup, platform: str, gpu_count: int | None) -> Faults:
+    kinds = pb.ModelInstanceGroup
+    if group.count < 0:
+        yield ("count",), f"has count {group.count}, a count must be > 0"
+    if group.kind in (kinds.KIND_CPU, kinds.KIND_MODEL) and group.gpus:
+        yield ("gpus",), f"has kind {kinds.Kind.Name(group.kind)} but specifies one or more GPUs"
+    if group.kind == kinds.KIND_GPU and gpu_count == 0:
+        advice = "KIND_AUTO takes the CPU where there is none"
+        yield ("kind",), f"has kind KIND_GPU but no GPUs are available; {advice}"
+    for place, gpu in enumerate(group.gpus):
+        path: FieldPath = ("gpus", place)
+        if gpu in group.gpus[:place]:
+            yield path, f"specifies gpu id {gpu} more than once"
+        if group.kind == kinds.KIND_GPU and (gpu < 0 or (gpu_count and gpu >= gpu_count)):
+            available = f"; GPUs are: {', '.join(map(str, range(gpu_count)))}" if gpu_count else ""
+            yield path, f"specifies invalid or unsupported gpu id {gpu}{available}"
+    if group.profile and platform != "tensorrt_plan":
+        reason = "specifies profile field which is only supported for TensorRT models"
+        yield ("profile",), f"and platform {platform} {reason}"
+
+
+def _count_faults(message: pb.ModelConfig, gpu_count: int | None) -> Faults:
+    """Each instance is a thread, and on a GPU a session of its own: a typing error must not end the server."""
+    total = 0
+    for index, group in enumerate(message.instance_group):
+        devices = 1
+        if group.kind in (pb.ModelInstanceGroup.KIND_GPU, pb.ModelInstanceGroup.KIND_AUTO):
+            devices = max(1, len(group.gpus) or gpu_count or 1)
+        total += max(1, group.count) * devices
+        if total > MAX_INSTANCES:
+            text = f"model {message.name} has {total} instances or more, at most {MAX_INSTANCES} are allowed"
+            yield ("instance_group", index, "count"), text
+            return
+
+
+def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
+    groups = []
+    for index, group in enumerate(message.instance_group):
+        kind = _KINDS.get(group.kind, InstanceKind.AUTO)
+        default = context.default_cpu_instances if kind in (InstanceKind.AUTO, InstanceKind.CPU) else 1
+        count = group.count if group.count > 0 else default
+        groups.append(InstanceGroup(group.name or f"{message.name}_{index}", kind, count, tuple(group.gpus)))
+    graph = message.optimization.graph if message.optimization.HasField("graph") else None
+    level = None if graph is None else graph.level
+    return replace(config, instance_groups=tuple(groups), graph_optimization_level=level)
+
+
+FEATURE = Feature(normalise=_normalise, validate=_validate, convert=_convert)

@@ -1,0 +1,216 @@
+"""Model parameters whose keys begin with ``padding.``: requests of different lengths in one batch.
+
+Some keys end in the name of a tensor, such as ``padding.axis.input_ids``.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from modserve.core.dtypes import Datatype
+from modserve.core.merging import Padding
+from modserve.core.model_config import ModelConfig
+from modserve.pb import inference as pb
+
+from ..text.problems import Faults, FieldPath, Problems
+from ..text.suggest import did_you_mean
+from .feature import Context, Feature
+from .parameters import Setting, fault, special_scheduling, values, whole_number
+from .tensors import DATATYPES
+
+PREFIX = "padding."
+AXIS, VALUE, UNPAD, MASK = "padding.axis.", "padding.value.", "padding.unpad.", "padding.mask"
+_OF_TENSORS: Mapping[str, str] = {AXIS: "input", VALUE: "input", UNPAD: "output"}
+"""Beginning of a key → the side of the tensors whose names may follow it."""
+
+
+_NUMBERS: Mapping[str, Setting] = {
+    "padding.multiple_of": Setting("multiple_of", whole_number(1, most=1_000_000)),
+    "padding.buckets": Setting("buckets", whole_number(1)),
+    "padding.relearn_every": Setting("relearn_every", whole_number(1)),
+}
+_BATCH_SIZES = "scheduling.batch_sizes"
+_ELEMENTS = "scheduling.max_batch_elements"
+_Tensor = pb.ModelInput | pb.ModelOutput
+
+
+def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+    settings = {key: value.string_value for key, value in message.parameters.items() if key.startswith(PREFIX)}
+    for key, value in settings.items():
+        yield from ((("parameters", key), text) for text in _faults(key, value, message, context.partial))
+    ragged = [tensor.name for tensor in message.input if tensor.allow_ragged_batch]
+    if settings:
+        first = next(iter(settings))
+        path: FieldPath = ("parameters", first)
+        if not any(key.startswith(AXIS) for key in settings):
+            yield path, f"parameter '{first}' needs '{AXIS}<input>', which says what is padded"
+        if _lacks_batches(message, context.partial):
+            yield path, f"parameter '{first}' needs a batch dimension: max_batch_size of 1 or more"
+        others = special_scheduling(message)
+        if ragged or message.batch_input or message.batch_output:
+            others.append(f"allow_ragged_batch of input '{ragged[0]}'" if ragged else "batch_input and batch_output")
+        yield from ((path, f"parameter '{first}' can not be combined with {other}") for other in others)
+    if _BATCH_SIZES in message.parameters:
+        for text in _batch_sizes_faults(message, context.partial):
+            yield ("parameters", _BATCH_SIZES), f"parameter '{_BATCH_SIZES}' {text}"
+    if _ELEMENTS in message.parameters and not settings and not ragged:
+        yield (
+            ("parameters", _ELEMENTS),
+            f"parameter '{_ELEMENTS}' needs '{AXIS}<input>' or an input with allow_ragged_batch: other requests of "
+            "a batch are of equal size",
+        )
+
+
+def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
+    by_tensor: dict[str, dict[str, str]] = {AXIS: {}, VALUE: {}, UNPAD: {}}
+    for key, parameter in message.parameters.items():
+        family, name = _split(key)
+        if family:
+            by_tensor[family][name] = parameter.string_value
+    axes = {name: int(text) for name, text in by_tensor[AXIS].items() if text.isdecimal()}
+    if not axes:
+        return config
+    mask_name = mask(message) or ""
+    mask_input = next((tensor for tensor in message.input if tensor.name == mask_name), None)
+    if mask_input is not None and -1 in mask_input.dims:
+        axes.setdefault(mask_name, list(mask_input.dims).index(-1))
+    unpad = {name: int(text) for name, text in by_tensor[UNPAD].items() if text.isdecimal()}
+    numbers = values(message, _NUMBERS)
+    padding = Padding(axes=axes, values=by_tensor[VALUE], mask=mask_name, unpad=unpad, **numbers)
+    return replace(config, padding=padding)
+
+
+def _normalise(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
+    """Clients may leave out the mask, and see that they may."""
+    for tensor in message.input:
+        if tensor.name == mask(message):
+            tensor.optional = True
+
+
+def mask(message: pb.ModelConfig) -> str | None:
+    """The name of the mask, None if there is none."""
+    return message.parameters[MASK].string_value if MASK in message.parameters else None
+
+
+def _split(key: str) -> tuple[str, str]:
+    """The beginning of a key that names a tensor, and the name; both empty for other keys."""
+    for family in _OF_TENSORS:
+        if key.startswith(family) and len(key) > len(family):
+            return family, key[len(family) :]
+    return "", ""
+
+
+def _faults(key: str, text: str, message: pb.ModelConfig, partial: bool) -> Iterator[str]:
+    family, name = _split(key)
+    side = _OF_TENSORS.get(family, "input")
+    tensors: Mapping[str, _Tensor] = {tensor.name: tensor for tensor in getattr(message, side)}
+    names = f"known {side}s are: {', '.join(tensors)}"
+    if key in _NUMBERS:
+        if unreadable := fault(key, text, _NUMBERS[key].read):
+            yield unreadable
+    elif family or key == MASK:
+        if not tensors and partial:
+            return
+        who, tensor = f"parameter '{key}'", tensors.get(name if family else text)
+        if tensor is None and family:
+            hint = did_you_mean(name, tensors, names, cutoff=0.6)
+            yield f"{who}: model '{message.name}' has no {side} '{name}'; {hint}"
+        elif tensor is None:
+            hint = did_you_mean(text, tensors, names, cutoff=0.6)
+            yield f"{who} is '{text}', and model '{message.name}' has no such input; {hint}"
+        elif isinstance(tensor, pb.ModelInput) and key == MASK:
+            yield from (f"{who} names input '{text}'{clause}" for clause in _mask_faults(tensor, message, partial))
+        elif family == VALUE:
+            yield from (f"{who} {clause}" for clause in _value_faults(text, tensor, message))
+        else:
+            yield from (f"{who} {clause}" for clause in _axis_faults(text, side, tensor, partial))
+    else:
+        keys = [*_NUMBERS, MASK, *(f"{beginning}<{side}>" for beginning, side in _OF_TENSORS.items())]
+        hint = did_you_mean(key, keys, f"known parameters are: {', '.join(keys)}")
+        yield f"unknown parameter '{key}'; {hint}"
+
+
+def _axis_faults(text: str, side: str, tensor: _Tensor, partial: bool) -> Iterator[str]:
+    dims = list(tensor.dims)
+    if not dims and partial:
+        return
+    if not re.fullmatch("[0-9]{1,3}", text) or int(text) >= len(dims):
+        yield (
+            f"is '{text}', expected the number of one of the dims {dims} of {side} '{tensor.name}', the first being 0 "
+            "(the batch dimension does not count)"
+        )
+    elif dims[int(text)] != -1:
+        yield (
+            f"is {text}, but that dimension of {side} '{tensor.name}' with dims {dims} has a fixed size, where "
+            "padding needs a variable one (-1)"
+        )
+    if isinstance(tensor, pb.ModelInput):
+        yield from (f"names {side} '{tensor.name}', which {clause}" for clause in _unpaddable(tensor))
+
+
+def _unpaddable(tensor: pb.ModelInput) -> Iterator[str]:
+    if tensor.allow_ragged_batch:
+        yield "has allow_ragged_batch: its elements are joined without padding"
+    if tensor.HasField("reshape"):
+        yield "has a reshape: the model would not see the padded dimension"
+
+
+def _value_faults(text: str, tensor: _Tensor, message: pb.ModelConfig) -> Iterator[str]:
+    if f"{AXIS}{tensor.name}" not in message.parameters:
+        yield f"needs '{AXIS}{tensor.name}', which says what is padded"
+    datatype = DATATYPES.get(tensor.data_type)
+    expected = None if datatype is None else _expected(text, datatype)
+    if expected is not None and datatype is not None:
+        yield f"is '{text}', expected {expected} for data type {datatype.config_name}"
+
+
+def _expected(text: str, datatype: Datatype) -> str | None:
+    """A description of the values of this datatype if `text` is not one of them, else None."""
+    if datatype.json_kind == "bool":
+        return None if text in ("true", "false") else "true or false"
+    if datatype.json_kind == "int":
+        signed = datatype.numpy.kind == "i"
+        bits = 8 * datatype.size - signed
+        least, most = -(2**bits) if signed else 0, 2**bits - 1
+        fits = re.fullmatch("-?[0-9]{1,20}", text) and least <= int(text) <= most
+        return None if fits else f"a whole number from {least} to {most}"
+    if datatype.json_kind == "float":
+        try:
+            number = float(text)
+        except ValueError:
+            return "a number"
+        most = datatype.largest
+        if not (abs(number) <= most or math.isnan(number) or "inf" in text.lower()):
+            return f"a number from {-most:g} to {most:g}"
+    return None
+
+
+def _mask_faults(tensor: pb.ModelInput, message: pb.ModelConfig, partial: bool) -> Iterator[str]:
+    dims = list(tensor.dims)
+    if dims.count(-1) != 1 and not (partial and not dims):
+        yield f" with dims {dims}, where a mask needs one variable dimension (-1)"
+    if tensor.data_type == pb.TYPE_STRING:
+        yield " of data type TYPE_STRING, where a mask needs numbers"
+    if f"{VALUE}{tensor.name}" in message.parameters:
+        yield f", which is filled up with zeros: '{VALUE}{tensor.name}' can not be given"
+    yield from (f", which {clause}" for clause in _unpaddable(tensor))
+
+
+def _lacks_batches(message: pb.ModelConfig, partial: bool) -> bool:
+    """Whether the model has no batch dimension, and the engine cannot find one either."""
+    return message.max_batch_size <= 0 and not (partial and not (message.input and message.output))
+
+
+def _batch_sizes_faults(message: pb.ModelConfig, partial: bool) -> Iterator[str]:
+    text = message.parameters[_BATCH_SIZES].string_value
+    sizes = re.findall("[0-9]+", text)
+    if sizes and int(sizes[-1]) != message.max_batch_size and message.max_batch_size > 0:
+        yield f"is '{text}', and its last size must be max_batch_size, which is {message.max_batch_size}"
+    if _lacks_batches(message, partial):
+        yield "needs a batch dimension: max_batch_size of 1 or more"
+    if any(tensor.allow_ragged_batch for tensor in message.input) or message.batch_input or message.batch_output:
+        yield "can not be combined with ragged batching"
+
+
+FEATURE = Feature(normalise=_normalise, validate=_validate, convert=_convert)

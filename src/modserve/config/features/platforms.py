@@ -1,0 +1,105 @@
+"""``name``, ``platform`` and ``backend``: a model's backend is deduced from its platform or its files.
+
+Like Triton's ``AutoCompleteBackendFields``, with two additions: any file name with a known extension counts, and so do
+the files in all version directories, not only in the first.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from modserve.core.version import parse_directory
+from modserve.pb import inference as pb
+
+from ..text.problems import Faults
+from .feature import Context, Feature
+
+ENSEMBLE = "ensemble"
+
+
+class ModelFormat(NamedTuple):
+    """A kind of model file. `platform` is empty if Triton has no name for it."""
+
+    filename: str
+    backend: str
+    platform: str = ""
+
+
+# In Triton's order: the first one counts if a directory holds several.
+FORMATS = (
+    ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
+    ModelFormat("model.graphdef", "tensorflow", "tensorflow_graphdef"),
+    ModelFormat("model.plan", "tensorrt", "tensorrt_plan"),
+    ModelFormat("model.onnx", "onnxruntime", "onnxruntime_onnx"),
+    ModelFormat("model.xml", "openvino"),
+    ModelFormat("model.pt", "pytorch", "pytorch_libtorch"),
+    ModelFormat("model.pt2", "pytorch", "torch_aoti"),
+    ModelFormat("model.py", "python"),
+)
+PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"libtorch": "pytorch"}
+"""Platform → backend."""
+
+
+def identify(message: pb.ModelConfig, name: str, directory: Path) -> None:
+    """Fills in name, backend, platform and default_model_filename where they can be deduced."""
+    if not message.name:
+        message.name = name
+    present = _present_format(message, directory)
+    if not message.backend:
+        message.backend = PLATFORMS.get(message.platform, "") or (present.backend if present else "")
+    formats = [row for row in FORMATS if row.backend == message.backend]
+    formats.sort(key=lambda row: (row != present, row.platform != message.platform))
+    if not formats and present is not None and present.backend == message.backend:
+        formats = [present]
+    if formats:
+        message.platform = message.platform or formats[0].platform
+        message.default_model_filename = message.default_model_filename or formats[0].filename
+
+
+def _present_format(message: pb.ModelConfig, directory: Path) -> ModelFormat | None:
+    """The format of the model's file, as the configuration names it or as the directory holds it."""
+    filename = Path(message.default_model_filename)
+    if filename.name:
+        return next((row for row in FORMATS if Path(row.filename).suffix == filename.suffix), None)
+    if message.platform:
+        return None
+    for names in _version_contents(directory):
+        for row in FORMATS:
+            if row.filename in names and message.backend in ("", row.backend):
+                return row
+    # Triton's last resort: a model called `x.identity` is for the backend `identity`.
+    backend = message.name.partition(".")[2]
+    return ModelFormat(f"model.{backend}", backend) if backend and not message.backend else None
+
+
+def _version_contents(directory: Path) -> Iterator[set[str]]:
+    """The names in each version directory, lowest version first."""
+    try:
+        versions = sorted(filter(None, (parse_directory(entry.name) for entry in directory.iterdir())))
+        for version in versions:
+            yield {entry.name for entry in (directory / str(version)).iterdir()}
+    except OSError:  # there is no directory, or it is a file
+        return
+
+
+def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+    name, platform, backend, directory = message.name, message.platform, message.backend, context.directory
+    if name != directory:
+        rule = "directory name must equal model name"
+        yield ("name",), f"unexpected directory name '{directory}' for model '{name}', {rule}"
+    if platform == ENSEMBLE:
+        if backend:
+            rule = f"must have platform type '{platform}' and empty backend type"
+            yield ("backend",), f"Ensemble model '{name}' {rule}"
+    elif not (backend or platform or message.default_model_filename or "." in directory):
+        # Like Triton, whether automatic completion is on or off.
+        cause = f"Could not determine backend for model '{directory}' with no backend in model configuration."
+        yield (), f"Invalid model name: {cause} Expected model name of the form 'model.<backend_name>'."
+    elif not backend:
+        platforms = ", ".join(PLATFORMS)
+        yield ("platform",), f"unexpected platform type '{platform}' for {name}; known platforms are: {platforms}"
+    elif platform and backend in PLATFORMS.values() and PLATFORMS.get(platform) != backend:
+        yield ("platform",), f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
+
+
+FEATURE = Feature(validate=_validate)

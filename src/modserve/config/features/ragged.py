@@ -1,0 +1,179 @@
+"""Ragged inputs, ``batch_input`` and ``batch_output``: the inputs and outputs of whole batches.
+
+The rules and texts are Triton's: those by themselves from the core (``ValidateBatchIO``), those against the model from
+the ONNX Runtime backend.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+
+from modserve.core import dtypes
+from modserve.core.merging import BatchInput, BatchInputKind
+from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription
+from modserve.core.tensor import format_shape
+from modserve.pb import inference as pb
+
+from ..text.problems import Faults, FieldPath
+from .feature import Context, Feature
+
+_DATATYPES = {pb.TYPE_INT32: dtypes.INT32, pb.TYPE_FP32: dtypes.FP32}
+"""Those that a batch input may have."""
+_RANKS = {pb.BatchInput.BATCH_ITEM_SHAPE: 2}
+"""The number of dimensions of batch inputs; all other kinds have one."""
+
+_Tensor = pb.ModelInput | pb.ModelOutput
+
+
+def is_ragged(tensor: _Tensor) -> bool:
+    return isinstance(tensor, pb.ModelInput) and tensor.allow_ragged_batch
+
+
+def targets(message: pb.ModelConfig) -> Set[str]:
+    """The model's inputs that are batch inputs."""
+    return {name for batch_input in message.batch_input for name in batch_input.target_name}
+
+
+def batch_outputs(message: pb.ModelConfig) -> dict[str, str]:
+    """Output → the input whose shapes it has."""
+    return {
+        name: batch_output.source_input[0]
+        for batch_output in message.batch_output
+        if batch_output.source_input
+        for name in batch_output.target_name
+    }
+
+
+def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
+    batch_inputs = tuple(
+        BatchInput(
+            BatchInputKind(pb.BatchInput.Kind.Name(batch_input.kind)),
+            tuple(batch_input.target_name),
+            _DATATYPES[batch_input.data_type],
+            batch_input.source_input[0],
+        )
+        for batch_input in message.batch_input
+        if _has_kind(batch_input) and batch_input.data_type in _DATATYPES and batch_input.source_input
+    )
+    return replace(config, batch_inputs=batch_inputs, batch_outputs=batch_outputs(message))
+
+
+def _has_kind(batch_input: pb.BatchInput) -> bool:
+    return batch_input.kind in pb.BatchInput.Kind.values()
+
+
+# The rules by themselves
+
+
+def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+    inputs = {tensor.name: tensor for tensor in message.input}
+    outputs = {tensor.name: tensor for tensor in message.output}
+    sources = None if context.partial and not inputs else inputs
+    for index, batch_input in enumerate(message.batch_input):
+        kind = pb.BatchInput.Kind.Name(batch_input.kind) if _has_kind(batch_input) else str(batch_input.kind)
+        yield from _source_faults("input", index, kind, batch_input.source_input, sources)
+        if batch_input.data_type not in _DATATYPES:
+            yield ("batch_input", index, "data_type"), "batch input data type must be TYPE_INT32 or TYPE_FP32"
+        yield from _target_faults(index, message)
+    seen: set[str] = set()
+    for index, batch_output in enumerate(message.batch_output):
+        here: FieldPath = ("batch_output", index)
+        yield from _source_faults("output", index, "BATCH_SCATTER_WITH_INPUT_SHAPE", batch_output.source_input, sources)
+        if not batch_output.target_name:
+            yield (*here, "target_name"), "batch output must name the outputs it is for in 'target_name'"
+        for place, name in enumerate(batch_output.target_name):
+            if name not in outputs and not (context.partial and not outputs):
+                yield (*here, "target_name", place), f"unknown target output name '{name}'"
+            if name in seen:
+                yield (*here, "target_name", place), f"target output name '{name}' can only be specified once"
+            seen.add(name)
+        if not context.partial:
+            for text in _scatter_faults(batch_output, inputs, outputs, message.max_batch_size > 0):
+                yield (*here, "source_input"), text
+
+
+def _source_faults(side: str, index: int, kind: str, sources: Sequence[str], inputs: Collection[str] | None) -> Faults:
+    """`inputs` is None while they are unknown."""
+    path: FieldPath = (f"batch_{side}", index, "source_input")
+    if len(sources) != 1:
+        yield path, f"batch {side} kind '{kind}' expects 1 source input, got {len(sources)}"
+    for place, name in enumerate(sources):
+        if inputs is not None and name not in inputs:
+            yield (*path, place), f"unknown source input name '{name}'"
+
+
+def _target_faults(index: int, message: pb.ModelConfig) -> Faults:
+    """Stricter than Triton, where an input with two sources loses the content of one."""
+    here: FieldPath = ("batch_input", index, "target_name")
+    others = {tensor.name for tensor in message.input}
+    for earlier in message.batch_input[:index]:
+        others.update(earlier.target_name)
+    names = message.batch_input[index].target_name
+    if not names:
+        yield here[:-1], "batch input must name the inputs it is for in 'target_name'"
+    for place, name in enumerate(names):
+        if name in others or name in names[:place]:
+            text = f"batch input target name '{name}' is also an input or another batch input's target"
+            yield (*here, place), text
+
+
+def _scatter_faults(
+    scattered: pb.BatchOutput, inputs: Mapping[str, _Tensor], outputs: Mapping[str, _Tensor], batching: bool
+) -> Iterator[str]:
+    """The dimensions of responses that the source input would not determine."""
+    source = inputs.get(next(iter(scattered.source_input), ""))
+    if source is None:
+        return
+    who = f"source input '{source.name}'"
+    if isinstance(source, pb.ModelInput) and source.optional:
+        yield f"{who} of a batch output must not be optional: its shape is that of the output"
+    rank = len(_model_dims(source)) + batching
+    for name in scattered.target_name:
+        if name not in outputs:
+            continue
+        full = [-1] * batching + _model_dims(outputs[name])
+        beyond = [place for place, size in enumerate(full) if size == -1 and place >= rank]
+        if beyond:
+            takes = f"has a variable dimension {beyond[0]}, which it takes from {who}"
+            yield f"output '{name}' {takes}, and that has only {rank} dimensions"
+
+
+def _model_dims(tensor: _Tensor) -> list[int]:
+    return list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+
+
+# Against the model
+
+
+def _compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool) -> Faults:
+    described = {tensor.name: tensor for tensor in description.inputs}
+    for index, tensor in enumerate(message.input):
+        if tensor.allow_ragged_batch and tensor.name in described:
+            shape = described[tensor.name].shape
+            head = f"unable to load model '{message.name}', configuration expects model provides input with shape [-1]"
+            path: FieldPath = ("input", index, "allow_ragged_batch")
+            if tensor.optional:
+                yield path, f"{head} for ragged input '{tensor.name}', which is not supported for optional input"
+            if shape != (-1,):
+                yield path, f"{head}  for ragged input '{tensor.name}', model provides {format_shape(shape)}"
+    for index, batch_input in enumerate(message.batch_input):
+        for place, name in enumerate(batch_input.target_name):
+            path = ("batch_input", index, "target_name", place)
+            if name not in described:
+                yield path, f"unexpected inference input '{name}', allowed inputs are: {', '.join(sorted(described))}"
+            elif _has_kind(batch_input) and batch_input.data_type in _DATATYPES:
+                for text in _batch_input_faults(batch_input, described[name]):
+                    yield path, f"unable to load model '{message.name}', {text}"
+
+
+def _batch_input_faults(batch_input: pb.BatchInput, tensor: DescribedTensor) -> Iterator[str]:
+    """Stricter than Triton, where every request would fail."""
+    datatype, provided = pb.DataType.Name(batch_input.data_type), tensor.datatype.config_name
+    if datatype != provided:
+        yield f"configuration expects datatype {datatype} for batch input '{tensor.name}', model provides {provided}"
+    rank, kind = _RANKS.get(batch_input.kind, 1), pb.BatchInput.Kind.Name(batch_input.kind)
+    if len(tensor.shape) != rank:
+        who = f"batch input '{tensor.name}' of kind {kind}"
+        yield f"{who} has {rank} dimensions, model provides {format_shape(tensor.shape)}"
+
+
+FEATURE = Feature(validate=_validate, compare=_compare, convert=_convert)

@@ -1,0 +1,45 @@
+"""From the text of a config.pbtxt to a message, or to a report of everything in it that cannot be read."""
+
+import re
+from pathlib import Path
+
+from google.protobuf import text_format
+
+from modserve.pb import inference as pb
+
+from . import walker
+from .problems import Position, Problem, Problems, Source
+
+
+def parse(text: str, path: Path, name: str) -> tuple[pb.ModelConfig, Source]:
+    """The message in the file at `path`, of the model `name`. Bytes that are not UTF-8 are lone surrogates in `text`.
+
+    Raises INVALID_ARG with all problems of syntax and all unknown fields and values.
+    """
+    walk = walker.walk(text, pb.ModelConfig.DESCRIPTOR)
+    source = Source(path, text, walk.positions)
+    message = pb.ModelConfig()
+    problems = walk.problems
+    if not walk.unreadable:
+        refusal, stopped = _parse(text, message)
+        if not refusal:
+            problems = []  # text_format has the last word: what it accepts is right.
+        elif not any(stopped is None or problem.position <= stopped for problem in problems if problem.position):
+            # None of the problems up to there explains the refusal: the walker does not know this mistake.
+            problems = [*problems, Problem(refusal, stopped)]
+    Problems(name, source, problems).raise_if_any()
+    return message, source
+
+
+def _parse(text: str, message: pb.ModelConfig) -> tuple[str, Position | None]:
+    """Parses the text into the message. Returns the refusal, empty if there is none, and its position if known."""
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as error:
+        line = error.GetLine() or 1
+        # The error begins with the position and often repeats the line; the report shows both anyway.
+        cause = re.sub(r"^\d+:\d+ : ", "", str(error)).removeprefix(f"'{text.split(chr(10))[line - 1]}': ")
+        return cause, Position(line, error.GetColumn() or 1)
+    except (ValueError, TypeError, OverflowError) as error:  # from a value that the parser does not check
+        return str(error), None
+    return "", None

@@ -1,0 +1,122 @@
+"""Problems of a configuration, their places, and the report that a person reads."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from modserve.core.errors import invalid
+
+FieldPath: TypeAlias = tuple[str | int, ...]
+"""A place in the message: field names, element numbers and map keys, e.g. ``("input", 0, "dims")``."""
+Faults: TypeAlias = Iterator[tuple[FieldPath, str]]
+"""Broken rules: the field and what is wrong with it. An empty path stands for the whole configuration."""
+
+_MOST = 50
+_SHOWN_WIDTH = 120
+_ELLIPSIS = "…"
+
+
+class Position(NamedTuple):
+    """A character of the file; both numbers start at 1."""
+
+    line: int
+    column: int
+
+
+class Problem(NamedTuple):
+    text: str
+    position: Position | None = None
+    """None for a problem of the file as a whole."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A configuration's text, and the position of each field in it."""
+
+    path: Path
+    text: str = ""
+    positions: Mapping[FieldPath, Position] = field(default_factory=dict)
+    label: str = ""
+    """The name of the source in reports; the path if empty."""
+
+    def locate(self, path: FieldPath) -> Position | None:
+        """The position of a field, or of the nearest block around a field that is absent; None if there is neither."""
+        for length in range(len(path), 0, -1):
+            position = self.positions.get(path[:length])
+            if position is not None:
+                return position
+        return None
+
+    def headline(self, problem: Problem) -> str:
+        place = "" if problem.position is None else f":{problem.position.line}:{problem.position.column}"
+        return f"{self.label or self.path}{place}: {problem.text}"
+
+    def render(self, problem: Problem) -> str:
+        """The headline; below it, for a problem with a position, the line and a caret."""
+        if problem.position is None:
+            return self.headline(problem)
+        shown, caret = _excerpt(self.text.split("\n")[problem.position.line - 1], problem.position.column - 1)
+        return f"{self.headline(problem)}\n    {shown}\n    {caret}"
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that a terminal might obey instead of showing them; tabs and line ends are harmless."""
+
+
+class Problems:
+    """Collects problems, each of them once, and warnings."""
+
+    def __init__(self, model: str, source: Source, problems: Iterable[Problem] = ()) -> None:
+        self._model = model
+        self._source = source
+        self._problems: dict[Problem, None] = dict.fromkeys(problems)
+        self.warnings: list[str] = []
+
+    def add(self, path: FieldPath, text: str) -> None:
+        """Adds a problem of a field; an empty path stands for the whole file."""
+        self._problems[Problem(text, self._source.locate(path))] = None
+
+    def add_all(self, faults: Faults) -> None:
+        for path, text in faults:
+            self.add(path, text)
+
+    def warn(self, path: FieldPath, text: str) -> None:
+        self.warnings.append(self._source.headline(Problem(text, self._source.locate(path))))
+
+    def raise_if_any(self) -> None:
+        """Raises INVALID_ARG with the report of all problems, by position; those of the whole file come last."""
+        if self._problems:
+            order = sorted(self._problems, key=lambda each: (each.position is None, each.position or (0, 0)))
+            raise invalid(self._report(order))
+
+    def _report(self, problems: Sequence[Problem]) -> str:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        head = f"{count} in the configuration of model '{self._model}'"
+        rest = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
+        # The lone surrogates stand for bytes that are not UTF-8; no wire can carry them.
+        text = "\n".join([head, *map(self._source.render, problems[:_MOST]), *rest])
+        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def show(path: FieldPath) -> str:
+    """A field path in the form that people write: ``input[0].dims``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def _excerpt(line: str, column: int) -> tuple[str, str]:
+    """A line without its indentation, and the line below with the caret; a long line is cut around the column."""
+    line = line.rstrip()
+    indentation = min(len(line) - len(line.lstrip()), column)
+    line, column = line[indentation:], column - indentation
+    if len(line) > _SHOWN_WIDTH:
+        start = max(0, column - _SHOWN_WIDTH // 2)
+        end = start + _SHOWN_WIDTH
+        line, column = (
+            (_ELLIPSIS if start else "") + line[start:end] + (_ELLIPSIS if end < len(line) else ""),
+            column - start + bool(start),
+        )
+    # Tabs stay tabs, so that the caret is in the right column whatever their width.
+    return line, re.sub(r"[^\t]", " ", line[:column].ljust(column)) + "^"

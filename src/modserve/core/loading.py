@@ -1,0 +1,129 @@
+"""How models come into the server: where they are kept, what is known of them, and who makes servables of them.
+
+The parts in the order in which a model meets them: a `Repository` lists what there is (`Listing`), a `ModelLoader`
+reads and checks its configuration once (`Blueprint`), the repository brings the files of one version to this machine
+(`DirectoryLease`), and the blueprint makes a `Servable` of them.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from .errors import ModserveError
+from .servable import Servable
+
+CONFIG_FILE = "config.pbtxt"
+
+Needs: TypeAlias = Mapping[str, frozenset[int | None]]
+"""The models that another one is made of, with the versions that it needs; None stands for any version."""
+
+
+async def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryLease:
+    """The files of a model on this machine, for one of its versions. They stay until `release`, called once."""
+
+    path: Path
+    """The model's directory, with `config.pbtxt` and at least this one version directory."""
+    release: Callable[[], Awaitable[None]] = field(default=_nothing, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A model as one look at its repository shows it. Its weights need not be on this machine."""
+
+    name: str
+    repository: "Repository" = field(compare=False, repr=False)
+    path: Path
+    """Where the model is, as reports name it; nothing of a remote model need be at this path."""
+    versions: tuple[int, ...]
+    """In ascending order."""
+    content: bytes | ModserveError | None = field(default=None, compare=False, repr=False)
+    """The content of the configuration file; None if there is no such file, an error if it cannot be read."""
+    config: str | None = None
+    """A configuration as JSON that replaces that of the file."""
+    marks: Mapping[int | None, object] = field(default_factory=dict, compare=False, repr=False)
+    """The state of the files by version, and of all others for None: times, ETags, digests, compared for equality."""
+
+    def mark(self, version: int) -> object:
+        """Equal for two listings from which a version would be loaded alike."""
+        return self.path, self.config, self.marks.get(None), self.marks.get(version)
+
+    def same_files(self, other: "Listing") -> bool:
+        """Whether both have the same files, whatever configuration replaces that of the file."""
+        return self.path == other.path and self.marks == other.marks
+
+
+class Repository(Protocol):
+    """A source of models. `str` of it is its place, as people write it.
+
+    All methods raise `ModserveError`, INVALID_ARG if the repository cannot be read. None of them blocks the event loop,
+    and a cancelled call leaves nothing behind.
+    """
+
+    async def names(self) -> Collection[str]:
+        """The names of all models. Cheap: nothing is read of the models themselves."""
+        ...
+
+    async def look(self, names: Collection[str] | None = None) -> Mapping[str, Listing]:
+        """The models with these names that are there, all models for None. Downloads configurations, but no weights.
+
+        If a file changes meanwhile, its mark is different at the next look.
+        """
+        ...
+
+    async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
+        """Bring the files of one version to this machine, with those that all versions share.
+
+        Versions of a model may be fetched at the same time; each has a lease of its own.
+        """
+        ...
+
+    async def remarks(self) -> Sequence[str]:
+        """Warnings for what lies in the repository and is probably meant to be a model."""
+        ...
+
+
+async def _unusable(path: Path, version: int) -> Servable:
+    raise RuntimeError(f"version {version} of an unusable model is to be loaded from '{path}': this is a bug")
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """A model as its configuration describes it: read and checked once a look, and shared by all that follows."""
+
+    listing: Listing
+    versions: tuple[int, ...] = ()
+    """The versions to serve: those that the version policy selects."""
+    needs: Needs = field(default_factory=dict)
+    """The models that must be READY before this one is loaded."""
+    load: Callable[[Path, int], Awaitable[Servable]] = field(default=_unusable, compare=False, repr=False)
+    """Load one version from the model's directory on this machine; the servable takes requests on return.
+
+    If it fails or is cancelled, it leaves nothing behind, although what a cancelled call has begun may end later.
+    """
+    failure: ModserveError | None = None
+    """Why the model cannot be used; all but the listing is then empty."""
+
+
+class UnreadableModelError(ModserveError):
+    """A model's configuration cannot be read, so that there is nothing to try."""
+
+
+class ModelLoader(Protocol):
+    """Makes servables of models. The caller maps all exceptions that are no `ModserveError`."""
+
+    async def inspect(self, listing: Listing) -> Blueprint:
+        """Read and check a configuration.
+
+        Raises `UnreadableModelError`, or another `ModserveError` for a configuration that cannot be used.
+        """
+        ...
+
+    def forget(self, name: str) -> None:
+        """No version of a model is loaded any more: what was reserved for it is free."""
+        ...

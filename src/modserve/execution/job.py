@@ -1,0 +1,173 @@
+"""One batch on its way through an instance, and the work on it that is the same for all kinds of instance."""
+
+import time
+from collections.abc import Mapping
+
+from modserve.backends.api import Executor, InstanceLostError, reuses_outputs
+from modserve.core.errors import Code, ModserveError, from_exception
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import ModelConfig
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Array
+from modserve.core.timing import ExecutionTiming
+from modserve.core.version import ModelId
+
+from .batch import checked, copied, merge, requested_outputs, split
+from .layout import layout_of
+from .memory import EngineMemory
+from .running import Deliver, Running, RunningRequest
+from .states import keep_states
+
+_OF_THE_WHOLE = frozenset({Code.INVALID_ARG, Code.INTERNAL})
+"""Failures of a batch that may be the fault of some of its requests."""
+
+
+class Job:
+    """One batch on its way through an instance.
+
+    When it is done, `error` or one of the others is set: `responses` in the order of `members`, or `running` for
+    engines that respond to each request by itself. `rows` are the members with the fillers that keep them in their
+    rows. `again`: its one member runs for the second time, after a batch that the engine refused; `more` such jobs
+    follow.
+    """
+
+    __slots__ = (
+        "again",
+        "cpu_ns",
+        "error",
+        "late",
+        "members",
+        "more",
+        "refused",
+        "responses",
+        "rows",
+        "running",
+        "timing",
+    )
+
+    def __init__(self, members: list[Inflight], close_reason: str = "", rows: list[Inflight] | None = None) -> None:
+        self.members = members
+        self.again = False
+        self.more = False
+        self.cpu_ns = 0
+        """The processor's time that it took on the instance's thread; 0 if nobody needs to know."""
+        self.refused = False
+        """The engine did not take the whole, and may take the members one by one."""
+        self.rows = members if rows is None else rows
+        self.timing = ExecutionTiming(sum([inflight.batch_size or 1 for inflight in self.rows]), close_reason)
+        self.running: list[Running] = []
+        self.responses: list[InferenceResponse] = []
+        self.late: list[Inflight] = []
+        """Those that were to be members, and whose deadline or queue limit had passed when the execution began."""
+        self.error: ModserveError | None = None
+
+    def drop_late(self, now_ns: int) -> None:
+        """What is too late is not worth an execution. Not for jobs whose rows are kept."""
+        late = [
+            inflight
+            for inflight in self.members
+            if 0 < inflight.deadline_ns <= now_ns or 0 < inflight.queue_limit_ns <= now_ns
+        ]
+        if late:
+            self.late = late
+            gone = set(late)
+            self.rows = self.members = [inflight for inflight in self.members if inflight not in gone]
+            self.timing.batch_size -= sum([inflight.batch_size or 1 for inflight in late])
+
+    def of_members(self, rows: list[InferenceResponse]) -> list[InferenceResponse]:
+        """The responses to the members, of those to all rows."""
+        if self.rows is self.members:
+            return rows
+        members = set(self.members)
+        return [response for row, response in zip(self.rows, rows, strict=True) if row in members]
+
+
+class Work:
+    """What is done with the jobs of one instance before and after the engine runs them. Any thread may use it."""
+
+    def __init__(self, model: ModelId, name: str, config: ModelConfig, engine: Executor) -> None:
+        stateless = config.sequence_batching is None
+        self._drops_late = stateless  # or the model would miss a part of a sequence
+        self._one_by_one = stateless  # or an execution that failed may have changed states
+        self.open: set[Running] = set()
+        self._model = model
+        self._who = f"model '{model.name}', instance '{name}'"
+        self._config = config
+        self._layout = layout_of(config)
+        self._reuses_outputs = reuses_outputs(engine)
+        allocate = getattr(engine, "allocate", None)
+        self._memory = None if allocate is None else EngineMemory(allocate, model.name)
+
+    def begin(self, job: Job) -> bool:
+        """The job's turn has come; whether there is anything left to run."""
+        timing = job.timing
+        timing.compute_start_ns = time.monotonic_ns()
+        if self._drops_late and job.rows is job.members:
+            job.drop_late(timing.compute_start_ns)
+        return bool(job.members) and not (job.again and job.members[0].settled)
+
+    def inputs(self, job: Job) -> tuple[dict[str, Array], tuple[str, ...]]:
+        """The merged inputs of the execution, and the outputs that it must have."""
+        rows, config = job.rows, self._config
+        if self._layout is not None:
+            inputs = self._layout.merge(rows, job.timing)
+            if self._memory is not None:
+                inputs = self._memory.moved(inputs)
+        elif self._memory is not None:
+            inputs = self._memory.merge(rows)
+        else:
+            inputs = merge(rows)
+        job.timing.compute_input_end_ns = time.monotonic_ns()
+        names = requested_outputs(rows)
+        if config.state_outputs:
+            names = tuple(dict.fromkeys((*names, *config.state_outputs)))
+        return inputs, names
+
+    def outputs(self, job: Job, result: Mapping[str, Array] | None) -> None:
+        """Make the responses of what the engine returned."""
+        rows, config = job.rows, self._config
+        outputs: Mapping[str, Array]
+        if type(result) is not dict or self._reuses_outputs:
+            outputs = (copied if self._reuses_outputs else checked)(result, config)
+        else:
+            outputs = result
+        if self._layout is None:
+            responses = split(outputs, rows, config, self._model.version)
+        else:
+            responses = self._layout.split(outputs, rows, self._model.version)
+        if config.state_outputs:
+            keep_states(outputs, rows, config)
+        job.responses = job.of_members(responses)
+
+    def requests(self, job: Job, deliver: Deliver) -> list[RunningRequest]:
+        """The members as an engine gets them that responds to each by itself."""
+        job.running = [Running(inflight, self.open) for inflight in job.rows]
+        if job.rows is not job.members:
+            members = set(job.members)
+            for running in job.running:
+                running.filler = running.ended = running.inflight not in members
+        self.open.update([running for running in job.running if not running.filler])
+        version, reuses = self._model.version, self._reuses_outputs
+        requests = [RunningRequest(running, self._config, version, deliver, reuses) for running in job.running]
+        job.timing.compute_input_end_ns = time.monotonic_ns()
+        return requests
+
+    def lost(self, error: InstanceLostError) -> InstanceLostError:
+        """The same, with the instance's name."""
+        if error.message.startswith(self._who):
+            return error
+        return InstanceLostError(f"{self._who} was lost: {error.message}")
+
+    def failed(self, job: Job, error: BaseException) -> None:
+        """Whatever an engine raises ends here, as its requests' failure."""
+        job.error = self.lost(error) if isinstance(error, InstanceLostError) else from_exception(error, self._who)
+        if error is not job.error:
+            job.error.__cause__ = error
+        # Before there are outputs, it is the engine that refuses, or memory that does not suffice for all.
+        job.refused = (
+            not job.timing.compute_output_start_ns
+            and len(job.members) > 1
+            and self._one_by_one
+            and not job.running
+            and job.error.code in _OF_THE_WHOLE
+        )

@@ -1,0 +1,284 @@
+"""The other kind of instance: on the event loop, for engines that begin an execution and say later that it is over.
+
+Between `start` and `done` an execution is in `_executions`; what waits for its turn is in `_waiting`. An execution
+leaves `_executions` exactly once, on the event loop's thread: by the engine's `done`, by the instance's loss, or by its
+end. What comes for it afterwards is ignored. Whatever the engine says reaches the pool in order, on the event loop's
+thread, and never inside a call of `start`: the pool is in the middle of something then. `_posted` keeps that order.
+
+Large inputs are merged, and large outputs taken, on a thread, so that the event loop is not held up.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeAlias
+
+from modserve.backends.api import AsyncInstance, AsyncRequestInstance, InstanceLostError, reuses_outputs
+from modserve.core.errors import unavailable
+from modserve.core.model_config import ModelConfig
+from modserve.core.tensor import Array
+from modserve.core.version import ModelId
+
+from .instance import Done, Instance
+from .job import Job, Work
+from .quick import QuickRule
+from .running import Deliver, Report, Running, Stamp
+
+_log = logging.getLogger(__name__)
+
+LARGE_BYTES = 256 * 1024
+"""Inputs and outputs of this size are merged and taken on a thread: copying them may hold the event loop too long."""
+_LONGEST_DETACH_S = 10.0
+
+
+OnLost: TypeAlias = Callable[[Instance, InstanceLostError], None]
+
+
+class LoopInstance:
+    """Implements `instance.Instance` and `backends.api.InstanceHandle`.
+
+    `done`, `deliver` and `on_lost` are called on the event loop's thread, where it is made. Raises what the engine's
+    `attach` raises.
+    """
+
+    def __init__(
+        self,
+        model: ModelId,
+        name: str,
+        config: ModelConfig,
+        engine: AsyncInstance | AsyncRequestInstance,
+        done: Done,
+        deliver: Deliver,
+        on_lost: OnLost,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        number: int = 0,
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.job: Job | None = None
+        self.gone = False
+        self.quick: QuickRule | None = None
+        self.loop = loop
+        several = config.sequence_batching is None and not reuses_outputs(engine)
+        self.max_in_flight = max(1, int(getattr(engine, "max_in_flight", 1))) if several else 1
+        self._engine = engine
+        self._work = Work(model, name, config, engine)
+        self.open = self._work.open
+        self._done = done
+        self._deliver_on_loop = deliver
+        self._on_lost = on_lost
+        self._thread = threading.get_ident()
+        self._starting = False
+        self._attached = False
+        self._closed = False
+        self._executions: dict[_Execution, None] = {}
+        self._waiting: deque[Job] = deque()
+        self._posted: deque[Callable[[], None]] = deque()
+        engine.attach(self)
+        self._attached = True
+
+    def __repr__(self) -> str:
+        return f"LoopInstance({self.name}, {len(self._executions)} under way, {len(self._waiting)} waiting)"
+
+    def start(self, job: Job) -> None:
+        self._waiting.append(job)
+        self._start_waiting()
+
+    def execute(self, job: Job) -> None:
+        raise RuntimeError(f"{self!r} blocks no thread: this is a bug")
+
+    def lost(self, error: InstanceLostError) -> None:
+        self._post(partial(self._lose, error))
+
+    def end(self) -> None:
+        self._end(unavailable(f"instance '{self.name}' was closed before the execution was over"))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if threading.get_ident() == self._thread:
+            self.end()
+        else:
+            ended = threading.Event()
+            try:
+                self.loop.call_soon_threadsafe(self.end)
+                self.loop.call_soon_threadsafe(ended.set)
+                ended.wait(_LONGEST_DETACH_S)
+            except RuntimeError:
+                pass  # the event loop has closed
+        self._engine.close()
+
+    # Executions
+
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._executions) < self.max_in_flight:
+            execution = _Execution(self, self._waiting.popleft())
+            self._executions[execution] = None
+            self._begin(execution)
+
+    def _begin(self, execution: "_Execution") -> None:
+        job, work, engine = execution.job, self._work, self._engine
+        if not self._attached:
+            self._later(partial(self._failed, execution, unavailable(f"instance '{self.name}' has been closed")))
+        elif not work.begin(job):
+            self._later(partial(self._over, execution))
+        elif not isinstance(engine, AsyncInstance):
+            requests = work.requests(job, self._deliver)
+            self._call(execution, partial(engine.start_requests, requests, execution))
+        elif self._is_large(job):
+            merging = self.loop.run_in_executor(None, work.inputs, job)
+            merging.add_done_callback(partial(self._merged, execution))
+        else:
+            try:
+                inputs, names = work.inputs(job)
+            except BaseException as error:
+                self._later(partial(self._failed, execution, error))
+                return
+            self._call(execution, partial(engine.start, inputs, names, execution))
+
+    def _merged(
+        self, execution: "_Execution", merging: "asyncio.Future[tuple[dict[str, Array], tuple[str, ...]]]"
+    ) -> None:
+        if execution not in self._executions or merging.cancelled():
+            return
+        error = merging.exception()
+        if error is not None:
+            self._failed(execution, error)
+            return
+        assert isinstance(self._engine, AsyncInstance), "only merged batches are merged: this is a bug"
+        self._call(execution, partial(self._engine.start, *merging.result(), execution))
+
+    def _call(self, execution: "_Execution", start: Callable[[], None]) -> None:
+        self._starting = True
+        try:
+            start()
+        except BaseException as error:
+            execution(error)
+        finally:
+            self._starting = False
+
+    def done(self, execution: "_Execution", outcome: Mapping[str, Array] | BaseException | None) -> None:
+        """The engine has ended an execution, on any thread."""
+        self._post(partial(self._ended, execution, outcome, time.monotonic_ns()))
+
+    def _ended(self, execution: "_Execution", outcome: Mapping[str, Array] | BaseException | None, now_ns: int) -> None:
+        if execution not in self._executions:
+            return
+        job = execution.job
+        if isinstance(outcome, BaseException):
+            self._failed(execution, outcome)
+            return
+        job.timing.compute_output_start_ns = now_ns
+        if not isinstance(self._engine, AsyncInstance):
+            self._over(execution)
+        elif isinstance(outcome, Mapping) and _size(outcome) > LARGE_BYTES:
+            taking = self.loop.run_in_executor(None, self._take, job, outcome)
+            taking.add_done_callback(lambda _: self._over(execution))
+        else:
+            self._take(job, outcome)
+            self._over(execution)
+
+    def _take(self, job: Job, outputs: Mapping[str, Array] | None) -> None:
+        try:
+            self._work.outputs(job, outputs)
+        except Exception as error:
+            self._work.failed(job, error)
+
+    def _failed(self, execution: "_Execution", error: BaseException) -> None:
+        if execution in self._executions:
+            self._work.failed(execution.job, error)
+            self._over(execution)
+
+    def _over(self, execution: "_Execution") -> None:
+        """An execution leaves, unless it has left already."""
+        if execution not in self._executions:
+            return
+        del self._executions[execution]
+        job = execution.job
+        job.timing.compute_end_ns = time.monotonic_ns()
+        if isinstance(job.error, InstanceLostError):
+            self._lose(job.error)
+        self._done(self, job)
+        self._start_waiting()
+
+    def _is_large(self, job: Job) -> bool:
+        """Whether merging takes long. A single request's arrays are taken as they are, unless the engine has memory."""
+        if len(job.rows) == 1 and not hasattr(self._engine, "allocate"):
+            return False
+        size = 0
+        for inflight in job.rows:
+            for tensor in inflight.inputs.values():
+                size += tensor.size
+        return size > LARGE_BYTES
+
+    # The end
+
+    def _lose(self, error: InstanceLostError) -> None:
+        if self._attached:
+            error = self._work.lost(error)
+            self._on_lost(self, error)
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        """Fail what is under way and let go of the event loop. May be called again."""
+        attached, self._attached = self._attached, False
+        while self._executions or self._waiting:
+            for job in self._waiting:
+                self._executions[_Execution(self, job)] = None
+            self._waiting.clear()
+            for execution in list(self._executions):
+                self._failed(execution, error)
+        if attached:
+            try:
+                self._engine.detach()
+            except Exception:
+                _log.exception("instance '%s': letting go of the event loop failed", self.name)
+
+    # Order
+
+    def _deliver(self, running: Running, report: Report | Stamp) -> None:
+        self._post(partial(self._deliver_on_loop, running, report))
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        """Call back on the event loop's thread: at once where that keeps the order."""
+        if threading.get_ident() != self._thread:
+            self._posted.append(callback)
+            try:
+                self.loop.call_soon_threadsafe(self._call_posted)
+            except RuntimeError:
+                _log.debug("instance '%s': an engine said something after the server's end", self.name)
+        elif self._starting or self._posted:
+            self._later(callback)
+        else:
+            callback()
+
+    def _later(self, callback: Callable[[], None]) -> None:
+        self._posted.append(callback)
+        self.loop.call_soon(self._call_posted)
+
+    def _call_posted(self) -> None:
+        self._posted.popleft()()
+
+
+class _Execution:
+    """One execution, and the callback that the engine ends it with."""
+
+    __slots__ = ("_instance", "job")
+
+    def __init__(self, instance: LoopInstance, job: Job) -> None:
+        self._instance = instance
+        self.job = job
+
+    def __call__(self, outcome: Mapping[str, Array] | BaseException | None = None) -> None:
+        self._instance.done(self, outcome)
+
+
+def _size(outputs: Mapping[str, Array]) -> int:
+    """Bytes of the outputs that take long to look at: BYTES count by their pointers alone."""
+    return sum([getattr(output, "nbytes", 0) for output in outputs.values()])

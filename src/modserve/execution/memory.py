@@ -1,0 +1,80 @@
+"""Merged inputs that are written straight into memory of the engine."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from modserve.backends.api import Allocate
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import internal
+from modserve.core.inflight import Inflight
+from modserve.core.tensor import Array, Shape, format_shape
+
+from .batch import join
+
+
+class EngineMemory:
+    """The memory that an engine offers by its `allocate`, checked before anything is written to it."""
+
+    def __init__(self, allocate: Allocate, model: str) -> None:
+        self._allocate = allocate
+        self._model = model
+
+    def merge(self, members: Sequence[Inflight]) -> dict[str, Array]:
+        """As `batch.merge`. Raises INTERNAL if the engine offers memory that cannot be used."""
+        inputs: dict[str, Array] = {}
+        for name, first in members[0].inputs.items():
+            tensors = [inflight.inputs[name] for inflight in members]
+            shape = first.shape if len(tensors) == 1 else (sum([each.shape[0] for each in tensors]), *first.shape[1:])
+            target = self._target(name, first.datatype, shape)
+            if target is None:
+                inputs[name] = join(tensors)
+                continue
+            memory = target.reshape(-1).view(np.uint8)
+            start = 0
+            for tensor in tensors:
+                raw = np.frombuffer(tensor.raw, np.uint8)
+                memory[start : start + len(raw)] = raw
+                start += len(raw)
+            inputs[name] = target
+        return inputs
+
+    def moved(self, merged: Mapping[str, Array]) -> dict[str, Array]:
+        """Inputs that were merged elsewhere, copied. Raises as `merge`."""
+        inputs = dict(merged)
+        for name, array in merged.items():
+            datatype = dtypes.from_numpy(array.dtype)
+            target = None if datatype is None else self._target(name, datatype, array.shape)
+            if target is not None:
+                np.copyto(target, array)
+                inputs[name] = target
+        return inputs
+
+    def _target(self, name: str, datatype: Datatype, shape: Shape) -> Array | None:
+        if not datatype.size:
+            return None
+        target: object = self._allocate(name, datatype, shape)
+        if target is None:
+            return None
+        problem = _problem(target, datatype, shape)
+        if problem:
+            raise internal(
+                f"the memory that the engine of model '{self._model}' allocated for input '{name}' cannot be used: "
+                f"{problem}"
+            )
+        assert isinstance(target, np.ndarray), "checked above: this is a bug"
+        return target
+
+
+def _problem(target: object, datatype: Datatype, shape: Shape) -> str:
+    """What is wrong with memory for an input; empty if nothing is."""
+    if not isinstance(target, np.ndarray):
+        return f"it is an object of type {type(target).__name__}, expected an array"
+    if target.dtype != datatype.numpy:
+        return f"its type is {target.dtype}, expected {datatype.numpy}"
+    if target.shape != shape:
+        return f"its shape is {format_shape(target.shape)}, expected {format_shape(shape)}"
+    if not target.flags.writeable:
+        return "it is read-only"
+    return "" if target.flags.c_contiguous else "it is not contiguous in row-major order"

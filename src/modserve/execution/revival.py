@@ -1,0 +1,130 @@
+"""Makes instances anew that were lost: later and later, as long as it does not help.
+
+A lost instance is in one of two states: it waits for its moment, or an attempt is under way on a loading thread. A
+successful attempt ends both; a failed one begins a new wait. The wait before an attempt doubles with each loss that
+follows soon after the one before, and with each failed attempt.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Protocol, TypeAlias
+
+from modserve.backends.api import Executor
+from modserve.core.errors import ModserveError, from_exception
+
+FIRST_WAIT_NS = 1_000_000_000
+LONGEST_WAIT_NS = 60_000_000_000
+STEADY_NS = 60_000_000_000
+"""An instance that has lived so long begins anew with the shortest wait."""
+
+Make: TypeAlias = Callable[[int, Callable[[], None]], Future[Executor]]
+"""Makes the instance with a number anew on a loading thread, after it has called a function there that may block."""
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """As `scheduling.scheduler.Clock`."""
+
+    def now_ns(self) -> int: ...
+
+    def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer: ...
+
+
+class Revival:
+    """Of the instances of one pool. Lives on the event loop's thread, which `on_loop` reaches from any other.
+
+    `take` puts a new engine in the place of the lost one with that number, and may raise; `failed` is told of each
+    attempt that did not help, by number, with the nanoseconds until the next one.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        clock: Clock,
+        on_loop: Callable[[Callable[[], None]], object],
+        take: Callable[[int, Executor], None],
+        failed: Callable[[int, ModserveError, int], None],
+    ) -> None:
+        self._make = make
+        self._clock = clock
+        self._on_loop = on_loop
+        self._take = take
+        self._failed = failed
+        self._waits: dict[int, int] = {}
+        """The wait before the next attempt, by number."""
+        self._since: dict[int, int] = {}
+        """When each instance was made anew."""
+        self._timers: dict[int, Timer] = {}
+        self._attempts: dict[int, Future[Executor]] = {}
+        self._ended = False
+
+    def __repr__(self) -> str:
+        return f"Revival({len(self._timers)} waiting, {len(self._attempts)} under way)"
+
+    def lost(self, number: int, close: Callable[[], None]) -> int:
+        """An instance is gone, which `close` closes, blocking. The nanoseconds until the first attempt."""
+        if number in self._since and self._clock.now_ns() - self._since[number] >= STEADY_NS:
+            self._waits.pop(number, None)
+        return self._try_later(number, close)
+
+    def end(self) -> None:
+        """No further attempts; what comes of one that is under way is closed by `close`."""
+        self._ended = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def close(self) -> None:
+        """After `end`: wait for attempts under way and close what they make. Blocks; any thread."""
+        for attempt in self._attempts.values():
+            try:
+                engine = attempt.result()
+            except BaseException:  # it failed, or was cancelled: there is nothing to close
+                continue
+            engine.close()
+
+    def _try_later(self, number: int, close: Callable[[], None]) -> int:
+        wait_ns = self._waits.get(number, FIRST_WAIT_NS)
+        if not self._ended:
+            self._waits[number] = min(2 * wait_ns, LONGEST_WAIT_NS)
+            when_ns = self._clock.now_ns() + wait_ns
+            self._timers[number] = self._clock.call_at(when_ns, lambda: self._try(number, close))
+        return wait_ns
+
+    def _try(self, number: int, close: Callable[[], None]) -> None:
+        self._timers.pop(number, None)
+        try:
+            attempt = self._attempts[number] = self._make(number, close)
+        except RuntimeError:
+            return  # the server has ended, and its loading threads with it
+        attempt.add_done_callback(lambda attempt: self._tell(number, attempt))
+
+    def _tell(self, number: int, attempt: "Future[Executor]") -> None:
+        """On the loading thread."""
+        with suppress(RuntimeError):  # the event loop has closed
+            self._on_loop(lambda: self._made(number, attempt))
+
+    def _made(self, number: int, attempt: "Future[Executor]") -> None:
+        if self._ended or attempt.cancelled():
+            return
+        del self._attempts[number]
+        error = attempt.exception()
+        close: Callable[[], None] = _nothing
+        if error is None:
+            engine = attempt.result()
+            try:
+                self._take(number, engine)
+            except Exception as refusal:
+                error, close = refusal, engine.close
+            else:
+                self._since[number] = self._clock.now_ns()
+                return
+        failure = from_exception(error, "failed to make an instance anew")
+        self._failed(number, failure, self._try_later(number, close))
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,245 @@
+"""What comes of executions: responses and failures reach their requests, and are counted.
+
+Whoever has part in it and misbehaves, a sink, the statistics or the scheduler, the other requests go on.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from modserve.core.errors import Code, ModserveError, cancelled, forget_frames, unavailable
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import ModelConfig
+from modserve.core.response import InferenceResponse
+from modserve.core.statistics import FailureReason, ModelStatistics
+from modserve.core.timing import ExecutionTiming
+from modserve.core.version import ModelId
+
+from .job import Job
+from .running import Again, Report, Running, Stamp
+
+_log = logging.getLogger(__name__)
+
+_AT_ONCE = 64
+"""A larger batch gets its responses in parts."""
+_TELL_NS = 1_000_000
+"""How long a part may take, so that the event loop is not held for longer."""
+
+Observe: TypeAlias = Callable[[ExecutionTiming, Sequence[Inflight]], None]
+
+
+class Settlement:
+    """Settles the requests of one pool, on the event loop's thread.
+
+    `on_settled` hears how many requests have just been settled, `observe` of each execution that succeeded. The
+    scheduler sets `on_done` and `on_again`, see `scheduling.PinnedRunner`.
+    """
+
+    def __init__(
+        self,
+        model: ModelId,
+        config: ModelConfig,
+        statistics: ModelStatistics,
+        on_settled: Callable[[int], None],
+        loop: asyncio.AbstractEventLoop,
+        observe: Observe | None,
+    ) -> None:
+        self.on_done: Callable[[list[Inflight]], None] | None = None
+        self.on_again: Callable[[Inflight], None] = _never_again
+        self._model = model
+        self._statistics = statistics
+        self._on_settled = on_settled
+        self._loop = loop
+        self._observe = observe
+        self._decoupled = config.decoupled
+        self._to_tell: deque[tuple[Inflight, InferenceResponse]] = deque()
+        """Those of very large batches whose responses are still to be given, in order."""
+
+    def settle(self, job: Job) -> None:
+        timing = job.timing
+        if job.late:
+            self.refuse_late(job.late)
+            if not job.members:
+                return
+        if job.again and not job.responses and job.error is None:
+            self.count_cancelled(job.members)  # it was settled before its turn came, and did not run
+            return
+        if job.error is None and self._observe is not None:
+            try:
+                self._observe(timing, job.members)
+            except Exception:
+                self.misbehaved("learning from an execution")
+        if job.running:
+            self._settle_running(job)
+        elif job.error is not None:
+            self._log_failure(job.error)
+            forget_frames(job.error)
+            self._fail(job.members, job.error)
+        else:
+            self._respond(job)
+
+    def _settle_running(self, job: Job) -> None:
+        """The execution is over; requests that have had their final response are, too."""
+        if job.error is None:
+            try:
+                self._statistics.record_execution(job.timing, job.members, int(time.time() * 1e3))
+            except Exception:
+                self.misbehaved("counting an execution")
+        else:
+            self._log_failure(job.error)
+            forget_frames(job.error)
+        for running in job.running:
+            if running.filler:
+                continue
+            running.executed = True
+            if running.ended:
+                self._end(running)
+            elif job.error is not None:
+                self.fail_open(running, job.error, job.timing.compute_start_ns)
+
+    def fail_open(self, running: Running, error: ModserveError, start_ns: int = 0) -> None:
+        """The engine will not respond to a request any more."""
+        now_ns = time.monotonic_ns()
+        self.deliver(running, Report(error, True, start_ns or now_ns, now_ns, now_ns))
+
+    def deliver(self, running: Running, report: Report | Stamp) -> None:
+        if isinstance(report, Stamp):
+            trace = running.inflight.trace
+            if trace is not None:
+                trace.stamp(report.activity, report.ns)
+            return
+        if running.ended:
+            return  # what an engine says after its execution has failed
+        inflight, what = running.inflight, report.what
+        kind = "success"
+        if isinstance(what, Again):
+            running.again = running.ended = True
+            running.home.discard(running)
+            if running.executed:
+                self._end(running)
+            return
+        if inflight.cancelled:
+            kind = "cancel"
+        elif isinstance(what, ModserveError):
+            kind = "fail"
+            if report.final:
+                running.error = what
+        elif what is None:
+            kind = "empty_response"
+        inflight.settle(what, report.final)
+        if self._decoupled:
+            try:
+                self._statistics.record_response(
+                    running.responses, kind, report.start_ns, report.output_start_ns, report.end_ns
+                )
+            except Exception:
+                self.misbehaved("counting a response")
+        running.responses += 1
+        if report.final:
+            running.ended = True
+            running.home.discard(running)
+            if running.executed:
+                self._end(running)
+
+    def _end(self, running: Running) -> None:
+        """Count a request that is over in every respect, unless it is to run again."""
+        inflight, now_ns = running.inflight, time.monotonic_ns()
+        if running.again and not inflight.settled:
+            self._statistics.pending += 1
+            self.on_again(inflight)
+            return
+        assert inflight.timing is not None, "set when its batch started: this is a bug"
+        try:
+            if inflight.cancelled:
+                self._statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
+            elif running.error is not None:
+                self._statistics.record_failure(inflight, FailureReason.BACKEND, now_ns)
+            else:
+                self._statistics.record_successes([inflight], inflight.timing, now_ns)
+        except Exception:
+            self.misbehaved("counting a request")
+        self.tell_done([inflight])
+        self._on_settled(1)
+
+    def tell_done(self, members: list[Inflight]) -> None:
+        if self.on_done is not None:
+            try:
+                self.on_done(members)
+            except Exception:
+                self.misbehaved("telling its scheduler of requests that are done")
+
+    def _respond(self, job: Job) -> None:
+        try:
+            self._count(job)
+        except Exception:
+            self.misbehaved("counting an execution")
+        members = job.members
+        if len(members) > _AT_ONCE or self._to_tell:
+            if not self._to_tell:
+                self._loop.call_soon(self._tell_some)
+            self._to_tell.extend(zip(members, job.responses, strict=True))
+            return
+        for inflight, response in zip(members, job.responses, strict=True):
+            inflight.settle(response)
+        self._on_settled(len(members))
+
+    def _tell_some(self) -> None:
+        """Settle the requests of a very large batch, or as many as do not hold the event loop for long."""
+        waiting, end_ns, count = self._to_tell, time.monotonic_ns() + _TELL_NS, 0
+        while waiting and time.monotonic_ns() < end_ns:
+            inflight, response = waiting.popleft()
+            inflight.settle(response)
+            count += 1
+        if waiting:
+            self._loop.call_soon(self._tell_some)
+        self._on_settled(count)
+
+    def _count(self, job: Job) -> None:
+        statistics, members, now_ns = self._statistics, job.members, time.monotonic_ns()
+        statistics.record_execution(job.timing, members, int(time.time() * 1e3))
+        responded = members
+        if any(inflight.settled for inflight in members):
+            responded = [inflight for inflight in members if not inflight.settled]
+            for inflight in members:
+                if inflight.settled:
+                    statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
+        statistics.record_successes(responded, job.timing, now_ns)
+
+    def refuse_late(self, late: list[Inflight]) -> None:
+        """Those that did not run because it was too late when their batch began."""
+        for inflight in late:
+            inflight.timing = None
+        self._fail(late, unavailable("Request timeout expired"), FailureReason.REJECTED)
+
+    def count_cancelled(self, members: list[Inflight]) -> None:
+        """Those that were settled before they ran, or ran again."""
+        self._fail(members, cancelled())
+
+    def _fail(
+        self, members: list[Inflight], error: ModserveError, reason: FailureReason = FailureReason.BACKEND
+    ) -> None:
+        now_ns = time.monotonic_ns()
+        for inflight in members:
+            try:
+                self._statistics.record_failure(
+                    inflight, FailureReason.CANCELED if inflight.settled else reason, now_ns
+                )
+            except Exception:
+                self.misbehaved("counting a failure")
+            inflight.settle(error)
+        self._on_settled(len(members))
+
+    def misbehaved(self, doing: str) -> None:
+        """Something raised that must not: whoever has part in it, the requests go on."""
+        _log.exception("model '%s': %s failed", self._model.name, doing)
+
+    def _log_failure(self, error: ModserveError) -> None:
+        if error.code is Code.INTERNAL:
+            _log.error("model '%s': execution failed: %s", self._model.name, error.message, exc_info=error.__cause__)
+
+
+def _never_again(inflight: Inflight) -> None:
+    raise RuntimeError("a request is to run again, and its scheduler knows no such thing: this is a bug")

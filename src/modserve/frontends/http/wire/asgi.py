@@ -1,0 +1,200 @@
+"""One request to the ASGI application, for everything that is not inference."""
+
+import asyncio
+import logging
+import re
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from urllib.parse import unquote_to_bytes
+
+from modserve.core.tensor import Buffer
+from modserve.protocol.http.infer_response import encode_message
+from modserve.protocol.http.request_head import RequestHead
+
+from .context import HttpContext, Message
+from .responses import CLOSE, CONTINUE, KEEP_ALIVE, json_response, persistence, response_head
+
+_log = logging.getLogger(__name__)
+
+SLASH = "\udc2f"
+"""Stands in a scope's path for a slash that was sent as ``%2F``: part of a name, which separates nothing.
+
+No text of a client holds it, since it is no character.
+"""
+HEADERS_AS_SENT = "modserve.headers_as_sent"
+"""A scope's extension: names as the client spelled them, with values; only where headers are forwarded to models."""
+_ENCODED_SLASH = re.compile(rb"%2[fF]")
+
+_UNSENT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_KEPT = 64 * 1024
+"""Bytes that the system keeps of a response in parts beside those on their way. Otherwise it would take megabytes, and
+a slow reader would look like one that does not read."""
+
+
+class AsgiCall:
+    """Runs the application on one complete request and writes its response.
+
+    `writable` returns when the client has taken enough of what was written. `done` is called when all is written, with
+    whether the connection may stay open.
+    """
+
+    def __init__(
+        self,
+        context: HttpContext,
+        transport: asyncio.Transport,
+        head: RequestHead,
+        body: Buffer,
+        keep_alive: bool,
+        writable: Callable[[], Awaitable[None]],
+        done: Callable[[bool], None],
+    ) -> None:
+        self._context = context
+        self._transport = transport
+        self._scope = scope(head, transport)
+        self._old = head.old
+        self._body: bytes | None = bytes(body)
+        self._lines = head.cors + persistence(keep_alive, head.old)
+        self._writable = writable
+        self._done = done
+        self._gone = asyncio.Event()
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._started = False
+        self._chunked = False
+        self._complete = False
+        self._closing = False
+        self._in_parts = False
+
+    @property
+    def filler(self) -> bytes:
+        """What may be written now and changes nothing for a client of HTTP/1.1; empty where there is no such thing."""
+        if not self._started:
+            return CONTINUE
+        return b"0" if self._chunked and not self._complete else b""  # the size of the next chunk begins with it
+
+    async def run(self) -> None:
+        """Never raises, but for cancellation: what fails, also after the response, costs this connection only."""
+        try:
+            await self._respond()
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            self._transport.abort()
+            raise
+        except BaseException:
+            self._log_failure()
+            self._transport.abort()
+
+    async def _respond(self) -> None:
+        try:
+            await self._context.app(self._scope, self._receive, self._send)
+        except Exception:
+            if not self._gone.is_set():
+                self._log_failure()
+        if self._gone.is_set():
+            return
+        if not self._started:
+            lines = self._context.date + self._lines
+            self._transport.write(json_response(500, encode_message("Internal Server Error"), lines))
+            self._complete = True
+        self._done(self._complete and not self._closing)
+
+    def _log_failure(self) -> None:
+        _log.exception("%s %s failed unforeseen", self._scope["method"], self._scope["path"])
+
+    def cancel(self) -> None:
+        """The client has gone: the application reads ``http.disconnect``."""
+        self._gone.set()
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if self._gone.is_set():
+            return
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+            return
+        body: bytes = message.get("body", b"")
+        more: bool = message.get("more_body", False)
+        if self._scope["method"] == "HEAD":
+            body = b""
+        data = body
+        if not self._started:
+            data = self._start(body, more)
+        elif self._chunked:
+            data = _chunk(body)
+        if more and not self._in_parts:
+            self._in_parts = True
+            _keep_little(self._transport)
+        if self._chunked and not more:
+            data += b"0\r\n\r\n"
+        self._transport.write(data)
+        if more:
+            await self._writable()
+        else:
+            self._complete = True
+
+    def _start(self, body: bytes, more: bool) -> bytes:
+        self._started = True
+        names = {name.lower() for name, _ in self._headers}
+        if b"content-length" not in names and self._scope["method"] != "HEAD":
+            if more and self._old:
+                # Its clients know no chunks: the end of the connection is that of the body.
+                self._lines = self._lines.replace(KEEP_ALIVE, CLOSE)
+                self._closing = True
+            elif more:
+                self._chunked = True
+                self._headers.append((b"transfer-encoding", b"chunked"))
+                body = _chunk(body)
+            else:
+                self._headers.append((b"content-length", b"%d" % len(body)))
+        lines = self._lines if b"date" in names else self._context.date + self._lines
+        return response_head(self._status, self._headers, lines) + body
+
+
+def _keep_little(transport: asyncio.Transport) -> None:
+    """The response comes in parts: let the system take no more of them than it sends on."""
+    connected = transport.get_extra_info("socket")
+    if connected is not None and _UNSENT is not None:
+        with suppress(OSError):  # no TCP
+            connected.setsockopt(socket.IPPROTO_TCP, _UNSENT, _KEPT)
+
+
+def _chunk(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+
+
+def _decoded(path: bytes) -> str:
+    if b"%" not in path:
+        return path.decode(errors="replace")
+    parts = _ENCODED_SLASH.split(path)
+    return SLASH.join(unquote_to_bytes(part).decode(errors="replace") for part in parts)
+
+
+def _address(name: object) -> tuple[str, int] | None:
+    return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else None
+
+
+def scope(head: RequestHead, transport: asyncio.BaseTransport) -> Message:
+    """The ASGI scope of a request."""
+    path, _, query = head.target.partition(b"?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": head.version,
+        "method": head.method.decode("ascii").upper(),
+        "scheme": "http" if transport.get_extra_info("sslcontext") is None else "https",
+        "path": _decoded(path),
+        "raw_path": path,
+        "query_string": query,
+        "root_path": "",
+        "headers": head.headers,
+        "client": _address(transport.get_extra_info("peername")),
+        "server": _address(transport.get_extra_info("sockname")),
+        "extensions": {HEADERS_AS_SENT: head.as_sent},
+    }

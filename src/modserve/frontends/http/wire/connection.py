@@ -1,0 +1,393 @@
+"""One HTTP/1.1 connection: one request at a time, and responses in order.
+
+The reader understands what comes in; the connection decides when it may read on, serves its requests, writes the
+responses and ends what takes too long. Its state:
+
+- `_transport` is None before the connection is made and after it is lost. Then nothing is written or held.
+- `_phase` only moves forward, to LAST by `_read_no_more` and to ENDED by `eof_received`:
+    OPEN    requests are read.
+    LAST    the request at hand, or the refusal just written, is the last: what follows is dropped.
+    ENDED   the client has sent its last byte, but still reads. What it has sent is served, unless it was LAST before.
+- `_call` serves the request whose head is `_head`. Nothing is read meanwhile: what the client sends ahead waits in the
+  reader as bytes, and above `_AHEAD` of them the client is read no further.
+- `_blockage` is there while the client does not take what was written. Then no request is begun, and nothing is read.
+- `_reading`: the transport reads. Only `_choose_reading` changes it, by `_blockage` and `_held_ahead`.
+- `_held`, `_held_ahead` and `_held_unsent` are parts of the memory budget: for the body of the request at hand, for
+  what was sent ahead, and for what the client has not taken.
+
+Any phase goes with or without a call and with or without a blockage; but LAST without a call only lingers.
+Only `advance` reads requests. It stops while there is a call or a blockage, and when the time for this turn of the
+event loop is over; then `_done`, `resume_writing` or the loop's next turn call it again. The one exception is in
+`data_received`: a whole inference whose head is known byte for byte goes past the reader.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from enum import Enum, auto
+from typing import cast
+
+from modserve.core.errors import ModserveError
+from modserve.core.memory import MemoryExhaustedError
+from modserve.core.tensor import Buffer
+from modserve.frontends.http.infer import InferCall
+from modserve.protocol import failures
+from modserve.protocol.http import infer_response
+from modserve.protocol.http.infer_response import Body
+from modserve.protocol.http.request_head import RequestHead
+
+from .asgi import AsgiCall
+from .context import HttpContext
+from .head import RefusedRequestError
+from .holds import Hold
+from .reader import BODY, END, IDLE, Reader
+from .responses import CONTINUE, inference_response, json_response, persistence
+
+_log = logging.getLogger(__name__)
+
+_AHEAD = 64 * 1024
+"""Bytes that a client may send ahead before it is read no further."""
+
+_SMALL_BODY = 64 * 1024
+"""Bytes of a body that does not count against the memory budget if it comes in one piece."""
+
+_LINGER = 2.0
+"""Seconds in which a refused client may read why, before the connection closes."""
+
+_LINGERING = 8
+"""Connections above the limit that may do so at the same time."""
+
+_LOOK = 0.1
+"""Seconds between two looks whether a client that sends no more is there to read."""
+
+
+class Phase(Enum):
+    OPEN = auto()
+    LAST = auto()
+    ENDED = auto()
+
+
+_OPEN, _LAST, _ENDED = Phase
+_NO_HEAD = RequestHead()
+
+
+class Connection(asyncio.Protocol):
+    """Its callers: the transport, the event loop's turns and ticks (`OpenConnection`), and the calls it has begun."""
+
+    def __init__(self, context: HttpContext) -> None:
+        self.context = context
+        self._transport: asyncio.Transport | None = None
+        self._reader = Reader(context.heads, context.options, context.memory)
+        self._known = context.heads.exact
+        self._phase = Phase.OPEN
+        self._call: InferCall | AsgiCall | None = None
+        self._head = _NO_HEAD
+        self._blockage: asyncio.Event | None = None  # set when it is over
+        self._reading = True
+        self._advancing = False
+        self._held = Hold(context.memory)
+        self._held_ahead = Hold(context.memory)
+        self._held_unsent = Hold(context.memory)
+        self._received_ns = 0  # when an incomplete request began to come in; only known while requests are traced
+        # For `check`: whether something has come since the last one, when the client was last seen to do something,
+        # the bytes that it had not taken then, and when the incomplete head was first looked at.
+        self._active = True
+        self._since = 0.0
+        self._unsent = 0
+        self._head_since: float | None = None
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        context = self.context
+        full = context.is_full()
+        context.opened(self)
+        if full:
+            context.turned_away()
+            limit = context.options.max_connections
+            message = f"the server has {limit} connections open, which is its limit; try again later"
+            self._refuse(503, message, linger=len(context.connections) <= limit + _LINGERING)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.context.closed(self)
+        self._transport = None
+        self._read_no_more()
+        self._held.resize(0)
+        self._held_unsent.resize(0)
+        if self._blockage is not None:
+            self._blockage.set()
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    def eof_received(self) -> bool:
+        """The client sends no more: what it has sent is served to the end, and then the connection closes.
+
+        A client that is gone sends no more either. Only what is written shows whether it still reads, so something is
+        written at once that changes nothing. HTTP/1.0 has nothing of that kind.
+        """
+        call, transport = self._call, self._transport
+        if transport is None or transport.get_extra_info("sslcontext") is not None:
+            return False
+        if call is None and not self._reader.rest:
+            return False
+        if self._phase is not _ENDED:
+            self._phase = _ENDED
+            if not self._head.old:
+                transport.write(call.filler if isinstance(call, AsgiCall) else CONTINUE)
+            self._look()
+        return True
+
+    async def _writable(self) -> None:
+        if self._blockage is not None:
+            await self._blockage.wait()
+
+    def _look(self) -> None:
+        """Abort if what was written has been refused. The event loop would not notice: it reads no more."""
+        if self._transport is None:
+            return
+        opened: socket.socket | None = self._transport.get_extra_info("socket")
+        if opened is not None and opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._transport.abort()
+        else:
+            self.context.loop.call_later(_LOOK, self._look)
+
+    def pause_writing(self) -> None:
+        """The client does not read its responses: it gets to send no more until it does."""
+        self._blockage = asyncio.Event()
+        if self._transport is not None:
+            self._held_unsent.force(self._transport.get_write_buffer_size())
+        self._choose_reading()
+
+    def resume_writing(self) -> None:
+        if self._blockage is not None:
+            self._blockage.set()
+        self._blockage = None
+        self._held_unsent.resize(0)
+        self.advance()
+
+    def data_received(self, data: bytes) -> None:
+        self._active = True
+        if self._phase is not _OPEN:
+            return
+        reader, known, end = self._reader, None, 0
+        if self._call is None and reader.state is IDLE and not reader.rest and self._blockage is None:
+            end = data.find(END) + 4
+            known = self._known.get(data[:end])
+        if known is None or len(data) != end + known[1] or len(data) > _SMALL_BODY:
+            reader.feed(data)
+            self.advance(True)
+        else:
+            reader.empty_lines = 0
+            self._infer(known[0], data[end:])
+
+    # What the listener asks for
+
+    def close_when_idle(self) -> None:
+        """Serve the request at hand, then close."""
+        self._read_no_more()
+        if self._call is None and self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def check(self, now: float) -> None:
+        """End the connection if its client has done nothing for too long at `now`.
+
+        A complete request may take any time: its deadlines are looked after elsewhere.
+        """
+        transport, state = self._transport, self._reader.state
+        if transport is None:
+            return
+        unsent = transport.get_write_buffer_size()
+        if self._active or unsent != self._unsent:
+            self._active = False
+            self._unsent = unsent
+            self._since = now
+            if self._blockage is not None:
+                self._held_unsent.force(unsent)
+        idle_timeout, client_timeout = self.context.options.idle_timeout, self.context.options.client_timeout
+        silent = now - self._since
+        if self._blockage is not None or transport.is_closing() or (unsent and self._call is None):
+            if 0 < client_timeout <= silent:
+                transport.abort()
+        elif self._call is not None or self._reader.rest:
+            self._since = now  # the client waits for the server
+        elif state is IDLE:
+            if 0 < idle_timeout <= silent:
+                transport.close()
+        elif state is BODY:
+            if 0 < client_timeout <= silent:
+                self._refuse(408, f"no more of the request's body has come for {client_timeout:g} s")
+        elif self._head_since is None:
+            self._head_since = now
+        elif 0 < client_timeout <= now - self._head_since:
+            # However much of it has come: some clients send a byte from time to time.
+            self._refuse(408, f"the request's head has not come to its end within {client_timeout:g} s")
+
+    # Requests in
+
+    def advance(self, just_come: bool = False) -> None:
+        """Read requests from what has come until there is one to wait for. Never raises.
+
+        What has `just_come` from the client is read at once; the rest is only read while there is time in this turn of
+        the event loop.
+        """
+        if self._advancing:
+            return
+        self._advancing = True
+        reader, turns = self._reader, self.context.turns
+        try:
+            while reader.at < len(reader.rest) and self._call is None and self._blockage is None:
+                if not just_come and not turns.time_left():
+                    turns.later(self)
+                    break
+                just_come = False
+                request = reader.read_piece()
+                if request is not None:
+                    self._begin(*request)
+            self._after_reading()
+        except RefusedRequestError as refusal:
+            self._refuse(refusal.status, refusal.message)
+        except MemoryExhaustedError as error:
+            self._refuse(failures.spelling(error).http, error.message)
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self._advancing = False
+
+    def _after_reading(self) -> None:
+        """Account for what has not been read, and for a request that is not complete."""
+        reader = self._reader
+        unread = len(reader.rest) - reader.at
+        if not unread:
+            reader.rest = b""
+            reader.at = 0
+        if unread > _AHEAD or self._held_ahead.size:
+            self._held_ahead.resize(unread if unread > _AHEAD else 0)
+        self._choose_reading()
+        if reader.state is not IDLE and self._transport is not None:
+            if not self._received_ns and self.context.server.tracer.on:
+                self._received_ns = time.monotonic_ns()
+            if reader.body.size:
+                reader.expecting = False
+                if reader.body.size > self._held.size:
+                    self._held.resize(reader.body.size)
+            elif reader.expecting:
+                reader.expecting = False
+                self._transport.write(CONTINUE)
+        if self._phase is _ENDED and self._call is None and not unread and self._transport is not None:
+            self._transport.close()
+
+    def _choose_reading(self) -> None:
+        """Read from the client unless it does not read itself, or has sent much ahead."""
+        reading = self._blockage is None and not self._held_ahead.size
+        if reading is not self._reading and self._transport is not None:
+            self._reading = reading
+            if reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _begin(self, head: RequestHead, body: Buffer) -> None:
+        """Serve a request that has come completely. Raises MemoryExhaustedError."""
+        if len(body) > _SMALL_BODY or self._held.size:
+            self._held.resize(len(body))
+        received_ns, self._received_ns, self._head_since = self._received_ns, 0, None
+        if head.model:
+            self._infer(head, body, received_ns)
+            return
+        self._head = head
+        if not head.keep_alive:
+            self._read_no_more()
+        transport = self._transport
+        assert transport is not None, "requests are only read while there is a connection: this is a bug"
+        keep_alive = head.keep_alive and self._phase is not _LAST
+        self._call = call = AsgiCall(self.context, transport, head, body, keep_alive, self._writable, self._done)
+        self.context.turns.calls += 1
+        self.context.tasks.create_task(call.run())
+
+    def _infer(self, head: RequestHead, body: Buffer, received_ns: int = 0) -> None:
+        if not head.keep_alive:
+            self._read_no_more()
+        self._head = head
+        self._call = call = InferCall(self.context.calls, self._respond)
+        call.start(head.model, head.model_version, head, body, received_ns)
+
+    # Responses out
+
+    def _respond(self, outcome: Body | ModserveError) -> None:
+        """Write the outcome of an inference. Never raises: the caller has other requests to look after."""
+        try:
+            head = self._head
+            lines = head.cors
+            keep_alive = head.keep_alive and self._phase is not _LAST
+            if head.old or not keep_alive:
+                lines += persistence(keep_alive, head.old)
+            if self._transport is not None:
+                size, parts = inference_response(outcome, lines, self.context.json_head, self.context.binary_head)
+                if size <= _SMALL_BODY:
+                    self._transport.write(b"".join(parts))
+                else:
+                    self._transport.writelines(parts)
+            self._done(True)
+        except Exception:
+            _log.exception("a response could not be written; its connection is closed")
+            self.abort()
+
+    def _done(self, complete: bool) -> None:
+        """The response to the request at hand has been written; on to the next."""
+        self._call = None
+        if self._held.size:
+            self._held.resize(0)
+        if self._transport is None:
+            return
+        if complete and self._phase is not _LAST and not self.context.closing and self._reader.rest:
+            self.advance()
+        elif not complete or self._phase is not _OPEN or self.context.closing:
+            self._transport.close()
+
+    def _refuse(self, status: int, message: str, linger: bool = True) -> None:
+        """Say what is wrong and close: what follows on the connection cannot be understood, or shall not be read."""
+        lines = self._reader.cors + self.context.date + persistence(False, False)
+        self._read_no_more()
+        if self._call is not None:
+            return  # the connection closes with its response
+        self._held.resize(0)
+        transport = self._transport
+        if transport is None:
+            return
+        transport.write(json_response(status, infer_response.encode_message(message), lines))
+        if not linger:
+            transport.close()
+            return
+        # Closing with unread data would reset the connection, and the client might not see the response.
+        if transport.can_write_eof():
+            transport.write_eof()
+        if self._blockage is None:
+            self._choose_reading()
+        self.context.loop.call_later(_LINGER, transport.close)
+
+    def _fail(self, error: BaseException) -> None:
+        """Something of ours has raised while a request was read: it costs this connection only."""
+        try:
+            _log.error("an HTTP request could not be read, unforeseen", exc_info=error)
+            if self._call is not None:
+                self.abort()
+            elif isinstance(error, MemoryError):
+                self._refuse(503, "the server is out of memory. Try again later.")
+            else:
+                self._refuse(500, "Internal Server Error")
+        except Exception:
+            self.abort()
+
+    def _read_no_more(self) -> None:
+        """Drop what has been read of the next request, and whatever follows."""
+        if self._phase is _OPEN:
+            self._phase = _LAST
+        self._reader.drop(self.context.loop)
+        self._held_ahead.resize(0)

@@ -1,0 +1,181 @@
+"""What all connections of the HTTP front end share."""
+
+import asyncio
+import errno
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, MutableMapping
+from email.utils import formatdate
+from typing import Any, Protocol, TypeAlias
+
+from modserve.frontends.http.context import CallContext
+from modserve.server import Server
+from modserve.settings import HttpSettings
+
+from .head_memory import HeadMemory
+from .responses import BINARY_HEAD, JSON_HEAD, dated
+
+_log = logging.getLogger(__name__)
+
+Message: TypeAlias = MutableMapping[str, Any]
+AsgiApp: TypeAlias = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+_TICK = 1.0
+"""Seconds between two checks of all connections: the resolution of time-outs and of the Date header."""
+
+_TURN = 0.001
+"""Seconds in each turn of the event loop for requests that clients have sent ahead, over all connections."""
+
+_CALLS = 16
+"""Calls of the application for such requests in each turn: they take their time later, in tasks of their own."""
+
+_WARN = 10.0
+"""Seconds between two warnings that there are too many connections."""
+
+
+class OpenConnection(Protocol):
+    """What is called on a connection from here and by its listener; `check` takes seconds of the loop's clock."""
+
+    def close_when_idle(self) -> None: ...
+    def abort(self) -> None: ...
+    def check(self, now: float) -> None: ...
+    def advance(self) -> None: ...
+
+
+class Turns:
+    """Shares out the turns of the event loop among the connections whose clients have sent requests ahead.
+
+    There may be thousands of such requests, and each may be served as soon as it is read. So that the loop also gets
+    to everything else, all connections together get `seconds` and `_CALLS` calls of the application in each turn.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float = _TURN) -> None:
+        self.seconds = seconds
+        self._loop = loop
+        self._waiting: OrderedDict[OpenConnection, None] = OrderedDict()
+        """Each once, in the order in which they came."""
+        self._end: float | None = None
+        """When this turn's time is over; None before anybody has asked for some of it."""
+        self.calls = 0
+        """Calls of the application since the last turn began."""
+
+    def time_left(self) -> bool:
+        """Whether one more request may be begun in this turn."""
+        now = self._loop.time()
+        if self._end is None:
+            self._end = now + self.seconds
+            self.calls = 0
+            self._loop.call_soon(self._next)
+            return True
+        return now < self._end and self.calls < _CALLS
+
+    def later(self, connection: OpenConnection) -> None:
+        """Call the connection's `advance` in one of the next turns."""
+        self._waiting[connection] = None
+
+    def _next(self) -> None:
+        self._end = None
+        for _ in range(len(self._waiting)):
+            self._waiting.popitem(last=False)[0].advance()
+            if not self.time_left():
+                return
+
+
+class HttpContext:
+    """What the connections of a listener share: the server behind them, its limits, and themselves."""
+
+    def __init__(
+        self,
+        server: Server,
+        app: AsgiApp,
+        tasks: asyncio.TaskGroup,
+        loop: asyncio.AbstractEventLoop,
+        options: HttpSettings,
+    ) -> None:
+        self.server = server
+        self.memory = server.memory
+        self.app = app
+        self.tasks = tasks
+        self.loop = loop
+        self.options = options
+        self.calls = CallContext(server, options)
+        self.turns = Turns(loop)
+        self.connections: set[OpenConnection] = set()
+        self.heads = HeadMemory(options, self.memory)
+        self.closing = False
+        self.idle = asyncio.Event()
+        """Set while there is no connection."""
+        self.idle.set()
+        self._ticking: asyncio.TimerHandle | None = None
+        self._turned_away = 0
+        self._next_warning = 0.0
+        self.date = b""
+        """The Date line of responses (RFC 9110, 6.6.1)."""
+        self.binary_head = BINARY_HEAD
+        self.json_head = JSON_HEAD
+        """The templates of responses' heads, with the date."""
+        self._set_date()
+
+    def opened(self, connection: OpenConnection) -> None:
+        self.connections.add(connection)
+        self.idle.clear()
+
+    def closed(self, connection: OpenConnection) -> None:
+        self.connections.discard(connection)
+        if not self.connections:
+            self.idle.set()
+
+    # Time
+
+    def start_ticking(self) -> None:
+        """Check the connections' time-outs from now on, until `stop_ticking`."""
+        self._ticking = self.loop.call_later(_TICK, self._tick)
+
+    def stop_ticking(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+    def _tick(self) -> None:
+        self._ticking = self.loop.call_later(_TICK, self._tick)
+        self._set_date()
+        now = self.loop.time()
+        self._look_for_descriptors(now)
+        for connection in list(self.connections):
+            connection.check(now)
+
+    def _look_for_descriptors(self, now: float) -> None:
+        """Warn when no port can accept a connection any more, which not every event loop reports."""
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and now >= self._next_warning:
+                self._next_warning = now + _WARN
+                _log.warning("new connections cannot be accepted: %s. Raise the limit (ulimit -n)", error.strerror)
+
+    def _set_date(self) -> None:
+        self.date = b"Date: %b\r\n" % formatdate(time.time(), usegmt=True).encode()
+        self.binary_head = dated(BINARY_HEAD, self.date)
+        self.json_head = dated(JSON_HEAD, self.date)
+
+    # The number of connections
+
+    def is_full(self) -> bool:
+        limit = self.options.max_connections
+        return limit > 0 and len(self.connections) >= limit
+
+    def turned_away(self) -> None:
+        """Count a connection above the limit, and warn from time to time."""
+        self._turned_away += 1
+        now = self.loop.time()
+        if now >= self._next_warning:
+            self._next_warning = now + _WARN
+            _log.warning(
+                "%d HTTP connections are open, which is the limit (--http-max-connections): %d new ones were refused",
+                self.options.max_connections,
+                self._turned_away,
+            )
+            self._turned_away = 0

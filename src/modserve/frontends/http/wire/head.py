@@ -1,0 +1,141 @@
+"""What the head of a request says, and what it must say for the request to be served (RFC 9112)."""
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from modserve.protocol import compression, header_forwarding
+from modserve.protocol.http import deadlines, infer_request
+from modserve.protocol.http.request_head import RequestHead
+from modserve.settings import HttpSettings
+
+from .routes import match_infer, may_be_binary
+
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
+"""RFC 3986, 3.2.2 and 3.2.3; empty for a target without an authority."""
+
+_VERSIONS = ("1.1", "1.0")
+_HEADER_LENGTH = infer_request.HEADER_LENGTH.encode()
+_SINGLE = frozenset({_HEADER_LENGTH, b"content-encoding", b"traceparent"})
+"""Headers of which the last line counts."""
+
+_LONGEST_NUMBER = 20
+"""Digits of a Content-Length."""
+
+_MAX_SHOWN = 100
+"""Characters of a client's header that a refusal repeats."""
+
+
+class RefusedRequestError(Exception):
+    """The response is `status` with `message`, and the connection cannot go on after it."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+@dataclass(slots=True)
+class HeadLines:
+    """A head as the parser reports it."""
+
+    target: bytes = b""
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # with names in lower case; no trailers
+    as_sent: list[tuple[str, str]] = field(default_factory=list)  # the same with names as sent, if any are forwarded
+
+    def without_upgrade(self, method: bytes, version: str) -> bytes:
+        """The head, as if it had not asked for another protocol."""
+        lines = [b"%b %b HTTP/%b" % (method, self.target, version.encode())]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+class Framing(NamedTuple):
+    """How the body comes. `length` is 0 for one in chunks, and for none."""
+
+    length: int
+    expecting: bool  # the client waits for leave to send it (RFC 9110, 10.1.1)
+    limited: bool  # it counts against the limit on JSON: all bodies do, unless a header states the length of their JSON
+
+
+def read_head(
+    lines: HeadLines, method: bytes, version: str, keep_alive: bool, cors: bytes, options: HttpSettings
+) -> tuple[RequestHead, Framing]:
+    """Check a head and understand it. Raises RefusedRequestError."""
+    if version not in _VERSIONS:
+        raise RefusedRequestError(505, f"HTTP/{version} is not supported on this port, only HTTP/1.1 and HTTP/1.0 are")
+    if method == b"CONNECT":
+        # What follows would not be a body but another protocol, none of which may be taken for a request.
+        raise RefusedRequestError(501, "the method CONNECT is not supported: this server is not a proxy")
+    old = version == "1.0"
+    length, chunked, expecting = 0, False, False
+    hosts: list[bytes] = []
+    accepted: list[str] = []
+    timeouts: list[tuple[str, str]] = []
+    single: dict[bytes, bytes] = {}
+    for name, value in lines.headers:
+        if name == b"content-length":
+            length = _length(value)
+        elif name == b"host":
+            hosts.append(value)
+        elif name == b"transfer-encoding":
+            _check_transfer_encoding(value, old, chunked)
+            chunked = True
+        elif name == b"accept-encoding":
+            accepted.append(value.decode("latin-1"))
+        elif name == b"expect":
+            expecting = value.lower() == b"100-continue" and not old
+        elif name in _SINGLE:
+            single[name] = value
+        elif name in deadlines.RAW_HEADERS:
+            timeouts.append((name.decode(), value.decode("latin-1")))
+    _check_host(hosts, old)
+    header_length = single.get(_HEADER_LENGTH)
+    framing = Framing(length, expecting, header_length is None or not may_be_binary(lines.target))
+    inference = match_infer(lines.target) if method == b"POST" else None
+    restriction = options.restrictions.get("inference")
+    if inference is None or (restriction is not None and not restriction.granted(lines.headers)):
+        head = RequestHead(method, lines.target, version, lines.headers, lines.as_sent, keep_alive, old, cors)
+    else:
+        head = RequestHead(
+            keep_alive=keep_alive,
+            old=old,
+            cors=cors,
+            model=inference[0],
+            model_version=inference[1],
+            header_length=header_length,
+            content_encoding=single.get(b"content-encoding"),
+            response_encoding=compression.choose(", ".join(accepted)),
+            forwarded=header_forwarding.matching(options.header_pattern, lines.as_sent),
+            timeouts=tuple(timeouts),
+            traceparent=single.get(b"traceparent"),
+        )
+    return head, framing
+
+
+def _check_host(hosts: list[bytes], old: bool) -> None:
+    """RFC 9112, 3.2: a request of HTTP/1.1 has one Host; no request has several, or one that is no host."""
+    if len(hosts) > 1 or (not hosts and not old):
+        raise RefusedRequestError(400, f"a request needs exactly one Host header, this one has {len(hosts)}")
+    if hosts and _HOST.fullmatch(hosts[0]) is None:
+        raise RefusedRequestError(400, f"the Host header is no host and port: '{_shown(hosts[0])}'")
+
+
+def _length(value: bytes) -> int:
+    digits = value.rstrip(b" \t").lstrip(b"0")
+    if len(digits) > _LONGEST_NUMBER:
+        raise RefusedRequestError(400, f"the Content-Length is no length: '{_shown(value)}'")
+    return int(digits or b"0")
+
+
+def _check_transfer_encoding(value: bytes, old: bool, chunked: bool) -> None:
+    """RFC 9112, 6.1; `chunked` by an earlier line."""
+    if old:
+        raise RefusedRequestError(400, "a request of HTTP/1.0 cannot have a Transfer-Encoding")
+    if chunked or value.lower() != b"chunked":
+        raise RefusedRequestError(501, f"the Transfer-Encoding '{_shown(value)}' is not supported, only 'chunked' is")
+
+
+def _shown(value: bytes) -> str:
+    text = value[: _MAX_SHOWN + 1].decode("latin-1")
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"

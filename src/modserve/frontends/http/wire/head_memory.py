@@ -1,0 +1,120 @@
+"""Heads of inference requests that have been understood before: clients send much the same one again and again.
+
+Two heads mean the same if they agree in the lines that matter, in whatever order these come: the request line and the
+headers in `_ORDINARY`, which are all that `read_head` and the parser look at. Those lines, byte for byte, are the
+*essence* of a head. Two kinds of lines are no part of it: the Content-Length, which is read apart, and whole lines of
+valid characters whose names matter to nobody here (``traceparent``, ``x-request-id``, ``user-agent``, ...). Whatever
+is not such a line stays in the essence, so a head with anything odd in it resembles none that has been understood.
+
+Only the reader adds heads, after the parser has understood them and they were accepted. A head is not remembered if it
+has a header in `_UNUSUAL`, or a header that matters twice.
+"""
+
+import re
+from collections.abc import Hashable
+from dataclasses import replace
+from itertools import islice
+from typing import TypeAlias, TypeVar
+
+from modserve.core.memory import MemoryBudget
+from modserve.protocol import header_forwarding
+from modserve.protocol.http import deadlines, infer_request
+from modserve.protocol.http.request_head import RequestHead
+from modserve.settings import HttpSettings
+
+Known: TypeAlias = tuple[RequestHead, int]
+"""A head, and the Content-Length that comes with it."""
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
+
+_SIZE = 1024
+"""Heads of either kind that are remembered. If there are more, the oldest eighth is forgotten."""
+
+_LONGEST = 4096
+"""Bytes of the longest head that is remembered, or looked up by its essence."""
+
+_INFERENCE = b"POST /v2/models/"
+_ORDINARY = frozenset(
+    {b"accept-encoding", b"connection", b"content-encoding", b"host", b"origin", infer_request.HEADER_LENGTH.encode()}
+    | deadlines.RAW_HEADERS
+)
+_UNUSUAL = frozenset({b"content-length", b"expect", b"proxy-connection", b"transfer-encoding", b"upgrade"})
+"""Together with the headers above, all that the parser and `read_head` look at. A Content-Length is usual, but only the
+one that is read apart."""
+
+_LENGTH = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})(?=\r\n)")
+_LINE = re.compile(rb"\r\n([^:\r]+):[ \t]*([^\r]*)")
+
+
+class HeadMemory:
+    """`exact` holds heads byte for byte, for a connection to look up at once; `recall` knows others by their essence.
+
+    Nothing in it differs from what the parser would make of the same bytes, but for ``traceparent``: it is only there
+    if `traced`.
+    """
+
+    def __init__(self, options: HttpSettings, memory: MemoryBudget, traced: bool = False) -> None:
+        self.exact: dict[bytes, Known] = {}
+        self._essences: dict[tuple[bytes, ...], RequestHead] = {}
+        self._memory = memory
+        self._max_json = options.max_json
+        self._pattern = options.header_pattern
+        self._traced = traced
+        restriction = options.restrictions.get("inference")
+        self._ordinary = _ORDINARY if restriction is None else _ORDINARY | {restriction.name.lower().encode()}
+        names = b"|".join(map(re.escape, sorted(self._ordinary | _UNUSUAL)))
+        self._irrelevant = re.compile(
+            rb"\r\n(?!(?i:%b):)[!#$%%&'*+.^_`|~0-9A-Za-z-]++:[\t\x20-\x7e\x80-\xff]*+(?=\r\n)" % names
+        )
+
+    def recall(self, raw: bytes) -> Known | None:
+        """What the head means, if one with its essence has been understood. A part of a head never has one."""
+        known = self.exact.get(raw)
+        if known is not None or len(raw) > _LONGEST or not raw.startswith(_INFERENCE):
+            return known
+        essence, length = self._essence(raw)
+        head = self._essences.get(essence)
+        if head is None:
+            return None
+        if length > self._max_json or 0 < self._memory.limit < length:
+            return None  # perhaps too long: the reader checks it
+        if self._traced or self._pattern is not None:
+            head = self._with_its_own(head, raw)
+        known = head, length
+        _keep(self.exact, raw, known)
+        return known
+
+    def remember(self, raw: bytes, head: RequestHead, length: int) -> None:
+        """The parser has understood `raw` as `head` of an inference with so many bytes of body."""
+        if len(raw) > _LONGEST or not raw.startswith(_INFERENCE):
+            return
+        essence, stated = self._essence(raw)
+        lines = [line for line in essence if line and not line.startswith(_INFERENCE)]
+        names = {line.partition(b":")[0].lower() for line in lines}
+        if stated == length and len(names) == len(lines) and names <= self._ordinary:
+            _keep(self.exact, raw, (head, length))
+            _keep(self._essences, essence, replace(head, forwarded=(), traceparent=None))
+
+    def _essence(self, raw: bytes) -> tuple[tuple[bytes, ...], int]:
+        """The lines that matter, in alphabetical order, and the Content-Length; none and -1 for a head without it."""
+        parts = _LENGTH.split(self._irrelevant.sub(b"", raw), 1)
+        if len(parts) == 1:
+            return (), -1
+        before, length, after = parts
+        lines = (before + after).split(b"\r\n")
+        lines.sort()
+        return tuple(lines), int(length)
+
+    def _with_its_own(self, head: RequestHead, raw: bytes) -> RequestHead:
+        """A remembered head with the values that may differ from request to request."""
+        lines = _LINE.findall(raw)
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]
+        traceparent = {name.lower(): value for name, value in lines}.get(b"traceparent")
+        return replace(head, forwarded=header_forwarding.matching(self._pattern, pairs), traceparent=traceparent)
+
+
+def _keep(memory: dict[KeyT, ValueT], key: KeyT, value: ValueT) -> None:
+    if len(memory) >= _SIZE:
+        for old in list(islice(memory, _SIZE // 8)):
+            del memory[old]
+    memory[key] = value

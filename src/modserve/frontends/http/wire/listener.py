@@ -1,0 +1,103 @@
+"""The HTTP port: it opens, stops accepting, and closes when the requests at hand have been served."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from modserve.frontends.certificates import Certificates
+from modserve.frontends.http.rest.app import create_app
+from modserve.frontends.http.rest.streams import Streams
+from modserve.server import Server
+from modserve.settings import HttpSettings
+
+from .connection import Connection
+from .context import HttpContext
+
+_HANDSHAKE = 20.0
+"""Seconds a client may take to agree on TLS."""
+
+_FAREWELL = 2.0
+"""Seconds a client may take to close TLS."""
+
+_FLUSH = 1.0
+"""Seconds for responses on their way when the port closes."""
+
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+"""After so many seconds the system probes a silent client, then at this interval, and gives up after so many probes
+without a reply: a client that has vanished costs nothing after two minutes."""
+
+
+class HttpListener:
+    """Serves `server` on one port. `tasks` is the parent of the application's tasks."""
+
+    def __init__(
+        self, server: Server, address: str, port: int, options: HttpSettings, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._server = server
+        self._address = address
+        self._port = port
+        self._options = options
+        self._tasks = tasks
+        self._context: HttpContext | None = None
+        self._streams: Streams | None = None
+        self._socket: asyncio.Server | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return 0 if self._context is None else len(self._context.connections)
+
+    async def start(self) -> int:
+        """Open the port and return its number. Raises OSError, or CertificateError."""
+        loop = asyncio.get_running_loop()
+        app = create_app(self._server, self._options)
+        self._streams = app.state.streams
+        context = self._context = HttpContext(self._server, app, self._tasks, loop, self._options)
+        factory: Callable[[], Connection] = lambda: Connection(context)  # noqa: E731
+        tls: dict[str, Any] = {}
+        if self._options.tls is not None:
+            certificates = Certificates(self._options.tls).server_context()
+            tls = {"ssl": certificates, "ssl_handshake_timeout": _HANDSHAKE, "ssl_shutdown_timeout": _FAREWELL}
+        self._socket = await loop.create_server(
+            factory, self._address, self._port, backlog=2048, reuse_port=self._options.reuse_port or None, **tls
+        )
+        for listening in self._socket.sockets:
+            _keep_alive(listening)
+        context.start_ticking()
+        port: int = self._socket.sockets[0].getsockname()[1]
+        return port
+
+    def stop_accepting(self) -> None:
+        """Take no new connections; those that are open are served and then closed."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._context is not None:
+            self._context.closing = True
+            for connection in list(self._context.connections):
+                connection.close_when_idle()
+
+    async def close(self) -> None:
+        """Stop accepting, end streams, leave time for what has been written, and close what is left."""
+        self.stop_accepting()
+        if self._streams is not None:
+            self._streams.stop()
+        if (context := self._context) is None:
+            return
+        try:
+            async with asyncio.timeout(_FLUSH):
+                await context.idle.wait()
+        except TimeoutError:
+            for connection in list(context.connections):
+                connection.abort()
+            await context.idle.wait()
+        finally:
+            context.stop_ticking()
+
+
+def _keep_alive(listening: socket.socket) -> None:
+    """Let the system probe the silent clients of all connections, which inherit this from the port's socket."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE:
+        if hasattr(socket, name):  # where it is missing, the system's own times hold
+            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

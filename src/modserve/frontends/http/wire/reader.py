@@ -1,0 +1,281 @@
+"""Reads requests from bytes, without I/O: bytes go in, heads with their bodies come out, or a refusal.
+
+httptools parses heads and chunked bodies. Two things go around it: heads that are known (`HeadMemory`), and bodies
+with a Content-Length, which are counted here.
+
+A reader is in one of three states:
+
+- IDLE: between requests. Nothing of a request has come, but for empty lines.
+- HEAD: a part of a head has come. `head` is None, and the parser has all that was read.
+- BODY: the head is complete and its body is not; `head` and `body` are set. Either `missing` bytes are to come, or
+  (`missing` is 0) the body is in chunks, and the parser has all that was read.
+
+`rest` from `at` on has not been read, in any state. A refusal is final: whoever gets one drops the reader's contents.
+"""
+
+import asyncio
+from enum import Enum, auto
+from typing import NoReturn, TypeAlias
+
+import httptools
+
+from modserve.core.errors import ModserveError
+from modserve.core.memory import MemoryBudget
+from modserve.core.tensor import Buffer
+from modserve.protocol.failures import STATUS
+from modserve.protocol.http.infer_body import check_json_size
+from modserve.protocol.http.request_head import RequestHead
+from modserve.settings import HttpSettings
+
+from . import cors
+from .body import IncomingBody
+from .head import HeadLines, RefusedRequestError, read_head
+from .head_memory import HeadMemory
+from .routes import without_origin
+
+END = b"\r\n\r\n"
+"""Ends every head, and every chunked body with its trailers."""
+
+_MAX_HEAD = 64 * 1024
+"""Bytes of a head, and as many of the framing of a chunked body: chunk extensions and trailers."""
+
+_MAX_EMPTY_LINES = 64 * 1024
+"""Bytes of empty lines before a request, which a server should overlook (RFC 9112, 2.2)."""
+
+_MAX_CHUNKS = 65536
+_TOO_MANY_CHUNKS = (
+    f"Chunked request body exceeds maximum of {_MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks."
+)
+_TOO_MUCH_FRAMING = f"the chunk extensions and trailers of the request's body exceed {_MAX_HEAD} bytes"
+
+
+class State(Enum):
+    IDLE = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+IDLE, HEAD, BODY = State
+
+
+Request: TypeAlias = tuple[RequestHead, Buffer]
+"""The head and the body of a request that has come completely."""
+
+
+class Reader:
+    """The upper half of its methods is for the connection, the lower half is called by the parser."""
+
+    def __init__(self, heads: HeadMemory, options: HttpSettings, memory: MemoryBudget) -> None:
+        self.state = IDLE
+        self.rest = b""
+        self.at = 0
+        self.head: RequestHead | None = None
+        self.body = IncomingBody()
+        self.missing = 0
+        self.expecting = False  # the client waits for leave to send the body
+        self.cors = b""  # header lines for a refusal of the request that is being read
+        self.empty_lines = 0  # bytes of them since the last request
+        self._heads = heads
+        self._options = options
+        self._memory = memory
+        self._parser: httptools.HttpRequestParser | None = None  # it refers back to the reader
+        self._lines = HeadLines()
+        self._tail = b""  # the last bytes that the parser got, since END may be cut in two
+        self._framing = 0  # bytes of an incomplete head, or of the framing since the last chunk of a body
+        self._trailers = 0  # bytes of them
+        self._chunks = 0
+        self._limited = True  # the body counts against the limit on JSON
+        self._upgrade = False  # the parser takes the body for a part of another protocol
+        self._ended = False  # the parser has come to the end of the request
+        self._refusal: tuple[int, str] | None = None
+        """Status and message with which a callback has stopped the parser. The exception itself may get lost on its
+        way, if another one was being handled."""
+
+    def feed(self, data: bytes) -> None:
+        """Append what has come to what has not been read."""
+        self.rest = self.rest[self.at :] + data if self.rest else data
+        self.at = 0
+
+    def drop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Forget all that has come. Nothing is fed afterwards."""
+        self.state = IDLE
+        self.head = self._parser = None
+        self.rest = b""
+        self.at = self.missing = 0
+        self.body.drop(loop)
+
+    def read_piece(self) -> Request | None:
+        """Read the next piece of what has come, and return the request that ends with it.
+
+        A piece is a known head with its body; or it ends with a head, a body, or a blank line of a chunked body: no
+        piece takes long. Raises RefusedRequestError; anything else that it raises is a bug.
+        """
+        data, start = self.rest, self.at
+        if self.missing:
+            end = self.at = min(start + self.missing, len(data))
+            piece = data[start:end]
+            self.missing -= end - start
+            if not self.missing and not self.body.size:
+                return self._end(piece)
+            self.body.add(piece)
+            return None if self.missing else self._end(self.body.take())
+        end = self.at = self._next_end(data, start)
+        known = self._heads.recall(data[start:end]) if self.state is IDLE else None
+        if known is None:
+            return self._parse_piece(data[start:end])
+        head, length = known
+        self.empty_lines = 0
+        if end + length <= len(data):
+            self.at = end + length
+            return head, data[end : self.at]
+        self.state, self.head, self.missing, self.cors = BODY, head, length, head.cors
+        return None
+
+    def _end(self, body: Buffer) -> Request:
+        head = self.head
+        assert head is not None, "no request ends before its head: this is a bug"
+        self.state, self.head = IDLE, None
+        self.expecting = self._ended = False
+        self.cors = self._tail = b""
+        self._framing = 0
+        return head, body
+
+    def _next_end(self, data: bytes, start: int) -> int:
+        """The end of the next piece that may end a head or a chunked body which has begun before `start`."""
+        if self._tail:
+            early = (self._tail + data[start : start + 3]).find(END)
+            if early >= 0:
+                return start + early + 4 - len(self._tail)
+        end = data.find(END, start)
+        return len(data) if end < 0 else end + 4
+
+    def _parse_piece(self, piece: bytes) -> Request | None:
+        try:
+            if self.state is BODY:
+                self._parse_chunks(piece)
+            else:
+                self._parse_head(piece)
+            return self._end(self.body.take()) if self._ended else None
+        except httptools.HttpParserCallbackError as error:
+            # Not the client's mistake, unless a callback says so.
+            if self._refusal is None:
+                raise error.__context__ or error from None
+            refusal, self._refusal = self._refusal, None
+        except httptools.HttpParserError as error:
+            refusal = 400, f"malformed HTTP request: {error}"
+        raise RefusedRequestError(*refusal)
+
+    def _parse_head(self, piece: bytes) -> None:
+        """Parse a head, or a part of it. One that is complete and has a body leaves the parser's business."""
+        whole = self.state is IDLE
+        if self._framing + len(piece) > _MAX_HEAD:
+            raise RefusedRequestError(431, f"the request's head exceeds {_MAX_HEAD} bytes")
+        self._parse(piece)
+        if self.state is IDLE:
+            self.empty_lines += len(piece)
+            if self.empty_lines > _MAX_EMPTY_LINES:
+                raise RefusedRequestError(400, f"empty lines before the request exceed {_MAX_EMPTY_LINES} bytes")
+        elif self.state is HEAD:
+            self._framing += len(piece)
+        else:
+            self._framing = 0
+            if self.missing:
+                self._parser = None
+            if whole and self.head is not None and self.head.model:
+                self._heads.remember(piece, self.head, self.missing)
+
+    def _parse_chunks(self, piece: bytes) -> None:
+        progress = self._chunks + self.body.size
+        self._parse(piece)
+        if self._chunks + self.body.size != progress:
+            self._framing = 0
+            return
+        self._framing += len(piece)
+        if self._framing > _MAX_HEAD:
+            raise RefusedRequestError(431, _TOO_MUCH_FRAMING)
+
+    def _parse(self, piece: bytes) -> None:
+        """Raises httptools.HttpParserError for what is no HTTP, of which a callback's error is one kind."""
+        if self._parser is None:
+            self._parser = httptools.HttpRequestParser(self)
+        declined = b""
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            # An upgrade that nobody here speaks is declined by serving the request without it.
+            declined = self._lines.without_upgrade(self._parser.get_method(), self._parser.get_http_version())
+            self._parser = None
+        if declined:
+            self._parse(declined)
+        else:
+            self._tail = (self._tail + piece[-3:])[-3:]
+
+    # The parser's side (names are httptools')
+
+    def on_message_begin(self) -> None:
+        self.state = HEAD
+        self.head = None
+        self.missing = self.empty_lines = self._framing = self._trailers = self._chunks = 0
+        self._upgrade = False
+        self._lines = HeadLines()
+
+    def on_url(self, url: bytes) -> None:
+        self._lines.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.state is BODY:
+            # A trailer is no header (RFC 9110, 6.5.1), and nothing here has a use for one.
+            self._trailers += len(name) + len(value) + 4
+            if self._trailers > _MAX_HEAD:
+                self._stop(431, _TOO_MUCH_FRAMING)
+            return
+        self._lines.headers.append((name.lower(), value))
+        if self._options.header_pattern is not None:
+            self._lines.as_sent.append((name.decode("latin-1"), value.decode("latin-1")))
+
+    def on_headers_complete(self) -> None:
+        parser, lines, options = self._parser, self._lines, self._options
+        assert parser is not None, "it is the parser that calls: this is a bug"
+        method = parser.get_method()
+        self.state = BODY
+        lines.target = without_origin(lines.target)
+        if parser.should_upgrade() and method != b"CONNECT":
+            self._upgrade = True
+            return
+        if options.cors_origins:
+            self.cors = cors.header_block(options.cors_origins, method, lines.headers)
+        version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
+        try:
+            self.head, framing = read_head(lines, method, version, keep_alive, self.cors, options)
+        except RefusedRequestError as refused:
+            self._stop(refused.status, refused.message)
+        self._limited = framing.limited
+        self._check_size(framing.length)
+        if 0 < self._memory.limit < framing.length:
+            self._stop(413, self._memory.exhausted(framing.length).message)
+        self.missing, self.expecting = framing.length, framing.expecting
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+
+    def on_body(self, body: bytes) -> None:
+        if self._chunks > _MAX_CHUNKS:  # the chunk that ends a body has none of it
+            self._stop(400, _TOO_MANY_CHUNKS)
+        self._check_size(self.body.size + len(body))
+        self.body.add(body)
+
+    def on_message_complete(self) -> None:
+        if not self._upgrade:
+            self._ended = True
+
+    def _check_size(self, size: int) -> None:
+        if self._limited:
+            try:
+                check_json_size(size, self._options.max_json)
+            except ModserveError as error:
+                self._stop(STATUS[error.code].http, error.message)
+
+    def _stop(self, status: int, message: str) -> NoReturn:
+        """Leave the parser with a refusal."""
+        self._refusal = status, message
+        raise RefusedRequestError(status, message)

@@ -1,0 +1,71 @@
+"""HTTP/1.1 responses in bytes."""
+
+from collections.abc import Iterable
+from http import HTTPStatus
+
+from modserve.core.errors import ModserveError
+from modserve.core.tensor import Buffer
+from modserve.protocol import failures
+from modserve.protocol.http import infer_response
+from modserve.protocol.http.infer_response import Body
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+BINARY_HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
+    b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n%b\r\n"
+)
+JSON_HEAD = b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
+CLOSE = b"Connection: close\r\n"
+KEEP_ALIVE = b"Connection: keep-alive\r\n"
+
+
+def dated(template: bytes, date: bytes) -> bytes:
+    """One of the templates above with a header line for the date."""
+    status, _, rest = template.partition(b"\r\n")
+    return status + b"\r\n" + date + rest
+
+
+def reason(status: int) -> bytes:
+    return _REASONS.get(status, "Unknown").encode()
+
+
+def persistence(keep_alive: bool, old: bool) -> bytes:
+    """The Connection header, where HTTP/1.1's default does not say it already."""
+    if not keep_alive:
+        return CLOSE
+    return KEEP_ALIVE if old else b""
+
+
+def response_head(status: int, headers: Iterable[tuple[bytes, bytes]], lines: bytes) -> bytes:
+    """`lines` are whole header lines that follow `headers`."""
+    first = [b"HTTP/1.1 %d %b" % (status, reason(status)), *(name + b": " + value for name, value in headers)]
+    return b"\r\n".join(first) + b"\r\n" + lines + b"\r\n"
+
+
+def json_response(status: int, body: bytes, lines: bytes) -> bytes:
+    return JSON_HEAD % (status, reason(status), len(body), lines) + body
+
+
+def inference_response(
+    outcome: Body | ModserveError, lines: bytes, json_head: bytes, binary_head: bytes
+) -> tuple[int, list[Buffer]]:
+    """The length of the body; and the response in parts, of which the first is its head.
+
+    `lines` are whole header lines. The heads are the templates above, with a date.
+    """
+    if isinstance(outcome, ModserveError):
+        body = infer_response.encode_error(outcome)
+        for name, value in failures.headers(outcome).items():
+            lines += b"%b: %b\r\n" % (name.encode(), value.encode())
+        status = failures.spelling(outcome).http
+        return len(body), [json_head % (status, reason(status), len(body), lines), body]
+    size = sum(map(len, outcome.parts))
+    if outcome.server_timing:
+        lines += b"Server-Timing: %b\r\n" % outcome.server_timing.encode()
+    if outcome.encoding is not None:
+        lines += b"Content-Encoding: %b\r\n" % outcome.encoding.encode()
+    if outcome.header_length is None:
+        return size, [json_head % (200, b"OK", size, lines), *outcome.parts]
+    return size, [binary_head % (outcome.header_length, size, lines), *outcome.parts]

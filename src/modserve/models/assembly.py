@@ -1,0 +1,94 @@
+"""A loaded model with all that its configuration asks for, put together of parts that know nothing of each other.
+
+    OrderedModel(CachedModel(Model))                  models, each of which submits to the next
+    Model: grouped(grouped(Signature.accept)), then QueuedScheduler, then InstancePool
+
+Only the parts that the configuration names are there.
+"""
+
+import logging
+from typing import TypeVar
+
+from modserve.core.model_config import ModelConfig
+from modserve.core.normalize import Signature
+from modserve.core.servable import Servable
+from modserve.core.version import ModelId
+from modserve.execution.pool import InstancePool
+from modserve.resources.response_cache import ResponseCache
+from modserve.scheduling import batching
+from modserve.scheduling.adaptive.adaptation import Adaptation
+from modserve.scheduling.adaptive.buckets import LengthBuckets
+from modserve.scheduling.queued import QueuedScheduler
+from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
+
+from .cached import CachedModel
+from .grouping import Accept, by_parameters, grouped
+from .model import Model, Opened, SequenceModel
+from .ordered import OrderedModel
+from .wrapper import ModelWrapper
+
+_log = logging.getLogger(__name__)
+
+ServableT = TypeVar("ServableT", bound=Servable)
+
+
+def assemble_model(
+    model_id: ModelId, opened: Opened, clock: LoopClock, cache: ResponseCache | None = None
+) -> Model | ModelWrapper:
+    """Make a model that takes requests. `cache` is the server's. For the event loop's thread.
+
+    The model closes what was `opened`; if this raises, that is left to the caller.
+    """
+    config = opened.config
+    signature = Signature(config)
+    if config.sequence_batching is not None:
+        return wrapped(SequenceModel(model_id, opened, clock, signature.accept), clock, cache)
+    adaptation = Adaptation(config)
+    accept, alike = _accept(config, signature)
+
+    def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
+        return QueuedScheduler(
+            adaptation.rule,
+            pool,
+            clock,
+            on_drop,
+            adaptation.policy,
+            ripe_size=batching.ripe_size(adaptation.policy, config.max_batch_size),
+            alike=alike,
+            gate=adaptation.gate(pool.remaining_ns),
+        )
+
+    model = Model(model_id, opened, clock, accept, make_scheduler, adaptation.observe if adaptation.learns else None)
+    model.statistics.tuner = adaptation.statistics
+    return wrapped(model, clock, cache)
+
+
+def _accept(config: ModelConfig, signature: Signature) -> tuple[Accept, bool]:
+    """How requests are accepted, and whether a batch may then have any of them, or each runs alone."""
+    accept: Accept = signature.accept
+    policy, padding = config.dynamic_batching, config.padding
+    if policy is None:
+        return accept, True
+    if padding is not None and padding.buckets > 1:
+        buckets = LengthBuckets(padding.buckets, padding.multiple_of, padding.relearn_every)
+        accept = grouped(accept, lambda inflight: buckets.of(inflight.length))
+    if policy.separate_by:
+        accept = grouped(accept, by_parameters(policy.separate_by, config.name))
+    return accept, signature.alike and not policy.separate_by
+
+
+def wrapped(servable: ServableT, clock: Clock, cache: ResponseCache | None) -> ServableT | ModelWrapper:
+    """A model or an ensemble behind the cache and the order of its responses, if it has these."""
+    config = servable.config
+    outer: ServableT | ModelWrapper = servable
+    if config.cached and cache is None:
+        _log.warning(
+            "model '%s' has response_cache enabled, but the server has no cache: every request is run. Start the "
+            "server with --cache-config=local,size=<bytes>",
+            servable.id.name,
+        )
+    elif config.cached and cache is not None:
+        outer = CachedModel(outer, cache, clock)
+    if config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering:
+        outer = OrderedModel(outer)
+    return outer

@@ -1,0 +1,322 @@
+"""Calls of engines to other models of the server.
+
+A call is made on any thread, and begins on the event loop's: there it borrows the model and submits the request, and
+there its responses come. It holds the borrowed model until its last response, or until it is refused; after that it
+refers to nobody. Each request knows the models that wait for it (`Inflight.callers`), so that none waits for itself.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+from modserve.backends.api import EngineRequest, OnResponse
+from modserve.core.errors import Code, ModserveError, cancelled, from_exception, internal, unavailable, unsupported
+from modserve.core.inflight import Inflight
+from modserve.core.memory import MemoryBudget
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.servable import Borrow, Handle, Servable, submit_traced
+from modserve.core.version import ModelId
+from modserve.execution.instance import InstanceThread
+from modserve.execution.running import RunningRequest
+from modserve.resources import flow
+
+_log = logging.getLogger(__name__)
+
+_SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+
+T = TypeVar("T")
+
+
+class ModelControl(Protocol):
+    """What engines may do to the models of the server; implemented by `server.Server`."""
+
+    memory: MemoryBudget
+
+    async def load_model(
+        self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None: ...
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None: ...
+
+    def model_ready(self, name: str, version: int | None) -> bool: ...
+
+
+class ModelCalls:
+    """Implements `backends.api.ModelCaller` for the engine of `model`."""
+
+    def __init__(
+        self, model: ModelId, borrow: Borrow, control: ModelControl | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.model = model
+        self.borrow = borrow
+        self.memory = MemoryBudget() if control is None else control.memory
+        self._control = control
+        self._loop = loop
+        # It is made on the event loop's thread.
+        self._thread = threading.get_ident()
+
+    def __repr__(self) -> str:
+        return f"ModelCalls(of {self.model.name})"
+
+    def submit(
+        self,
+        request: InferenceRequest,
+        on_response: OnResponse,
+        *,
+        parent: EngineRequest | None = None,
+        paced: bool = False,
+    ) -> "RunningCall":
+        parents = _parents(parent)
+        call = RunningCall(self, request, on_response, parents, paced)
+        if isinstance(parent, RunningRequest):
+            call.withdraw = parent.on_cancel(call.cancel)
+        self.on_loop(call.begin)
+        return call
+
+    def infer(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> "Future[InferenceResponse]":
+        future: _CallFuture[InferenceResponse] = _CallFuture(self._thread)
+        held: list[InferenceResponse] = []
+
+        def take(outcome: Outcome, final: bool) -> None:
+            if isinstance(outcome, InferenceResponse):
+                held.append(outcome)
+            if isinstance(outcome, ModserveError):
+                _fail(future, outcome)
+            elif len(held) > 1:
+                _fail(future, unsupported(f"model '{request.model_name}' responded more than once; use 'stream'"))
+            elif final and not future.done():
+                if held:
+                    future.set_result(held[0])
+                else:
+                    _fail(future, internal(f"model '{request.model_name}' gave no response"))
+
+        call = self.submit(request, take, parent=parent)
+        future.add_done_callback(lambda _: call.cancel())  # which does nothing to a call that is over
+        return future
+
+    def stream(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> Iterator[InferenceResponse]:
+        self._check_thread()
+        outcomes: queue.SimpleQueue[tuple[Outcome, bool]] = queue.SimpleQueue()
+        call = self.submit(request, lambda *outcome: outcomes.put(outcome), parent=parent, paced=True)
+        try:
+            final = False
+            while not final:
+                outcome, final = outcomes.get()
+                if isinstance(outcome, ModserveError):
+                    raise outcome
+                if outcome is not None:
+                    yield outcome
+                    call.taken()
+        finally:
+            call.cancel()
+
+    def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> "Future[None]":
+        return asyncio.run_coroutine_threadsafe(self._server.load_model(name, config, files), self._loop)
+
+    def unload(self, name: str, unload_dependents: bool = False) -> "Future[None]":
+        return asyncio.run_coroutine_threadsafe(self._server.unload_model(name, unload_dependents), self._loop)
+
+    def is_ready(self, name: str, version: int | None = None) -> "Future[bool]":
+        future: _CallFuture[bool] = _CallFuture(self._thread)
+        server = self._server
+
+        def look() -> None:
+            try:
+                future.set_result(server.model_ready(name, version))
+            except ModserveError as error:
+                if error.code is Code.NOT_FOUND:
+                    future.set_result(False)
+                else:
+                    _fail(future, error)
+
+        self.on_loop(look)
+        return future
+
+    @property
+    def _server(self) -> ModelControl:
+        if self._control is None:
+            raise unavailable("models cannot be loaded or unloaded by other models here")
+        return self._control
+
+    def pace(self, inflight: Inflight) -> None:
+        """Keep the callee from running ahead of the model that takes its responses."""
+        flow.pace(inflight, self.memory, self._loop)
+
+    def on_loop(self, callback: Callable[[], object]) -> None:
+        """Call back on the event loop's thread: at once if this is it."""
+        if threading.get_ident() == self._thread:
+            callback()
+            return
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError as error:
+            raise unavailable("the server has ended") from error
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        self._loop.call_soon(callback)
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() == self._thread:
+            raise RuntimeError(_BLOCKING)
+
+
+class RunningCall:
+    """Implements `backends.api.Call`, and `core.response.ResponseSink` for the model that is called."""
+
+    def __init__(
+        self,
+        calls: ModelCalls,
+        request: InferenceRequest,
+        on_response: OnResponse,
+        parents: list[Inflight],
+        paced: bool,
+    ) -> None:
+        self.withdraw: Callable[[], None] = _nothing
+        """Ends the connection with the parent's cancellation."""
+        self._calls = calls
+        self._request = request
+        self._on_response = on_response
+        self._parents = parents
+        self._paced = paced
+        self._inflight: Inflight | None = None
+        self._handle: Handle | None = None
+        self._over = False
+
+    def __repr__(self) -> str:
+        return f"RunningCall({self._calls.model.name} → {self._request.model_name})"
+
+    def cancel(self) -> None:
+        if not self._over:
+            self._calls.on_loop(self._cancel)
+
+    def taken(self) -> None:
+        if not self._over:
+            self._calls.on_loop(self._taken)
+
+    def begin(self) -> None:
+        """On the event loop's thread; never raises, and settles nothing before it returns."""
+        if self._over:
+            return
+        request, parents = self._request, self._parents
+        try:
+            self._handle = self._calls.borrow(request.model_name, request.version)
+            servable = self._handle.servable
+            callers = tuple(dict.fromkeys([*(each for one in parents for each in one.callers), self._calls.model]))
+            if servable.id in callers:
+                raise _ring((*callers, servable.id))
+            request, now_ns = _inherited(request, parents, servable), time.monotonic_ns()
+            trace = parents[0].trace if len(parents) == 1 else None
+            if trace is None:
+                inflight = servable.submit(request, self, now_ns)
+            else:
+                inflight = submit_traced(trace.child(servable.id), servable, request, self, now_ns)
+        except Exception as error:
+            failure = from_exception(error, f"failed to call model '{request.model_name}'")
+            self._calls.soon(partial(self.settle, failure, True))
+            return
+        finally:
+            self._parents = []
+        inflight.callers = callers
+        self._inflight = inflight
+        if self._paced:
+            self._calls.pace(inflight)
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        if self._over:
+            return
+        on_response = self._on_response
+        if final:
+            self._end()
+        try:
+            on_response(outcome, final)
+        except Exception:
+            _log.exception("model '%s' failed to take a response of model '%s'", *self._names)
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        return self._calls.model.name, self._request.model_name
+
+    def _end(self) -> None:
+        self._over = True
+        self._on_response = _ignore
+        self._inflight = None  # which refers to this as its sink
+        self.withdraw()
+        self.withdraw = _nothing
+        if self._handle is not None:
+            self._handle.release()
+            self._handle = None
+
+    def _cancel(self) -> None:
+        if self._inflight is not None:
+            self._inflight.cancel()
+        elif not self._over:  # it has not begun, or is about to hear that it was refused
+            self.settle(cancelled(), True)
+
+    def _taken(self) -> None:
+        if self._inflight is not None:
+            self._inflight.sent()
+
+
+class _CallFuture(Future[T]):
+    """The outcome of a call. Waiting for it on the event loop's thread would stop the server, so that raises."""
+
+    def __init__(self, loop_thread: int) -> None:
+        super().__init__()
+        self._loop_thread = loop_thread
+
+    def result(self, timeout: float | None = None) -> T:
+        if not self.done() and threading.get_ident() == self._loop_thread:
+            raise RuntimeError(_BLOCKING)
+        return super().result(timeout)
+
+
+_BLOCKING = "a call to another model cannot be awaited on the event loop's thread: use 'submit', or a done callback"
+
+
+def _fail(future: "Future[T]", error: ModserveError) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _parents(parent: EngineRequest | None) -> list[Inflight]:
+    """The requests that a call is made for: the parent, or else the batch that runs on this thread."""
+    if isinstance(parent, RunningRequest):
+        return [parent.inflight]
+    thread = threading.current_thread()
+    job = thread.job if isinstance(thread, InstanceThread) else None
+    return [] if job is None else job.members
+
+
+def _inherited(request: InferenceRequest, parents: list[Inflight], servable: Servable) -> InferenceRequest:
+    """The request with what it has from its parents: their time, and the sequence of the only one."""
+    deadlines = [parent.deadline_ns for parent in parents]
+    if deadlines and all(deadlines):
+        deadline_ns = max(deadlines)
+        if not request.deadline_ns or deadline_ns < request.deadline_ns:
+            request = replace(request, deadline_ns=deadline_ns)
+    config = servable.config
+    if len(parents) == 1 and (config.sequence_batching is not None or config.ensemble is not None):
+        parameters = parents[0].request.parameters
+        if parameters.get("sequence_id") and not any(name in request.parameters for name in _SEQUENCE_PARAMETERS):
+            sequence = {name: parameters[name] for name in _SEQUENCE_PARAMETERS if name in parameters}
+            request = replace(request, parameters={**request.parameters, **sequence})
+    return request
+
+
+def _ring(models: tuple[ModelId, ...]) -> ModserveError:
+    chain = " → ".join(f"'{name}' version {version}" for name, version in models)
+    return unsupported(f"a model would wait for itself: {chain}")
+
+
+def _nothing() -> None: ...
+
+
+def _ignore(outcome: Outcome, final: bool) -> None: ...

@@ -1,0 +1,81 @@
+"""Makes the instances of a model: when it loads, and again when one of them was lost."""
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from modserve import config as model_config
+from modserve.backends.api import (
+    AsyncInstance,
+    AsyncRequestInstance,
+    BackendModel,
+    Executor,
+    InstanceSpec,
+    Placement,
+    RequestInstance,
+)
+from modserve.backends.registry import new_instance
+from modserve.core.errors import internal, invalid
+from modserve.core.model_config import ModelConfig
+
+_log = logging.getLogger(__name__)
+
+_CLOSING_S = 10.0
+"""How long a lost instance may take to close before another one is made beside it."""
+
+
+def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placement]]) -> list[InstanceSpec]:
+    """What the engine hears of each instance. The JSON text of the configuration is made once, if at all."""
+    write = functools.cache(lambda: model_config.to_text(complete.message))
+    return [
+        InstanceSpec(name, placement.kind, placement.device, index, complete.config, write)
+        for index, (name, placement) in enumerate(places)
+    ]
+
+
+def make_instance(engine: BackendModel, spec: InstanceSpec) -> Executor:
+    """A new instance that the server can use. Raises what the engine raises, and as `_check`, having closed it."""
+    instance = new_instance(engine, spec)
+    try:
+        _check(spec.config, instance)
+    except Exception:
+        if callable(close := getattr(instance, "close", None)):
+            close()
+        raise
+    return instance
+
+
+def make_anew(engine: BackendModel, spec: InstanceSpec, close: Callable[[], None]) -> Executor:
+    """An instance in the place of a lost one, which `close` closes first. On a loading thread."""
+    # What is lost may hang: then it is left to itself, or it would keep the thread from loading other models.
+    closing = threading.Thread(target=_closed, args=(close,), name=f"close-{spec.name}", daemon=True)
+    closing.start()
+    closing.join(_CLOSING_S)
+    return make_instance(engine, spec)
+
+
+def _closed(close: Callable[[], None]) -> None:
+    try:
+        close()
+    except Exception:
+        _log.warning("closing an instance that was lost failed", exc_info=True)
+
+
+def _check(config: ModelConfig, instance: Executor) -> None:
+    """Whether the server can use an instance.
+
+    Raises INTERNAL for an object that is none, INVALID_ARG for what the server does to whole batches, where the engine
+    wants the single requests.
+    """
+    by_request = isinstance(instance, RequestInstance | AsyncRequestInstance)
+    if not by_request and not isinstance(instance, AsyncInstance) and not callable(getattr(instance, "execute", None)):
+        raise internal(
+            f"backend '{config.backend}' made a {type(instance).__name__} for an instance, which has neither 'execute' "
+            "nor 'execute_requests', nor 'start' or 'start_requests' with 'attach', 'detach' and 'close'"
+        )
+    if config.fills_up and by_request:
+        raise invalid(
+            f"model '{config.name}': its parameters ask for padding ('padding.…' or 'scheduling.batch_sizes'), but "
+            f"backend '{config.backend}' gets requests one by one and merges them itself, if at all"
+        )

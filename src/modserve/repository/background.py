@@ -1,0 +1,49 @@
+"""Tasks that outlive the call that began them, and their parent, which ends them."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from modserve.core.errors import ModserveError
+
+_log = logging.getLogger(__name__)
+
+
+class Background:
+    """The parent of some tasks: it logs what they fail with, and waits for them at the end.
+
+    An `asyncio.TaskGroup` would not do: it must be left by the task that entered it, while loads, unloads and the end
+    of a server come from different tasks, and it cancels all tasks when one of them fails.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, ModserveError):  # which the caller hears, if it is still there
+            _log.error("a task failed unforeseen", exc_info=error)
+
+    async def settle(self) -> None:
+        """Wait until all tasks have ended; if this call is cancelled, cancel them and wait."""
+        try:
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+        except asyncio.CancelledError:
+            await self.cancel()
+            raise
+
+    async def cancel(self) -> None:
+        """Cancel all tasks, and wait until they have ended."""
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)

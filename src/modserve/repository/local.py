@@ -1,0 +1,110 @@
+"""Model repositories on disk."""
+
+import asyncio
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from modserve.core.errors import ModserveError, from_exception, invalid
+from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing
+from modserve.core.version import parse_directory
+
+MODEL_FILES = frozenset(
+    {".onnx", ".pt", ".pth", ".plan", ".engine", ".pb", ".pkl", ".joblib", ".safetensors", ".h5", ".keras"}
+)
+
+
+def local_repositories(paths: Iterable[Path]) -> "list[LocalRepository]":
+    """A repository for each directory; a directory that is named twice is one repository."""
+    return [LocalRepository(path) for path in dict.fromkeys(path.absolute() for path in paths)]
+
+
+class LocalRepository:
+    """Implements `core.loading.Repository`: each directory in `path` is a model, and is loaded where it is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    async def names(self) -> Collection[str]:
+        return await asyncio.to_thread(self._names)
+
+    async def look(self, names: Collection[str] | None = None) -> Mapping[str, Listing]:
+        return await asyncio.to_thread(self._look, names)
+
+    async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
+        return DirectoryLease(listing.path)
+
+    async def remarks(self) -> Sequence[str]:
+        return await asyncio.to_thread(self._remarks)
+
+    def _names(self) -> list[str]:
+        return [path.name for path in self._entries() if not path.name.startswith(".") and path.is_dir()]
+
+    def _entries(self) -> list[Path]:
+        try:
+            return sorted(self.path.iterdir())
+        except OSError as error:
+            raise invalid(f"cannot read model repository '{self.path}': {error.strerror}") from error
+
+    def _look(self, names: Collection[str] | None) -> dict[str, Listing]:
+        return {name: self.read(name) for name in self._names() if names is None or name in names}
+
+    def read(self, name: str) -> Listing:
+        """One model: its versions are the directories named by a positive integer without leading zeros. Blocking."""
+        path = self.path / name
+        marks: dict[int | None, list[tuple[str | int, ...]]] = {None: []}
+        for below, *mark in _marks(path):
+            top, *rest = below.split(os.sep)
+            version = parse_directory(top) if rest or not mark else None
+            marks.setdefault(version, []).append((below, *mark))
+        versions = tuple(sorted(version for version in marks if version is not None))
+        content = _content(path / CONFIG_FILE, name)  # after the marks, so that no change of the file is missed
+        by_version = {version: tuple(sorted(files)) for version, files in marks.items()}
+        return Listing(name, self, path, versions, content, marks=by_version)
+
+    def _remarks(self) -> list[str]:
+        return [
+            f"'{path}' is ignored: a model is a folder, such as '{path.stem}/1/model{path.suffix}'"
+            for path in self._entries()
+            if path.suffix in MODEL_FILES and path.is_file()
+        ]
+
+
+def _content(path: Path, name: str) -> bytes | ModserveError | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return from_exception(error, f"reading the configuration of model '{name}'")
+
+
+def _marks(root: Path) -> Iterator[tuple[str, *tuple[int, ...]]]:
+    """The path of everything in a directory, for files with time of modification and size.
+
+    Leaves out what cannot be read or vanishes meanwhile.
+    """
+    pending = [(root, "", frozenset[tuple[int, int]]())]
+    while pending:
+        directory, below, above = pending.pop()
+        try:
+            entries = list(os.scandir(directory))
+        except OSError:
+            continue
+        for entry in entries:
+            path = f"{below}{entry.name}"
+            try:
+                status = entry.stat()
+                is_directory = entry.is_dir()
+            except OSError:
+                continue
+            if not is_directory:
+                yield path, status.st_mtime_ns, status.st_size
+                continue
+            yield (path,)
+            identity = (status.st_dev, status.st_ino)
+            if identity not in above:  # otherwise it is a link to a directory around it
+                pending.append((Path(entry.path), f"{path}{os.sep}", above | {identity}))

@@ -1,0 +1,222 @@
+"""What to do next: pure rules, from the models as they are and as they should be to actions with reasons.
+
+An `Update` brings some models to what is requested of them, each to its blueprint, or out of service for None. `begin`
+fixes at its start which models it may concern: those that are requested, and those that are made of them, directly or
+not (*dependents*). Each of them gets its turn once, after the models that it needs; `decide` then says what is to be
+done with it, by what has become of those. Like the version policies of TF Serving, the rules have no memory of their
+own and never wait: the same tables give the same actions.
+
+The rules for a model in its turn:
+
+- Not wanted: all of its versions are retired. Its dependents were retired first (`retirements`).
+- *Renewed* is a model of which something that it needs is not served as it was before the update, or may yet change.
+  A dependent that is not renewed is left alone.
+- A configuration that cannot be used, or needs that are not met, change nothing in service, with one exception.
+- *Stale* is a model in service that was made of something that is not served as it was. It is loaded again, and if that
+  fails it does not serve on, for it no longer fits what it is made of.
+- Otherwise all selected versions are loaded that are not in service as the repository has them, all of them if the
+  model is renewed. When all have succeeded, the versions that are not selected are retired.
+- *Together*: all loaded versions are taken or none. It is always so beside versions that serve.
+"""
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from modserve.core.errors import ModserveError, internal, invalid
+from modserve.core.lifecycle import UNLOADED
+from modserve.core.loading import Blueprint, Needs, UnreadableModelError
+from modserve.core.servable import Servable
+
+from . import dependencies
+from .dependencies import Graph
+from .table import Model
+
+
+class Before(NamedTuple):
+    """A model before the update."""
+
+    blueprint: Blueprint | None
+    served: Mapping[int, Servable]
+    made_of: Needs
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Changes of some models that are made in one go."""
+
+    requested: Mapping[str, Blueprint | None]
+    together: bool
+    """Whether a client waits for the one model that it has requested, and hears why it failed."""
+    names: set[str]
+    """The models that the update may change or read: what is requested, all dependents, and all that these need."""
+    before: Mapping[str, Before]
+    needs: Graph
+    """What each of these models is to be made of."""
+    turns: Mapping[str, set[str]]
+    """The models that the update may concern, each with those of them that have their turn before it."""
+
+    def blueprint(self, name: str) -> Blueprint | None:
+        return self.requested[name] if name in self.requested else self.former(name).blueprint
+
+    def former(self, name: str) -> Before:
+        return self.before.get(name) or Before(None, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What to do with one model. The parts are done in the order of the fields."""
+
+    model: str
+    reason: str = ""
+    """Why, for the log."""
+    problem: str | None = None
+    """What the index says of the model from now on; None if that stays."""
+    failure: ModserveError | None = None
+    """What whoever requested the change hears."""
+    blueprint: Blueprint | None = None
+    """What to load `load` from; None for an action that loads nothing."""
+    load: tuple[int, ...] = ()
+    together: bool = False
+    """Whether all versions of `load` are taken or none; otherwise each is taken as soon as it is loaded."""
+    stale: bool = False
+    """Whether all versions are retired if a load fails."""
+    retire: tuple[int, ...] = ()
+    """The versions to take out of service, after all loads have succeeded."""
+    state_reason: str = UNLOADED
+    """The reason of the state of the versions that are retired."""
+
+
+def graph(models: Mapping[str, Model], requested: Mapping[str, Blueprint | None]) -> Graph:
+    """What each model needs once the request is met, and what the versions in service are made of."""
+    links = {name: set(needs) for name, needs in _needs(models, requested).items()}
+    for name, model in models.items():
+        if model.made_of:
+            links.setdefault(name, set()).update(model.made_of)
+    return links
+
+
+def _needs(models: Mapping[str, Model], requested: Mapping[str, Blueprint | None]) -> dict[str, Needs]:
+    blueprints = {name: model.blueprint for name, model in models.items()} | dict(requested)
+    return {name: blueprint.needs for name, blueprint in blueprints.items() if blueprint is not None}
+
+
+def begin(models: Mapping[str, Model], requested: Mapping[str, Blueprint | None], together: bool) -> Update:
+    links = graph(models, requested)
+    concerned = requested.keys() | dependencies.dependents(requested, links)
+    names = concerned | dependencies.needed(concerned, links)
+    near = {name: models[name] for name in names if name in models}
+    before = {name: Before(model.blueprint, model.served, model.made_of) for name, model in near.items()}
+    needs = _needs(near, requested)
+    turns = dependencies.turns(needs, {name: former.made_of for name, former in before.items()})
+    own = {name: turns.get(name, set()) & concerned for name in sorted(concerned)}
+    return Update(requested, together, names, before, needs, own)
+
+
+def retirements(update: Update, models: Mapping[str, Model]) -> list[Action]:
+    """Before models go, their dependents go."""
+    gone = {name for name in update.turns if update.blueprint(name) is None}
+    links = graph(models, update.requested)
+    actions = []
+    for name in sorted(dependencies.dependents(gone, links) - gone):
+        lost = ", ".join(f"'{need}'" for need in sorted(dependencies.needed([name], links) & gone))
+        why = f"for ensemble '{name}' depends on {lost}"
+        if served := tuple(models[name].served) if name in models else ():
+            actions.append(Action(name, f"goes, {why}", retire=served, state_reason=f"{UNLOADED}, {why}"))
+    return actions
+
+
+def decide(
+    name: str,
+    update: Update,
+    models: Mapping[str, Model],
+    waiting: Container[str],
+    failures: Mapping[str, ModserveError],
+) -> Action:
+    """What to do with a model in its turn.
+
+    `waiting` are the models of the update that have not had their turn, `failures` what others have failed with.
+    """
+
+    def is_renewed(needs: Iterable[str]) -> bool:
+        return any(
+            need in waiting or (need in models and models[need].served != update.former(need).served) for need in needs
+        )
+
+    model, blueprint, is_requested = models[name], update.blueprint(name), name in update.requested
+    served = tuple(model.served)
+    circle = dependencies.circle(name, update.needs) if blueprint is not None and blueprint.needs else ""
+    stale = is_renewed(update.former(name).made_of)
+    renewed = stale or (blueprint is not None and not circle and is_renewed(blueprint.needs))
+    if not is_requested and not renewed:
+        return Action(name)
+    if blueprint is None:  # the problem of a replacement that failed goes, for that is not wanted any more
+        return Action(name, "is not wanted any more", problem="" if served else None, retire=served)
+    # A model that was not there before a client's load failed is not there after it: the client is told.
+    unlisted = update.together and is_requested and not served
+    if blueprint.failure is not None:
+        failure, state_reason = _unusable(blueprint, blueprint.failure), blueprint.failure.reason
+        if stale:
+            return Action(name, problem="", failure=failure, retire=served, state_reason=state_reason)
+        return Action(name, problem="" if unlisted else state_reason, failure=failure)
+    missing = tuple(each for each in blueprint.versions if renewed or not model.is_current(blueprint.listing, each))
+    unmet = _circular(name, circle) if circle else _unmet(name, blueprint.needs, models, failures)
+    if unmet is not None and (renewed or missing):
+        failure = invalid(f"load failed for model '{name}': {unmet.message}\n")
+        reason = f"cannot be loaded: {unmet.message}"
+        if served and not stale:
+            return Action(name, reason, f"served as it was, for it failed to load: {unmet.reason}", failure)
+        problem = "" if unlisted or model.versions else unmet.reason
+        return Action(name, reason, problem, failure, retire=served, state_reason=unmet.reason)
+    return Action(
+        name,
+        f"loads versions {list(missing)} of {list(blueprint.versions)}{', as what it needs has changed' * renewed}",
+        problem="",
+        blueprint=blueprint,
+        load=missing,
+        together=update.together or bool(served),
+        stale=stale,
+        retire=tuple(version for version in served if version not in blueprint.versions),
+    )
+
+
+def _unmet(
+    name: str, needs: Needs, models: Mapping[str, Model], failures: Mapping[str, ModserveError]
+) -> ModserveError | None:
+    """Why a model cannot be loaded because of the models that it needs, in Triton's words."""
+    rows = {need: models.get(need, Model()) for need in needs}
+    reasons = {
+        need: row.failure or (failures[need].message.strip() if need in failures else "")
+        for need, row in rows.items()
+        if row.latest is None
+    }
+    absent = sorted(need for need, reason in reasons.items() if not reason)
+    if absent:
+        return invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(absent)}")
+    for need, versions in needs.items():
+        who = f"ensemble '{name}' depends on '{need}'"
+        if need in reasons:
+            return invalid(
+                f"{who} which has no loaded version. Model '{need}' loading failed with error: {reasons[need]}"
+            )
+        for version in versions - {None} - rows[need].served.keys():
+            return invalid(f"{who} whose required version {version} is not loaded.")
+    return None
+
+
+def _circular(name: str, through: str) -> ModserveError:
+    return invalid(f"circular dependency between ensembles: {name} -> ... -> {through} -> {name}")
+
+
+def _unusable(blueprint: Blueprint, error: ModserveError) -> ModserveError:
+    name = blueprint.listing.name
+    if isinstance(error, UnreadableModelError):
+        failure = internal if blueprint.listing.config is None else invalid  # the latter came with the call
+        return failure(f"failed to load '{name}', failed to poll from model repository: {error.message}")
+    return invalid(f"load failed for model '{name}': {error.message}\n")
+
+
+def load_failed(name: str, failures: Mapping[int, ModserveError]) -> ModserveError:
+    """What whoever requested a load hears of the versions that failed."""
+    lines = [f"version {version} is at UNAVAILABLE state: {error.reason};\n" for version, error in failures.items()]
+    return invalid(f"load failed for model '{name}': {''.join(lines)}")

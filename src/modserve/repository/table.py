@@ -1,0 +1,369 @@
+"""What models there are, in which states, and all questions about them. Nothing here waits."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from modserve.core.errors import ModserveError, unavailable
+from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
+from modserve.core.loading import Blueprint, DirectoryLease, Listing, Needs
+from modserve.core.servable import Handle, SequenceKeeper, Servable
+from modserve.core.version import (
+    no_available_versions,
+    not_ready,
+    still_loading,
+    unknown_model,
+    unknown_version,
+)
+
+from .handle import Loans
+from .locks import NameLocks
+from .succession import Succession
+
+MOST_REMEMBERED = 10_000
+"""How many models may be listed of which nothing is loaded and nobody wants anything: the oldest ones go first."""
+
+
+class Loaded(NamedTuple):
+    """A servable with what it was loaded from: not in service yet, in service, or retired and not closed yet."""
+
+    servable: Servable
+    listing: Listing
+    lease: DirectoryLease
+    load_ns: int
+
+
+@dataclass
+class Version:
+    state: VersionState = field(default_factory=VersionState)
+    servable: Servable | None = None
+    """Takes the requests. There is one exactly while the version is READY, also while it is being loaded again."""
+    loaded: Loaded | None = None
+    """The servable with what it was loaded from."""
+    reason: str = UNLOADED
+    """The reason of the state once the version is unloaded."""
+
+
+@dataclass
+class Model:
+    blueprint: Blueprint | None = None
+    """What it should be loaded from, also while a model that it needs is missing; None if it should not be loaded."""
+    versions: dict[int, Version] = field(default_factory=dict)
+    made_of: Needs = field(default_factory=dict)
+    """The models that the READY versions are made of. The blueprint's needs differ after a load that failed."""
+    problem: str = ""
+    """What is wrong with the model as it is in the repository, while no version could be tried or older ones serve."""
+    latest: Servable | None = None
+    """The highest READY version."""
+    finishing: list[Servable] = field(default_factory=list)
+    """Servables that are out of service and not closed yet, the last ones first. They continue their sequences."""
+
+    @property
+    def served(self) -> dict[int, Servable]:
+        """The servables of the READY versions, in ascending order of the versions."""
+        return {version: row.servable for version, row in sorted(self.versions.items()) if row.servable is not None}
+
+    @property
+    def failure(self) -> str:
+        """Why no version is READY, in Triton's words; empty where nothing has failed."""
+        lines = [
+            f"version {version} is at UNAVAILABLE state: {row.state.reason};"
+            for version, row in sorted(self.versions.items())
+            if row.state.failed
+        ]
+        return self.problem or " ".join(lines)
+
+    def is_current(self, listing: Listing, version: int) -> bool:
+        """Whether a version is in service just as it would be loaded from `listing`."""
+        loaded = self.versions[version].loaded if version in self.versions else None
+        return loaded is not None and loaded.listing.mark(version) == listing.mark(version)
+
+
+class ModelTable:
+    """The models of one server. Lives on the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, Model] = {}
+        self.loans = Loans()
+        self.locks = NameLocks()
+        """Of the models that are being changed."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after everything that may change which versions are READY."""
+        self._coming: Counter[str] = Counter()
+        """The models that are being loaded, counted by the updates that load them."""
+        self._expected: set[str] | None = set()
+
+    def __repr__(self) -> str:
+        return f"ModelTable({len(self.index())} versions of {len(self.models)} models)"
+
+    # Questions about one model
+
+    def get(self, name: str, version: int | None) -> Servable:
+        """The READY version `version`, the latest for None. Raises NOT_FOUND or UNAVAILABLE with Triton's texts.
+
+        Requests of sequences go to the servables where these have begun, also after they were retired.
+        """
+        model = self.models.get(name)
+        servable = None
+        if model is not None:
+            if version is None:
+                servable = model.latest
+            elif version in model.versions:
+                servable = model.versions[version].servable
+            if model.finishing:
+                servable = _in_front(servable, [each for each in model.finishing if version in (None, each.id.version)])
+        if servable is None:
+            raise self._refusal(name, version)
+        return servable
+
+    def _refusal(self, name: str, version: int | None) -> ModserveError:
+        """Why no servable responds."""
+        model = self.models.get(name)
+        if model is None and self._expected is None:
+            return unavailable(
+                f"Request for unknown model: '{name}' is not found: the server is starting and has not looked through "
+                "its model repositories yet"
+            )
+        if self._is_coming(name):
+            return still_loading(name, version)
+        if model is None:
+            return unknown_model(name)
+        if version is None:
+            return no_available_versions(name, model.failure)
+        if version not in model.versions:
+            return unknown_version(name, version, model.problem if model.latest is None else "")
+        state = model.versions[version].state
+        if state.state is State.LOADING:
+            return still_loading(name, version)
+        return not_ready(name, version, state.reason if state.state is State.UNAVAILABLE else "")
+
+    def state(self, name: str, version: int | None) -> VersionState:
+        """The state of a version, or for None of the version that would respond. Raises NOT_FOUND."""
+        model = self.models.get(name)
+        if model is None or (self._is_coming(name) and version not in (None, *model.versions)):
+            if self._is_coming(name) and self._expected is not None:
+                return VersionState(State.LOADING)
+            raise self._refusal(name, version)
+        latest = model.latest.id.version if model.latest is not None else max(model.versions, default=0)
+        row = model.versions.get(latest if version is None else version)
+        if row is not None:
+            return row.state
+        if version is not None:
+            raise unknown_version(name, version)
+        return VersionState(State.LOADING) if self._is_coming(name) else VersionState(State.UNAVAILABLE, model.problem)
+
+    def is_ready(self, name: str, version: int | None) -> bool:
+        """Whether a version, the latest for None, is READY and healthy. Raises NOT_FOUND."""
+        if self.state(name, version).state is not State.READY:
+            return False
+        model = self.models[name]
+        servable = model.latest if version is None else model.versions[version].servable
+        return servable is not None and servable.unready_reason is None
+
+    def ready_versions(self, name: str) -> list[Servable]:
+        """The READY versions in ascending order; none for an unknown model."""
+        return list(self.models[name].served.values()) if name in self.models else []
+
+    def finishing(self, name: str, version: int | None) -> Servable | None:
+        """The servables that have open sequences, READY or not, as one; of one version, or of all for None."""
+        model = self.models.get(name)
+        if model is None:
+            return None
+        servables = [*reversed(model.served.values()), *model.finishing]
+        return _in_front(None, [each for each in servables if version in (None, each.id.version)])
+
+    def borrow(self, name: str, version: int | None) -> Handle:
+        """Like `get`, but the servable is not drained until the handle is released."""
+        return self.lend(self.get(name, version))
+
+    def lend(self, servable: Servable) -> Handle:
+        """Like `borrow`, for a servable that `get` or `finishing` returned in this turn of the event loop."""
+        return self.loans.lend(servable.heir if isinstance(servable, Succession) else servable, servable)
+
+    # Questions about all models
+
+    def names(self) -> list[str]:
+        return sorted(self.models)
+
+    def keepers(self) -> list[Servable]:
+        """All servables that have open sequences, READY or not."""
+        servables = [each for model in self.models.values() for each in (*model.served.values(), *model.finishing)]
+        return [each for each in servables if isinstance(each, SequenceKeeper) and each.open_sequences]
+
+    def index(self) -> list[IndexEntry]:
+        """Every version of every model, by name and version."""
+        return [entry for entry, _ in self._entries()]
+
+    def unready(self) -> list[IndexEntry]:
+        """What keeps the server from being ready: all versions but the healthy ones and those unloaded on purpose."""
+        return [entry for entry, is_ready in self._entries() if not is_ready]
+
+    def _entries(self) -> Iterator[tuple[IndexEntry, bool]]:
+        """The lines of the index, each with whether it allows the server to be ready."""
+        for name, model in sorted(self.models.items()):
+            if model.problem and model.latest is None:
+                yield IndexEntry(name, None, State.UNAVAILABLE, model.problem), model.problem.startswith(UNLOADED)
+            for version, row in sorted(model.versions.items()):
+                state = row.state
+                ailment = row.servable.unready_reason if row.servable is not None else None
+                reason = ailment or (state.reason if row.servable is None else model.problem)
+                entry = IndexEntry(name, version, state.state, reason, state.load_ns)
+                yield entry, ailment is None and not state.holds_up_readiness
+
+    # What is about to be loaded
+
+    def expect(self, names: Iterable[str] | None) -> None:
+        """Some models will be loaded, and count as loading until then; None while nobody knows which models."""
+        self._expected = None if names is None else set(names)
+
+    def announce(self, names: Collection[str]) -> None:
+        """An update begins to load some models. For each of them, `arrived` is called when its state is final."""
+        self._coming.update(names)
+        if self._expected is not None:
+            self._expected.difference_update(names)
+
+    def arrived(self, name: str) -> None:
+        self._coming[name] -= 1
+        if not self._coming[name]:
+            del self._coming[name]
+
+    def _is_coming(self, name: str) -> bool:
+        """Whether a model without a READY version is being loaded, or is about to be."""
+        model = self.models.get(name)
+        if model is not None and model.latest is not None:
+            return False
+        return self._expected is None or name in self._expected or name in self._coming
+
+    # Changes by the control
+
+    def refuse(self, name: str, reason: str) -> None:
+        """List a model that cannot even be tried."""
+        self.models.setdefault(name, Model()).problem = reason
+        self.on_change()
+
+    def forget(self, name: str) -> None:
+        """List no failures of a model any more, since it has gone from the repositories."""
+        if name in self.models:
+            self.models[name].problem = ""
+            self.drop_failures(name, ())
+            self.tidy((name,))
+            self.on_change()
+
+    # Changes by the manager: a version goes from one state to the next
+
+    def _step(self, row: Version, state: State, reason: str = "", load_ns: int = 0) -> None:
+        row.state = row.state.advance(state, reason, load_ns)
+        self.on_change()
+
+    def want(self, blueprints: Mapping[str, Blueprint | None]) -> None:
+        for name, blueprint in blueprints.items():
+            self.models.setdefault(name, Model()).blueprint = blueprint
+
+    def begin(self, name: str, versions: Iterable[int]) -> None:
+        """Some versions are being loaded. Those that serve remain READY."""
+        for version in versions:
+            row = self.models[name].versions.setdefault(version, Version())
+            if row.servable is None:
+                self._step(row, State.LOADING)
+
+    def fail(self, name: str, version: int, reason: str) -> None:
+        """A load has failed."""
+        model = self.models[name]
+        if model.versions[version].servable is None:
+            self._step(model.versions[version], State.UNAVAILABLE, reason)
+        else:
+            model.problem = f"version {version} is served as it was, for it failed to load: {reason}"
+
+    # The servables that these return take nothing new, and have to be drained and closed.
+
+    def take(self, loaded: Loaded, made_of: Needs) -> list[Loaded]:
+        """Put a loaded version in service; returns what it replaces."""
+        name, version = loaded.servable.id
+        model = self.models[name]
+        row = model.versions[version]
+        replaced = row.loaded
+        row.servable, row.loaded = loaded.servable, loaded
+        loaded.servable.statistics.load_ns = loaded.load_ns
+        self._step(row, State.READY, load_ns=loaded.load_ns)
+        model.made_of = made_of
+        _rank(model)
+        return _finish(model, replaced)
+
+    def abandon(self, name: str, version: int, reason: str, loaded: Loaded | None) -> list[Loaded]:
+        """End a load that is not taken, since another version failed or the load was cancelled."""
+        model = self.models[name]
+        if model.versions[version].state.state is State.LOADING:
+            self._step(model.versions[version], State.UNAVAILABLE, reason)
+        return _finish(model, loaded)
+
+    def retire(self, name: str, versions: Iterable[int], reason: str) -> list[Loaded]:
+        """Take READY versions out of service; `reason` is that of their state once they are unloaded."""
+        model = self.models[name]
+        retired = []
+        for version in versions:
+            row = model.versions[version]
+            retired += _finish(model, row.loaded)
+            row.loaded, row.servable, row.reason = None, None, reason
+            self._step(row, State.UNLOADING)
+        _rank(model)
+        return retired
+
+    def closed(self, servable: Servable) -> bool:
+        """A retired servable is closed. Returns whether its version is now unloaded."""
+        model = self.models[servable.id.name]
+        model.finishing.remove(servable)
+        row = model.versions.get(servable.id.version)
+        over = all(each.id != servable.id for each in model.finishing)
+        if row is None or row.state.state is not State.UNLOADING or not over:
+            return False
+        self._step(row, State.UNAVAILABLE, row.reason)
+        return True
+
+    def drop_failures(self, name: str, versions: Container[int]) -> None:
+        """List no failures of versions other than these, which are the ones that are in the repository."""
+        rows = self.models[name].versions
+        for version in [version for version, row in rows.items() if row.state.failed and version not in versions]:
+            del rows[version]
+
+    def tidy(self, names: Iterable[str]) -> None:
+        """Drop those of some models that have nothing to list, and the oldest ones if too many are idle."""
+        for name in names:
+            model = self.models.get(name)
+            if (
+                name not in self.locks.busy
+                and model is not None
+                and not (model.versions or model.problem or model.finishing)
+            ):
+                del self.models[name]
+        if len(self.models) > MOST_REMEMBERED:
+            idle = [name for name, model in self.models.items() if name not in self.locks.busy and _is_idle(model)]
+            for name in idle[: len(self.models) - MOST_REMEMBERED]:
+                del self.models[name]
+
+
+def _is_idle(model: Model) -> bool:
+    return model.blueprint is None and model.latest is None and not model.finishing
+
+
+def _finish(model: Model, loaded: Loaded | None) -> list[Loaded]:
+    if loaded is None:
+        return []
+    model.finishing.insert(0, loaded.servable)
+    return [loaded]
+
+
+def _rank(model: Model) -> None:
+    model.latest = next(reversed(model.served.values()), None)
+    if model.latest is None:
+        model.made_of = {}
+
+
+def _in_front(heir: Servable | None, others: Iterable[Servable]) -> Servable | None:
+    """`heir`, or what stands in front of it and of those of the others that have open sequences."""
+    keepers = [each for each in others if isinstance(each, SequenceKeeper) and each.open_sequences]
+    if not keepers:
+        return heir
+    if heir is None:
+        heir, *keepers = keepers
+    return Succession(heir, keepers) if keepers else heir

@@ -1,0 +1,62 @@
+"""What one model does by what it has seen of its own traffic: the only door to this package for the others."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import DynamicBatching, ModelConfig
+from modserve.core.statistics import TunerStatistics
+from modserve.core.timing import ExecutionTiming
+
+from .. import batching
+from ..batching import Rule
+from .admission import Gate
+from .prediction import RunTimes
+from .tuner import Tuner
+
+
+class Adaptation:
+    """For models without sequences: the batching rule, which executions may change, and the gate before the queue.
+
+    `rule` is what the queue's scheduler asks, and `policy` bounds what it may do: the longest delay and the largest
+    batch. Nobody need call `observe` unless the model `learns`. `statistics` are the tuner's, None without one.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._run_times = RunTimes()
+        self._tuner: Tuner | None = None
+        self.rule: Rule = batching.direct
+        self.policy = policy = config.dynamic_batching or DynamicBatching()
+        self.statistics: TunerStatistics | None = None
+        if config.dynamic_batching is None:
+            pass
+        elif policy.p99_goal_ns:
+            self._tuner = Tuner(policy, config.max_batch_size, self._run_times, self._dynamic)
+            self.rule, self.statistics = self._tuner.rule, self._tuner.statistics
+            # The delay may become this long, and batches as large as the model takes.
+            self.policy = replace(policy, preferred_batch_sizes=(), max_queue_delay_ns=policy.p99_goal_ns)
+        else:
+            self.rule = self._dynamic(policy, config.max_batch_size)
+        policies = (policy.default_policy, *policy.level_policies.values())
+        self.learns = bool(
+            self.policy.max_queue_delay_ns
+            or config.admission.by_deadline
+            or any(each.max_queue_size for each in policies)
+        )
+        """Whether the rule or the gate asks how long executions take."""
+
+    def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
+        """A batch has been executed."""
+        self._run_times.observe(timing.batch_size, timing.compute_end_ns - timing.compute_start_ns)
+        if self._tuner is not None:
+            self._tuner.observe(timing, members)
+
+    def gate(self, remaining_ns: Callable[[int, Callable[[int], int]], Sequence[int]]) -> Gate:
+        """`remaining_ns` says at a time how long each slot is still busy, by a prediction of run times."""
+        run_times = self._run_times
+        limit = 0 if self._config.dynamic_batching is None else max(1, self._config.max_batch_size)
+        return Gate(self._config.admission, run_times.at_best, lambda now_ns: remaining_ns(now_ns, run_times), limit)
+
+    def _dynamic(self, policy: DynamicBatching, max_batch_size: int) -> Rule:
+        return batching.dynamic(policy, max_batch_size, self._run_times, batching.element_cost(self._config))

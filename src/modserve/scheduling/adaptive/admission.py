@@ -1,0 +1,91 @@
+"""The gate before a queue: it refuses at once what would come too late, by prediction."""
+
+from collections.abc import Callable, Sequence
+
+from modserve.core.errors import OverloadedError
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import Admission
+
+from .prediction import wait_ns
+
+_OFF = Admission()
+
+
+class Gate:
+    """Says which requests may queue.
+
+    `run_ns` predicts how long a batch of a size runs, 0 for unknown. It should rather guess too low: a request that was
+    refused never shows that it would have been in time. `remaining_ns` predicts at a time how long each slot is busy.
+    Batches have up to `limit` items; 0 for models that run each request on its own. The queue delay does not count,
+    since it ends early for a request with a deadline or a queue limit.
+    """
+
+    def __init__(
+        self,
+        options: Admission = _OFF,
+        run_ns: Callable[[int], int] = lambda batch_size: 0,
+        remaining_ns: Callable[[int], Sequence[int]] = lambda now_ns: (0,),
+        limit: int = 0,
+    ) -> None:
+        self._options = options
+        self._run_ns = run_ns
+        self._remaining_ns = remaining_ns
+        self._limit = limit
+        self.predicts = options.by_deadline
+        """Whether `check` may refuse anything."""
+
+    def check(self, inflight: Inflight, count: int, size: int, now_ns: int) -> None:
+        """Raises `OverloadedError` if the request would come too late behind `count` others, whose sizes sum to `size`.
+
+        Its queue limit bounds the waiting alone; its deadline and the goal bound waiting and execution together. A
+        request may always come in while a slot is free and nobody waits: the prediction may be wrong, and would stay so
+        if nothing ran any more.
+        """
+        allowed_ns = self._options.latency_goal_ns
+        if inflight.deadline_ns:
+            left_ns = max(0, inflight.deadline_ns - now_ns)
+            allowed_ns = min(allowed_ns or left_ns, left_ns)
+        elif not allowed_ns and not inflight.queue_limit_ns:
+            return
+        own = inflight.batch_size or 1
+        if not self._run_ns(own):
+            return
+        waiting_ns = self._wait_ns(count, size, now_ns)
+        if not waiting_ns and not count:
+            return
+        if inflight.queue_limit_ns:
+            left_ns = max(0, inflight.queue_limit_ns - now_ns)
+            if waiting_ns > left_ns:
+                raise self._refused(inflight, waiting_ns, left_ns, waiting_ns - left_ns, "")
+        if not allowed_ns:
+            return
+        # Those that are left over from the batches ahead are likely to run in its batch.
+        running_ns = self._run_ns(min(self._limit, size % self._limit + own) if self._limit else own)
+        late_ns = waiting_ns + running_ns - allowed_ns
+        if late_ns > 0:
+            execution = f" and {running_ns / 1e6:.1f} ms of execution"
+            raise self._refused(inflight, waiting_ns, allowed_ns, min(late_ns, waiting_ns), execution)
+
+    def _refused(
+        self, inflight: Inflight, waiting_ns: int, allowed_ns: int, retry_after_ns: int, execution: str
+    ) -> OverloadedError:
+        return OverloadedError(
+            f"{inflight.request.label}Request refused, it would come too late: predicted {waiting_ns / 1e6:.1f} ms "
+            f"in the queue{execution}, allowed {allowed_ns / 1e6:.1f} ms",
+            retry_after_ns,
+            too_many=self._options.too_many,
+        )
+
+    def full(self, inflight: Inflight, count: int, size: int, now_ns: int) -> OverloadedError:
+        """The refusal of a request for which the queue has no room. `count` and `size` are of all that wait there."""
+        return OverloadedError(
+            f"{inflight.request.label}Exceeds maximum queue size",
+            self._wait_ns(count, size, now_ns),
+            too_many=self._options.too_many,
+        )
+
+    def _wait_ns(self, count: int, size: int, now_ns: int) -> int:
+        if self._limit:
+            return wait_ns(size // self._limit, self._run_ns(self._limit), self._remaining_ns(now_ns))
+        each_ns = self._run_ns(-(-size // count)) if count else 0
+        return wait_ns(count, each_ns, self._remaining_ns(now_ns))

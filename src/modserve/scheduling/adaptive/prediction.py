@@ -1,0 +1,129 @@
+"""How long batches are likely to run, and how long a request is likely to wait, by the executions so far."""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+_WEIGHT = 0.2  # the share of the latest execution in the mean of its size; more if that mean is old
+_EXACT = 32  # sizes up to this have a mean each; above, 16 sizes between two powers of two have one
+_FORGET_AFTER = 1024  # executions after which a size that did not occur is forgotten: all may run differently now
+_FORGET_FIRST_AFTER = 32  # the same for `at_best` while a size has occurred only once
+_SURE = 0.25  # the share of that time in which `at_best` has no doubt
+
+
+class RunTimes:
+    """How long executions run, by batch size: exponentially weighted means, and straight lines between them.
+
+    The first execution of a size only counts until the second: engines often have something to prepare for it.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[int, float] = {}
+        self._sizes: list[int] = []
+        self._seen: dict[int, int] = {}
+        self._times: dict[int, int] = {}
+        self._count = 0
+
+    def __repr__(self) -> str:
+        return f"RunTimes({', '.join(f'{size}: {self._means[size] / 1e6:.3g} ms' for size in self._sizes)})"
+
+    def observe(self, batch_size: int, ns: int) -> None:
+        """A batch of `batch_size` took `ns`."""
+        self._count += 1
+        size = _counted_as(batch_size)
+        times = self._times.get(size, 0)
+        if not times:
+            insort(self._sizes, size)
+        weight = max(_WEIGHT, min(1.0, 2 * self._doubt(size))) if times > 1 else 1.0
+        mean = self._means[size] if times else 0.0
+        self._means[size] = mean + weight * (ns - mean)
+        self._times[size] = times + 1
+        self._seen[size] = self._count
+        if not self._count % _FORGET_AFTER:
+            self._forget()
+
+    def __call__(self, batch_size: int) -> int:
+        """How long a batch of `batch_size` is likely to run, in nanoseconds; 0 while nothing is known.
+
+        Sizes below the smallest known one take as long as that. Above the largest the line between the two largest goes
+        on; with only one known size, time is in proportion to size.
+        """
+        sizes, means = self._sizes, self._means
+        if not sizes:
+            return 0
+        place = bisect_left(sizes, batch_size)
+        if place == len(sizes):
+            return self._beyond(batch_size)
+        above = sizes[place]
+        if place == 0 or above == batch_size:
+            return int(means[above])
+        below = sizes[place - 1]
+        share = (batch_size - below) / (above - below)
+        return int(means[below] + share * (means[above] - means[below]))
+
+    def at_best(self, batch_size: int) -> int:
+        """Like a call, but low where the time is not known, or not sure any more: for refusing by a prediction.
+
+        A refused request does not run. So a prediction that is too high would stay so, while the next execution
+        corrects one that is too low. A batch above the largest known size is taken to cost no more than that size, and
+        a smaller batch no more than a larger one.
+        """
+        sizes = self._sizes
+        if not sizes:
+            return 0
+        sure = len(sizes) - 1
+        while self._doubt(sizes[sure]) > _SURE:
+            sure -= 1  # this ends: there is no doubt about the latest size
+        place = min(bisect_left(sizes, batch_size), len(sizes) - 1)
+        above, above_ns = sizes[place], self._believed(place, sure)
+        if place == 0 or above <= batch_size:
+            return int(above_ns)
+        below, below_ns = sizes[place - 1], min(above_ns, self._believed(place - 1, sure))
+        return int(below_ns + (batch_size - below) / (above - below) * (above_ns - below_ns))
+
+    def _believed(self, place: int, sure: int) -> float:
+        """The mean of the size at a place, or less of it if the size is larger than the largest sure one, at `sure`.
+
+        The longer such a size has not occurred, the less, down to the mean of the largest sure size. Batches then
+        become larger step by step until one takes too long.
+        """
+        size = self._sizes[place]
+        mean_ns = self._means[size]
+        if place <= sure:
+            return mean_ns
+        return max(mean_ns * (1 - self._doubt(size)), min(mean_ns, self._means[self._sizes[sure]]))
+
+    def _doubt(self, size: int) -> float:
+        until = _FORGET_AFTER if self._times[size] > 1 else _FORGET_FIRST_AFTER
+        return (self._count - self._seen[size]) / until
+
+    def _beyond(self, batch_size: int) -> int:
+        last = self._sizes[-1]
+        slope = self._means[last] / last
+        if len(self._sizes) > 1:
+            before = self._sizes[-2]
+            slope = min(slope, max(0.0, (self._means[last] - self._means[before]) / (last - before)))
+        return int(self._means[last] + slope * (batch_size - last))
+
+    def _forget(self) -> None:
+        oldest = self._count - _FORGET_AFTER
+        self._sizes = [size for size in self._sizes if self._seen[size] > oldest]
+        self._means = {size: self._means[size] for size in self._sizes}
+        self._seen = {size: self._seen[size] for size in self._sizes}
+        self._times = {size: self._times[size] for size in self._sizes}
+
+
+def _counted_as(size: int) -> int:
+    """The size under which a batch is counted: bounded in number, whatever sizes come."""
+    if size <= _EXACT:
+        return max(1, size)
+    step = 1 << (size.bit_length() - 5)
+    return -(-size // step) * step
+
+
+def wait_ns(batches: int, batch_ns: int, remaining_ns: Sequence[int]) -> int:
+    """How long a batch is likely to wait behind `batches` others, which take `batch_ns` each.
+
+    `remaining_ns` says for each slot how long it is still busy, 0 for a free one.
+    """
+    rounds, left = divmod(batches, len(remaining_ns))
+    return sorted(remaining_ns)[left] + rounds * batch_ns

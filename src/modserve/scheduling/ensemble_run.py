@@ -1,0 +1,321 @@
+"""One request to an ensemble: starts its steps as their inputs come, and puts its responses in order.
+
+A thin loop around `dataflow`, which says what is ready. It is a `StepOwner` for its steps, and knows no other request.
+"""
+
+import copy
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from modserve.core.errors import ModserveError, cancelled, invalid, unavailable
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import ModelConfig
+from modserve.core.request import ParameterValue
+from modserve.core.response import InferenceResponse
+from modserve.core.servable import Borrow, Handle
+from modserve.core.tensor import Tensor
+from modserve.core.timing import ExecutionTiming
+from modserve.core.version import ModelId
+
+from . import dataflow
+from .batching import Reason
+from .dataflow import Missing, Plan, Value, Wave
+from .ensemble_step import StepExecution, StepLimit
+from .scheduler import Alarm, Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all requests to an ensemble share."""
+
+    config: ModelConfig
+    version: int
+    borrow: Borrow
+    clock: Clock
+    limits: Sequence[StepLimit]
+    """By step; none if the ensemble has no limit."""
+
+
+OnEnd: TypeAlias = Callable[["EnsembleRun", ExecutionTiming, ModserveError | None], None]
+"""Called when a request is over, before its client gets the last response."""
+
+
+class EnsembleRun:
+    """Implements `ensemble_step.StepOwner`.
+
+    It borrows all models that it needs from `start` to its end. A failed step ends it, and then the other steps under
+    way are cancelled. Only `_finish` sets `over`, once; after that no step begins, and the client hears no more.
+    """
+
+    def __init__(self, surroundings: Surroundings, plan: Plan, inflight: Inflight, on_end: OnEnd) -> None:
+        self.inflight = inflight
+        self.plan = plan
+        self.clock = surroundings.clock
+        self.over = False
+        self._surroundings = surroundings
+        self._config = surroundings.config
+        self._limits = surroundings.limits
+        self._on_end = on_end
+        self._steps: set[StepExecution] = set()
+        """Those under way, and those that wait for the limit."""
+        self._compute_ns = [0, 0, 0]
+        """Input, inference and output, of all steps."""
+        self._handles: dict[tuple[str, int | None], Handle] = {}
+        self._complete: list[tuple[tuple[int, ...], InferenceResponse]] = []
+        """A heap of responses by their place among all of them."""
+        self._order: list[tuple[tuple[int, ...], int, StepExecution]] = []
+        """A heap of the steps by the place of the next response that may follow from them, or an earlier one."""
+        self._producers: dict[Wave, StepExecution] = {}
+        """Of waves in which a step waits for the limit: the decoupled step whose response they come from."""
+        self._held: list[tuple[int, int, StepExecution]] = []
+        """A heap of those that had to wait for the limit, by when they have waited too long."""
+        self._count = itertools.count()
+        self._start_ns = 0
+        self._alarm = Alarm(self.clock, self._look)
+
+    @property
+    def callers(self) -> tuple[ModelId, ...]:
+        return (*self.inflight.callers, ModelId(self._config.name, self._surroundings.version))
+
+    def start(self) -> None:
+        if self.over:
+            return
+        self._start_ns = self.clock.now_ns()
+        try:
+            for name, version in self.plan.needs:
+                self._handles[name, version] = self._surroundings.borrow(name, version)
+            inflight = self.inflight
+            entries = {
+                spec.name: Value(inflight.inputs[spec.name], inflight.batch_size)
+                if spec.name in inflight.inputs
+                else Missing.ABSENT
+                for spec in self._config.inputs
+            }
+            wave = Wave(self.plan)
+            self._advance(wave, wave.settle(entries))
+        except ModserveError as error:
+            self.fail(error)
+            return
+        self._flush()
+
+    def cancelled(self, inflight: Inflight) -> None:
+        """The client cancels the request, and knows."""
+        self._finish(cancelled())
+
+    def fail(self, error: ModserveError) -> None:
+        """End it because of an error. The client gets it with the name of the ensemble."""
+        named = copy.copy(error)
+        named.message = f"in ensemble '{self._config.name}', {error.message}"
+        named.args = (named.message,)
+        self.end(named)
+
+    def end(self, error: ModserveError) -> None:
+        if not self.over:
+            self._finish(error)
+            self.inflight.settle(error)
+
+    # What steps tell
+
+    def begun(self, step: StepExecution) -> None:
+        wave = step.wave
+        wave.held -= 1
+        if not wave.held and (producer := self._producers.pop(wave, None)) is not None:
+            producer.passed_on()
+
+    def responded(self, step: StepExecution, response: InferenceResponse, final: bool) -> None:
+        if final:
+            self._count_up(step)
+        if self.over:
+            return
+        try:
+            wave = step.next_wave()
+            sequence = step.sequence
+            if not response.parameters.keys().isdisjoint(dataflow.SEQUENCE_PARAMETERS):
+                sequence = dataflow.sequence_parameters(response.parameters, step.parameters())
+            entries = dataflow.follow_up(
+                self.plan.steps[step.index],
+                response,
+                self.plan.requested[step.index],
+                step.batch_size,
+                sequence,
+            )
+            self._advance(wave, wave.settle(entries, step.waited_until(response)))
+        except ModserveError as error:
+            self.fail(error)
+            return
+        if step.decoupled:
+            if wave.held and not self.over:
+                self._producers[wave] = step
+            else:
+                step.passed_on()
+        if final:
+            self._steps.discard(step)
+        self._flush()
+
+    def failed(self, step: StepExecution, error: ModserveError, final: bool) -> None:
+        if final:
+            self._count_up(step)
+            self._steps.discard(step)
+        if not self.over:
+            self.fail(error)
+
+    def completed(self, step: StepExecution) -> None:
+        self._count_up(step)
+        self._steps.discard(step)
+        self._flush()
+
+    def _count_up(self, step: StepExecution) -> None:
+        """A step is over: count what it took, and let the next request have its place."""
+        for index, ns in enumerate(step.compute_ns()):
+            self._compute_ns[index] += ns
+        if self._limits:
+            self._limits[step.index].give()
+
+    # Steps
+
+    def _advance(self, wave: Wave, ready: list[int]) -> None:
+        """Begin what is ready in a wave, or skip it, which may make more ready."""
+        plan, pending = self.plan, deque(ready)
+        while pending and not self.over:
+            index = pending.popleft()
+            step = plan.steps[index]
+            inputs, condition = wave.take(index)
+            waited_ns = wave.waited_ns(step.needs)
+            handle = self._handles[step.model, step.version]
+            if not dataflow.runs(step, inputs, condition, handle.servable.config.optional_inputs):
+                skipped = {step.outputs[name]: Missing.SKIPPED for name in plan.requested[index]}
+                pending.extend(wave.settle(skipped, waited_ns))
+                continue
+            execution = StepExecution(self, index, wave, handle, inputs, waited_ns)
+            self._steps.add(execution)
+            if self._config.decoupled:
+                heapq.heappush(self._order, (execution.first, next(self._count), execution))
+            if not self._limits or self._limits[index].take(execution):
+                execution.submit()
+            else:
+                self._hold(execution)
+        if not self.over and wave.complete:
+            self._collect(wave)
+
+    def _hold(self, step: StepExecution) -> None:
+        """A step waits for the limit, and must not wait for ever."""
+        step.wave.held += 1
+        step.hold()
+        if step.begin_by_ns:
+            heapq.heappush(self._held, (step.begin_by_ns, next(self._count), step))
+            self._alarm.at(self._first_held_ns())
+
+    def _first_held_ns(self) -> int:
+        """When the first of those that wait for the limit has waited too long; 0 for never."""
+        held = self._held
+        while held and held[0][2].submitted:
+            heapq.heappop(held)
+        return held[0][0] if held else 0
+
+    def _look(self) -> None:
+        when_ns = self._first_held_ns()
+        if when_ns and when_ns <= self.clock.now_ns():
+            self.fail(unavailable("Request timeout expired"))
+        else:
+            self._alarm.at(when_ns)
+
+    # Responses
+
+    def _collect(self, wave: Wave) -> None:
+        """A response of the ensemble is there. What was not produced is left out."""
+        config, inflight = self._config, self.inflight
+        entries = wave.outputs(inflight.output_names)
+        if config.decoupled and all(entry is Missing.SKIPPED for entry in entries.values()):
+            return
+        outputs: dict[str, Tensor] = {}
+        parameters: Mapping[str, ParameterValue] = {}
+        for name, entry in entries.items():
+            if isinstance(entry, Value):
+                outputs[name] = dataflow.as_output(config.outputs_by_name[name], entry, inflight.batch_size > 0)
+                parameters = entry.sequence or parameters
+        response = InferenceResponse(
+            config.name,
+            self._surroundings.version,
+            outputs,
+            inflight.request.id,
+            parameters,
+            frozenset([name for name, entry in entries.items() if entry is Missing.SKIPPED]),
+            wave.waited_ns(entries),
+        )
+        heapq.heappush(self._complete, (wave.order, response))
+
+    def _flush(self) -> None:
+        """Give the client the responses whose turn it is. Re-entrancy: it may then cancel the request."""
+        while (response := self._due()) is not None:
+            last = not self._config.decoupled or not (self._complete or self._steps)
+            if last:
+                self._finish(None)
+            self.inflight.settle(response, last)
+        if self.over or self._steps:
+            return
+        if self._config.decoupled:
+            self._finish(None)
+            self.inflight.settle(None)
+        else:
+            self.fail(
+                invalid(
+                    f"{self.inflight.request.label}unexpected deadlock, at least one output is not set while no more "
+                    "ensemble steps can be made"
+                )
+            )
+
+    def _due(self) -> InferenceResponse | None:
+        """The next response, if no other can come before it any more."""
+        if self.over or not self._complete:
+            return None
+        first = self._first()
+        if first is not None and self._complete[0][0] > first:
+            return None
+        return heapq.heappop(self._complete)[1]
+
+    def _first(self) -> tuple[int, ...] | None:
+        """The place of the first response that may still come."""
+        order = self._order
+        while order:
+            first, number, step = order[0]
+            if step not in self._steps:
+                heapq.heappop(order)
+            elif step.first != first:
+                heapq.heapreplace(order, (step.first, number, step))
+            else:
+                return first
+        return None
+
+    # The end
+
+    def _finish(self, error: ModserveError | None) -> None:
+        """It is over: give back all models, and let no step go on."""
+        self.over = True
+        self.inflight.on_cancel = None
+        self._alarm.end()
+        ended = list(self._steps)
+        for step in ended:  # before the first is cancelled, or the limit would let the others begin one by one
+            if not step.submitted and self._limits:
+                self._limits[step.index].leave(step)
+        for step in ended:
+            step.cancel()
+        for kept in (self._steps, self._held, self._order, self._producers, self._complete):
+            kept.clear()
+        for handle in self._handles.values():
+            handle.release()
+        self.inflight.timing = timing = self._timing()
+        self._on_end(self, timing, error)
+
+    def _timing(self) -> ExecutionTiming:
+        """As Triton counts an ensemble: what its steps took, as if they had run one after the other."""
+        timing = ExecutionTiming(self.inflight.batch_size or 1, Reason.SINGLE.value)
+        input_ns, infer_ns, output_ns = self._compute_ns
+        timing.compute_start_ns = self._start_ns or self.inflight.queue_start_ns
+        timing.compute_input_end_ns = timing.compute_start_ns + input_ns
+        timing.compute_output_start_ns = timing.compute_input_end_ns + infer_ns
+        timing.compute_end_ns = timing.compute_output_start_ns + output_ns
+        return timing

@@ -1,0 +1,200 @@
+"""The queue for models whose requests differ in urgency, or in whom they may share a batch with.
+
+Requests are ordered in two ways at once. `_Level`: the requests of one level of urgency, 0 being the most urgent, in
+the order in which they came there. `_Group`: the requests that may share a batch because they have the same
+`shape_key`, in one line (a *lane*) for each level. So each request is in exactly two lines: that of its level, and the
+lane of its group with its level's number. Levels, groups and lanes exist while they have a request.
+
+    level 2:  a1 b1 a2          group a:  lane 2: a1 a2    lane 4: a3
+    level 4:  b2 a3             group b:  lane 2: b1       lane 4: b2
+
+The head of the first level runs next, with those of its group: all of the lanes in the order of their levels. A group
+must not overtake others for ever. So those that arrived more than `look_ahead` arrivals after the first of their group
+wait for a later batch; this ends a lane, since who is behind such a request in it came later or was moved there. If
+nobody else waits, there is nobody to overtake, and the limit does not apply.
+
+Behind a batch that waits for its delay others may be due: the groups that are `ripe`, which have enough requests for a
+batch, the group of the request that came first, and those of the requests that are pressed for time.
+
+`_insert` and `_remove` are the only places where a request enters and leaves; both keep all sums.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from modserve.core.inflight import Inflight
+
+from .batching import Together
+from .queue import GONE, Line, RequestQueue
+
+_RIPE_LOOKED_AT = 8
+"""A group with enough requests for a batch may still wait for a larger one: a look asks no more than so many."""
+
+
+class _Level:
+    """`size` is the sum of the requests' batch sizes."""
+
+    __slots__ = ("line", "size")
+
+    def __init__(self) -> None:
+        self.line: Line = OrderedDict()
+        self.size = 0
+
+
+class _Group(Together):
+    """`last_arrival`: who arrived later than that does not join the next batch. `candidates` keeps it up to date."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lanes: dict[int, Line] = {}
+        self.last_arrival = 0
+
+    def __iter__(self) -> Iterator[Inflight]:
+        for number in sorted(self.lanes):
+            for inflight in self.lanes[number]:
+                if inflight.arrival > self.last_arrival:
+                    break
+                yield inflight
+
+    def first(self) -> Inflight:
+        return next(iter(self.lanes[min(self.lanes)]))
+
+
+class LevelQueue(RequestQueue):
+    """No call costs more because many requests wait, but for those that list them.
+
+    Groups are ripe whose batch sizes sum to `ripe_size`, or which have so many `ripe_elements`; 0 for none, both.
+    """
+
+    def __init__(self, *, sums: bool, ripe_size: int = 0, ripe_elements: int = 0, look_ahead: int = 1024) -> None:
+        super().__init__(sums=sums)
+        self._ripe_size = ripe_size
+        self._ripe_elements = ripe_elements
+        self._look_ahead = look_ahead
+        self._levels: dict[int, _Level] = {}
+        self._groups: dict[object, _Group] = {}
+        self._ripe: dict[_Group, None] = {}
+
+    def __iter__(self) -> Iterator[Inflight]:
+        for _, level in sorted(self._levels.items()):
+            yield from level.line
+
+    def ahead(self, level: int) -> tuple[int, int]:
+        levels = [each for number, each in self._levels.items() if number <= level]
+        return sum([len(each.line) for each in levels]), sum([each.size for each in levels])
+
+    # In and out
+
+    def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
+        self._arrivals += 1
+        inflight.arrival = self._arrivals
+        self._insert(inflight, level, inflight.queue_start_ns)
+        if inflight.deadline_ns or timeout_ns:
+            self._remember(inflight, timeout_ns)
+
+    def left(self, inflight: Inflight) -> None:
+        self._remove((inflight,))
+        if self.timed and not self.count:
+            self._forget_times()
+
+    def take(self, together: Together, count: int) -> list[Inflight]:
+        batch = list(islice(together, count))
+        self._remove(batch)
+        if self.timed and not self.count:
+            self._forget_times()
+        return batch
+
+    def move(self, inflight: Inflight, level: int, now_ns: int) -> None:
+        """Let a request that waits go on waiting at another level, behind all that are there."""
+        self._remove((inflight,))
+        self._insert(inflight, level, now_ns)
+
+    def age(self, now_ns: int, ageing_ns: int) -> None:
+        """Move requests that have waited at their level for `ageing_ns` to the next more urgent one.
+
+        There are two levels for each priority from 1, and the first of these is as urgent as it gets.
+        """
+        for number in sorted(self._levels):
+            line = self._levels[number].line
+            while number > 3 and line and (first := next(iter(line))).level_ns + ageing_ns <= now_ns:
+                self.move(first, number - 2, now_ns)
+
+    def _insert(self, inflight: Inflight, number: int, now_ns: int) -> None:
+        group = self._groups.get(inflight.shape_key)
+        if group is None:
+            group = self._groups[inflight.shape_key] = _Group()
+        level = self._levels.get(number)
+        if level is None:
+            level = self._levels[number] = _Level()
+        lane = group.lanes.get(number)
+        if lane is None:
+            lane = group.lanes[number] = OrderedDict()
+        inflight.level = number
+        inflight.level_ns = now_ns
+        lane[inflight] = level.line[inflight] = None
+        size = inflight.batch_size or 1
+        self.count += 1
+        level.size += size
+        group.count += 1
+        group.size += size
+        group.elements += size * inflight.length
+        if self._sums:
+            group.joined(inflight)
+        else:
+            group.stale = True
+        if self._ripe_size and self._is_ripe(group):
+            self._ripe[group] = None
+
+    def _remove(self, gone: Sequence[Inflight]) -> None:
+        """Remove requests of one group."""
+        key = gone[0].shape_key
+        group = self._groups[key]
+        for inflight in gone:
+            number = inflight.level
+            level, lane = self._levels[number], group.lanes[number]
+            del lane[inflight], level.line[inflight]
+            inflight.level = GONE
+            size = inflight.batch_size or 1
+            level.size -= size
+            group.size -= size
+            group.elements -= size * inflight.length
+            if not lane:
+                del group.lanes[number]
+                if not level.line:
+                    del self._levels[number]
+        self.count -= len(gone)
+        group.count -= len(gone)
+        group.stale = True
+        if not group.count:
+            del self._groups[key]
+        if group in self._ripe and not self._is_ripe(group):
+            del self._ripe[group]
+
+    def _is_ripe(self, group: _Group) -> bool:
+        return group.size >= self._ripe_size or 0 < self._ripe_elements <= group.elements
+
+    # What may run
+
+    def candidates(self) -> Iterable[Together]:
+        yielded: set[_Group] = set()
+        for group in self._in_turn():
+            if group not in yielded:
+                yielded.add(group)
+                yield self._looked_at(group)
+
+    def _looked_at(self, group: _Group) -> _Group:
+        """A group that knows who joins its next batch."""
+        alone = len(self._groups) == 1
+        group.last_arrival = self._arrivals if alone else group.first().arrival + self._look_ahead
+        group.whole = self._arrivals <= group.last_arrival
+        group.closed = self._arrivals >= group.last_arrival and not alone
+        return group
+
+    def _in_turn(self) -> Iterator[_Group]:
+        levels = self._levels
+        yield self._groups[next(iter(levels[min(levels)].line)).shape_key]
+        yield from islice(self._ripe, _RIPE_LOOKED_AT)
+        oldest = min([next(iter(level.line)) for level in levels.values()], key=lambda head: head.arrival)
+        for inflight in (oldest, *self._pressing()):
+            yield self._groups[inflight.shape_key]

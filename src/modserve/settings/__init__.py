@@ -1,0 +1,20 @@
+"""Every setting of a server, and the only place that reads the command line, the environment and option files."""
+
+from .limits import Limits
+from .options import OptionError
+from .reading import CommandLine, from_command_line
+from .settings import OPTIONS, GrpcSettings, HttpSettings, Settings, TlsFiles
+from .values import header_pattern
+
+__all__ = [
+    "OPTIONS",
+    "CommandLine",
+    "GrpcSettings",
+    "HttpSettings",
+    "Limits",
+    "OptionError",
+    "Settings",
+    "TlsFiles",
+    "from_command_line",
+    "header_pattern",
+]

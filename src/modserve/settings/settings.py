@@ -1,0 +1,390 @@
+"""Every setting of a server: its field, type, limits, default and help, which is all there is to write for an option.
+
+Front ends get `HttpSettings` and `GrpcSettings` as they are here.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Mapping
+from functools import partial, reduce
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass as validated_dataclass
+
+from modserve.core.log_settings import LogFormat, LogSettings
+from modserve.core.trace_settings import TraceLevel, TraceSettings
+
+from .limits import Limits
+from .options import Option, did_you_mean, option, options_of
+from .values import (
+    AnyFlag,
+    BackendOptions,
+    Bytes,
+    Compression,
+    ControlMode,
+    Count,
+    Directories,
+    GrpcRestrictions,
+    HeaderPattern,
+    HttpRestrictions,
+    Milliseconds,
+    Origins,
+    Port,
+    Repositories,
+    Restrictions,
+    UnsignedCount,
+    backend_option,
+    cache_size,
+    level_name,
+    restriction,
+    trace_setting,
+    verbosity,
+)
+
+_PORT_HELP = "Port that {} listens on; 0 takes a free one."
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files. With `mutual`, clients must present a certificate that those in `root` have signed."""
+
+    certificate: Path
+    """The server's own, followed by those between it and the root that its clients trust."""
+    key: Path
+    root: Path | None = None
+    mutual: bool = False
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (self.certificate, self.key) if self.root is None else (self.certificate, self.key, self.root)
+
+
+@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class FrontEndSettings:
+    """What HTTP and gRPC have in common."""
+
+    allow: bool = option(True, "Serve {}.", "allow-{}")
+    address: str = option("0.0.0.0", "Address that {} listens on.")
+    port: Port = 0
+    reuse_port: bool = option(False, "Share the {} port with other servers that have this option.", "reuse-{}-port")
+    header_pattern: HeaderPattern = option(
+        None,
+        "Regular expression: matching {} headers become parameters of inference requests.",
+        "{}-header-forward-pattern",
+        value="REGEX",
+    )
+    restrictions: Restrictions = Field(default_factory=dict)
+    """By category of calls."""
+    use_ssl: bool = option(False, "Serve {} over TLS only.")
+    use_ssl_mutual: bool = option(False, "Serve {} over TLS only, to clients with a certificate.")
+    server_cert: str = option("", "PEM file with the server's certificate chain; HTTP takes that of gRPC if not set.")
+    server_key: str = option("", "PEM file with its private key, not encrypted; HTTP takes that of gRPC if not set.")
+    root_cert: str = option("", "PEM file with the roots of clients' certificates; HTTP takes that of gRPC if not set.")
+    server_timing: bool = option(
+        False, "Report what each inference has cost with its response, over HTTP and gRPC.", "server-timing"
+    )
+
+    limits: Limits = Limits()
+    """How much work is done on the event loop."""
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """None: plain connections."""
+        if not self.use_ssl and not self.use_ssl_mutual:
+            return None
+        root = Path(self.root_cert) if self.root_cert and self.use_ssl_mutual else None
+        return TlsFiles(Path(self.server_cert), Path(self.server_key), root, self.use_ssl_mutual)
+
+
+@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class HttpSettings(FrontEndSettings):
+    """How HTTP is served; times are in seconds. TLS files that are not set are those of gRPC."""
+
+    port: Port = option(8000, _PORT_HELP)
+    restrictions: HttpRestrictions = option(
+        {},
+        "HTTP calls that need a header; may be repeated.",
+        "http-restricted-api",
+        value="API,…:HEADER=VALUE",
+        parse=partial(restriction, "api"),
+        several=True,
+    )
+    max_json: Annotated[int, Field(ge=1)] = option(
+        64 * 1024 * 1024,
+        "Longest JSON of a request, in bytes; binary tensors count against --request-memory-limit instead.",
+        "http-max-input-size",
+    )
+    max_connections: Count = option(
+        10_000,
+        "Connections at the same time; one more gets 503. Fewer if the process may not open enough files; 0: as many "
+        "as it may.",
+    )
+    idle_timeout: Count = option(620, "Seconds for which a connection without a request stays open; 0: for ever.")
+    client_timeout: Count = option(
+        60,
+        "Seconds in which a client must finish a request's head, send more of its body (otherwise 408) or read more of "
+        "a response (otherwise the connection is closed); 0: any time.",
+    )
+    cors_origins: Origins = option(
+        frozenset(),
+        "Origin whose pages may call the server from a browser; may be repeated; * for any.",
+        "http-cors-allow-origin",
+        value="ORIGIN",
+        several=True,
+    )
+
+
+@validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class GrpcSettings(FrontEndSettings):
+    """How gRPC is served; times are in milliseconds. The defaults are those of gRPC and Triton."""
+
+    port: Port = option(8001, _PORT_HELP)
+    restrictions: GrpcRestrictions = option(
+        {},
+        "gRPC calls that need the header triton-grpc-protocol-HEADER; may be repeated.",
+        "grpc-restricted-protocol",
+        value="PROTOCOL,…:HEADER=VALUE",
+        parse=partial(restriction, "protocol"),
+        several=True,
+    )
+    compression: Compression = option(
+        "none",
+        "Compress responses for clients that accept it: with gzip for low, with deflate above.",
+        "grpc-infer-response-compression-level",
+    )
+    max_message: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = option(
+        None,
+        "Longest message from a client, in bytes; 0: any length. The memory is that of the container, the process's "
+        "limit or the machine, whichever is least.",
+        "grpc-max-message-size",
+        default_in_words="an eighth of the memory, at most 512 MiB",
+    )
+    max_streams: Count = option(
+        1_000,
+        "Calls that a client may have open on one connection, while its others wait; 0: any number.",
+        "grpc-max-concurrent-streams",
+    )
+    keepalive_time: Milliseconds = option(7_200_000, "Milliseconds until a silent client is sent a ping.")
+    keepalive_timeout: Milliseconds = option(20_000, "Milliseconds until it must have replied, or is disconnected.")
+    keepalive_permit_without_calls: bool = option(False, "Send pings on connections without calls, too.")
+    max_pings_without_data: Count = option(
+        2, "Pings sent with no data in between; 0: any number.", "grpc-http2-max-pings-without-data"
+    )
+    min_recv_ping_interval_without_data: Count = option(
+        300_000,
+        "A client that pings more often than this (in milliseconds) without sending data gets a strike.",
+        "grpc-http2-min-recv-ping-interval-without-data",
+    )
+    max_ping_strikes: Count = option(
+        2, "Strikes until a client's connection is closed; 0: any number.", "grpc-http2-max-ping-strikes"
+    )
+    max_age: Count = option(
+        0,
+        "Milliseconds until a connection is told to end, so that clients connect anew; 0: never.",
+        "grpc-max-connection-age",
+    )
+    max_age_grace: Count = option(
+        0, "Milliseconds that its calls may still take; 0: for ever.", "grpc-max-connection-age-grace"
+    )
+
+
+class Settings(BaseModel):
+    """How a server runs: ``Settings(model_repository="models", http_port=0)``.
+
+    The keywords are the options' names with underscores; those of HTTP and gRPC become fields of `http` and `grpc`.
+    Raises pydantic's ValidationError.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_repository: Directories = option(
+        (),
+        "Directory of models; may be repeated.",
+        "",
+        Option("The same as --model-repository.", "model-store", value="DIR", several=True),
+        section="models and server",
+        value="DIR",
+        several=True,
+    )
+    """One or several; `repositories` has them as paths."""
+    id: str = option("modserve", "The server's name in its metadata.", value="NAME")
+    exit_on_error: bool = option(False, "Stop if a model fails to load at the start.")
+    exit_timeout_secs: Count = option(30, "Seconds for which a stopping server waits for what is in flight.")
+    strict_readiness: bool = option(
+        True, "Be ready only when every model is; otherwise as soon as the first load is over."
+    )
+    model_control_mode: ControlMode = option(
+        "none",
+        "none: load all models at the start; explicit: load those of --load-model, and later those that clients load; "
+        "poll: load all, and follow the changes in the repositories.",
+    )
+    load_model: tuple[str, ...] = option(
+        (), "Model to load at the start in mode explicit; may be repeated; * for all.", value="NAME"
+    )
+    repository_poll_secs: Count = option(15, "Seconds between two looks at the repositories in mode poll; 0: never.")
+    model_load_retry_count: Count = option(0, "How often a load that failed is tried again.")
+    model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "How many model versions load at the same time.")
+    # Of its two options, tritonserver lets the one win that switches it off.
+    disable_auto_complete_config: AnyFlag = option(
+        False,
+        "Fill in nothing that a config.pbtxt leaves out.",
+        "",
+        Option("The same as --disable-auto-complete-config.", "strict-model-config", several=True),
+        several=True,
+        flag=True,
+    )
+    backend_config: BackendOptions = option(
+        {},
+        "Option of a backend, or without BACKEND of all backends that do not set it; may be repeated.",
+        value="[BACKEND,]KEY=VALUE",
+        parse=backend_option,
+        several=True,
+    )
+    """By backend name; those of the name ``""`` are for every backend that has none of its own."""
+    cache_config: Bytes = option(
+        0,
+        "Room for the responses of models with response_cache.",
+        "",
+        Option("The same, deprecated.", "response-cache-byte-size"),
+        value="local,size=BYTES",
+        parse=cache_size,
+    )
+    supervise: bool = option(False, "Run the server as a child process, and start it again when it crashes.", flag=True)
+    """Not for the library."""
+
+    request_memory_limit: Annotated[int | None, Field(ge=0)] = option(
+        None,
+        "Bytes that all requests together may hold; 0: any number.",
+        section="limits and memory",
+        default_in_words="half of the memory",
+    )
+    """None: half of what the container or the machine has."""
+    allow_client_shm: bool = option(False, "Let clients register shared memory, and put tensors there.")
+
+    http: HttpSettings = HttpSettings()
+    grpc: GrpcSettings = GrpcSettings()
+
+    allow_metrics: bool = option(True, "Serve Prometheus metrics.", section="metrics and timing")
+    metrics_address: str = option("", "Address that metrics are served on.", default_in_words="that of HTTP")
+    metrics_port: Port = option(8002, "Port that metrics are served on; 0 takes a free one.")
+    event_loop_warning_ms: Annotated[int, Field(ge=0, le=60_000)] = option(
+        250, "Log what holds the event loop for so many milliseconds; 0: never."
+    )
+
+    log_verbose: UnsignedCount = option(0, "Log debugging messages if above 0.", section="log", parse=verbosity)
+    log_info: bool = option(True, "Log informational messages.")
+    log_warning: bool = option(True, "Log warnings.")
+    log_error: bool = option(True, "Log errors.")
+    log_format: Literal["default", "ISO8601"] = option("ISO8601", "How log lines look; default is Triton's way.")
+    log_file: str = option("", "File to which log lines are added, in place of standard error.")
+
+    trace_level: frozenset[Literal["OFF", "TIMESTAMPS", "TENSORS"]] = option(
+        frozenset(),
+        "What is recorded of traced requests; may be repeated; nothing if OFF is among them.",
+        "",
+        Option(
+            "Sets the other options here, and wins over them; may be repeated. SETTING is level, rate, count, mode, "
+            "triton,file or triton,log-frequency.",
+            "trace-config",
+            value="SETTING=VALUE",
+            expand=trace_setting,
+        ),
+        section="traces",
+        value="OFF|TIMESTAMPS|TENSORS",
+        parse=level_name,
+        several=True,
+    )
+    trace_rate: UnsignedCount = option(1000, "Trace one of so many requests.")
+    trace_count: Annotated[int, Field(ge=-1, le=2**31 - 1)] = option(-1, "Requests that are traced; -1: any number.")
+    trace_log_frequency: UnsignedCount = option(
+        0, "Traces in one file, which then has an index behind its name; 0: all."
+    )
+    trace_file: str = option("", "File to which traces are written; without it, nothing is traced.")
+
+    def __init__(self, *, model_repository: Repositories = (), **options: Any) -> None:
+        super().__init__(model_repository=model_repository, **options)
+
+    @property
+    def repositories(self) -> tuple[Path, ...]:
+        """The directories of models, each once."""
+        return cast(tuple[Path, ...], self.model_repository)
+
+    @property
+    def log(self) -> LogSettings:
+        """What is logged from the start on, how and where."""
+        format = LogFormat(self.log_format)
+        return LogSettings(self.log_info, self.log_warning, self.log_error, self.log_verbose, format, self.log_file)
+
+    @property
+    def trace(self) -> TraceSettings:
+        """What is traced from the start on."""
+        levels = [TraceLevel[name] for name in self.trace_level]
+        level = TraceLevel.OFF if TraceLevel.OFF in levels else reduce(operator.or_, levels, TraceLevel.OFF)
+        return TraceSettings(level, self.trace_rate, self.trace_count, self.trace_log_frequency, self.trace_file)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_subject(cls, values: Any) -> Any:
+        """Put ``http_port`` into `http`, and gRPC's certificates where HTTP has none."""
+        if not isinstance(values, Mapping):
+            return values
+        fields: dict[str, Any] = {}
+        subjects: dict[str, dict[str, Any]] = {}
+        for name in ("http", "grpc"):
+            value = values.get(name, {})
+            if dataclasses.is_dataclass(value):
+                value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            if not isinstance(value, Mapping):
+                raise ValueError(f"expected settings of {name}, got: {value}")
+            subjects[name] = dict(value)
+        for keyword, value in values.items():
+            if keyword in subjects:
+                continue
+            if keyword not in _PATHS:
+                raise ValueError(f"there is no setting '{keyword}'" + did_you_mean(keyword, _PATHS))
+            for *subject, field in _PATHS[keyword]:
+                (subjects[subject[0]] if subject else fields)[field] = value
+        for file in ("server_cert", "server_key", "root_cert"):
+            subjects["http"][file] = subjects["http"].get(file) or subjects["grpc"].get(file, "")
+        return {**fields, **subjects}
+
+    @model_validator(mode="after")
+    def _check_control(self) -> Self:
+        """Triton's rules, with its texts."""
+        if self.load_model and self.model_control_mode != "explicit":
+            raise ValueError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+        if "*" in self.load_model and len(self.load_model) > 1:
+            raise ValueError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+        return self
+
+    @model_validator(mode="after")
+    def _check_certificates(self) -> Self:
+        """TLS needs its files, mutual TLS also the clients' roots."""
+        for subject, settings in (("http", self.http), ("grpc", self.grpc)):
+            if settings.tls is None:
+                continue
+            for file in ("server-cert", "server-key", *(["root-cert"] if settings.use_ssl_mutual else [])):
+                if not getattr(settings, file.replace("-", "_")):
+                    option = f"--{subject}-use-ssl" + ("-mutual" if settings.use_ssl_mutual else "")
+                    files = " or ".join(dict.fromkeys((f"'--{subject}-{file}'", f"'--grpc-{file}'")))
+                    raise ValueError(f"option '{option}' needs {files}")
+        return self
+
+
+def _options() -> dict[str, Option]:
+    options: dict[str, Option] = {}
+    for name, field in Settings.model_fields.items():
+        label = {"http": "HTTP", "grpc": "gRPC"}.get(name, "")
+        fields = cast(Any, field.annotation).__pydantic_fields__ if label else {name: field}
+        for each in options_of(fields, name if label else "", label):
+            # --server-timing sets a field of both subjects.
+            twin = options.get(each.name)
+            options[each.name] = dataclasses.replace(twin, paths=twin.paths + each.paths) if twin else each
+    return options
+
+
+OPTIONS: Mapping[str, Option] = _options()
+"""All options that work, by name, in the order of the help."""
+_PATHS = {option.keyword: option.paths for option in OPTIONS.values()}

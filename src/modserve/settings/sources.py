@@ -1,0 +1,182 @@
+"""Where options are written: the command line, environment variables, and option files in YAML or TOML.
+
+Each source is read into entries: an option's name, a text, and its place. What the texts mean is the same for all.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .options import OptionError, did_you_mean
+from .settings import OPTIONS
+from .triton_options import NOT_SUPPORTED, WITHOUT_EFFECT
+
+CONFIG = "config"
+"""The option that names an option file."""
+_KNOWN = (CONFIG, *OPTIONS, *WITHOUT_EFFECT, *NOT_SUPPORTED)
+_WORKING = (CONFIG, *OPTIONS)
+"""Those that may be suggested."""
+_NICKNAMES: Mapping[str, str] = {
+    "address": "http-address",
+    "host": "http-address",
+    "model": "model-repository",
+    "models": "model-repository",
+    "model-dir": "model-repository",
+    "port": "http-port",
+}
+"""What people write who do not know an option's name."""
+
+
+class Entry(NamedTuple):
+    """One option as it was written."""
+
+    name: str
+    text: str
+    place: str
+    """How errors begin: ``option '--http-port'``."""
+
+
+# The command line
+
+
+def from_words(words: Sequence[str]) -> Iterator[Entry]:
+    """Read ``--name value``, ``--name=value`` and unambiguous beginnings of names, as tritonserver's getopt_long does.
+
+    argparse refuses values that begin with a dash. Underscores in names count as dashes. Raises OptionError.
+    """
+    remaining = iter(words)
+    for word in remaining:
+        if not word.startswith("--"):
+            raise OptionError(f"Unexpected argument: {word}")
+        spelling, equals, text = word[2:].partition("=")
+        name = _resolved(spelling)
+        if not equals:
+            value = "true" if name in OPTIONS and OPTIONS[name].flag else next(remaining, None)
+            if value is None:
+                raise OptionError(f"option '--{name}' requires a value")
+            text = value
+        yield Entry(name, text, f"option '--{name}'")
+
+
+def _resolved(spelling: str) -> str:
+    """The option that a name, or the beginning of one, stands for. Raises OptionError."""
+    name = spelling.replace("_", "-")
+    if name in _KNOWN:
+        return name
+    matches = [] if not name or name in _NICKNAMES else [each for each in _KNOWN if each.startswith(name)]
+    if len(matches) > 1:
+        listed = ", ".join(f"--{match}" for match in sorted(matches))
+        raise OptionError(f"option '--{spelling}' is ambiguous: {listed}")
+    if matches:
+        return matches[0]
+    raise OptionError(f"unknown option '--{spelling}'{_hint(name, '--')}")
+
+
+def _hint(name: str, dashes: str = "") -> str:
+    """The end of an error that says which working option was probably meant."""
+    name = _NICKNAMES.get(name, name)
+    return did_you_mean(name, _WORKING, dashes) or "; 'modserve --help' lists all options"
+
+
+# The environment
+
+_PREFIX = "MODSERVE_"
+_LINK = re.compile(r"[a-z]+://\S+:\d+", re.ASCII)
+"""The value of the variable ``X_PORT`` that Kubernetes and Docker set for a service called x."""
+_LINKED = re.compile(r"MODSERVE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+"""The names of the other variables that they set, for a service called modserve or modserve-…"""
+
+
+def from_environment(environment: Mapping[str, str], warnings: list[str]) -> Iterator[Entry]:
+    """Read variables ``MODSERVE_…``; `warnings` gets a line for each that has no effect."""
+    names = {_PREFIX + name.upper().replace("-", "_"): name for name in _KNOWN}
+    for variable, text in environment.items():
+        if not variable.startswith(_PREFIX) or _LINKED.fullmatch(variable):
+            continue
+        name = names.get(variable)
+        if variable.endswith("_PORT") and _LINK.fullmatch(text):
+            if name is not None:
+                service = variable.removesuffix("_PORT").lower().replace("_", "-")
+                warnings.append(
+                    f"environment variable {variable}={text} is ignored: it is what Kubernetes sets for a service "
+                    f"called {service}; '--{name}' or 'enableServiceLinks: false' in the pod avoids the clash"
+                )
+        elif name is None:
+            hint = did_you_mean(variable, [each for each, name in names.items() if name in _WORKING])
+            warnings.append(f"environment variable {variable} is ignored: there is no such option{hint}")
+        else:
+            yield Entry(name, text, f"environment variable {variable}")
+
+
+# Option files
+
+
+def from_file(file: str) -> Iterator[Entry]:
+    """Read a YAML file, or a TOML file if it is called ``.toml``: options by name, without the dashes before it.
+
+    Lists are for options that may be repeated; mappings stand for ``a,b=c``. Raises OptionError.
+    """
+    try:
+        text = Path(file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"cannot read the option file {file}: {getattr(error, 'strerror', None) or error}") from None
+    for key, values, line in (_toml if Path(file).suffix.lower() == ".toml" else _yaml)(file, text):
+        name = key.replace("_", "-")
+        place = f"{file}:{line}" if line else file
+        if name == CONFIG:
+            raise OptionError(f"{place}: an option file cannot name another one")
+        if name not in _KNOWN:
+            raise OptionError(f"{place}: unknown option '{key}'{_hint(name)}")
+        if len(values) != 1 and name in OPTIONS and not (OPTIONS[name].several or OPTIONS[name].expand):
+            raise OptionError(f"{place}: option '{name}' takes one value")
+        for value in values:
+            yield Entry(name, value, f"{place}: option '{name}'")
+
+
+def _toml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
+    try:
+        options = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(f"{file}: not TOML: {error}") from None
+    lines = text.splitlines()
+    for key, value in options.items():
+        beginning = re.compile(rf"""\s*\[?\s*["']?{re.escape(key)}\b""")
+        line = next((number for number, each in enumerate(lines, 1) if beginning.match(each)), 0)
+        yield key, _texts(value), line
+
+
+def _yaml(file: str, text: str) -> Iterator[tuple[str, list[str], int]]:
+    """The text of a value is what stands in the file: YAML's types do not matter."""
+    import yaml
+
+    def plain(node: yaml.Node) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return {str(plain(key)): plain(value) for key, value in node.value}
+        return [plain(each) for each in node.value] if isinstance(node, yaml.SequenceNode) else node.value
+
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise OptionError(f"{file}: not YAML: {error}") from None
+    if root is None:
+        return
+    if not isinstance(root, yaml.MappingNode):
+        raise OptionError(f"{file}: expected options by name, such as 'http-port: 8000'")
+    for key, value in root.value:
+        yield str(key.value), _texts(plain(value)), key.start_mark.line + 1
+
+
+def _texts(value: object) -> list[str]:
+    """The texts that a command line would have: several for a list or a mapping."""
+    match value:
+        case dict():
+            pairs = ((key, each, isinstance(each, dict)) for key, each in value.items())
+            return [f"{key}{',' if nested else '='}{text}" for key, each, nested in pairs for text in _texts(each)]
+        case list():
+            return [text for each in value for text in _texts(each)]
+        case bool():
+            return [str(value).lower()]
+        case _:
+            return [str(value)]

@@ -1,0 +1,54 @@
+"""tritonserver's options that modserve does not have: which are accepted without effect, which are refused, and why."""
+
+from collections.abc import Mapping
+
+_NO_GPU_METRICS = "the metrics page has no figures of GPUs or of the machine; node and GPU exporters have them"
+_NO_POOLS = "memory comes from the system, so there are no pools to size"
+_OWN_THREADS = "requests are handled on one event loop, and models run on threads of their own"
+_NO_ENDPOINT = "the endpoints of SageMaker and Vertex AI are not served; those of KServe v2 are"
+
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "allow-cpu-metrics": _NO_GPU_METRICS,
+    "allow-gpu-metrics": _NO_GPU_METRICS,
+    "allow-sagemaker": _NO_ENDPOINT,
+    "allow-vertex-ai": _NO_ENDPOINT,
+    "backend-directory": "backends are installed as Python packages",
+    "buffer-manager-thread-count": _OWN_THREADS,
+    "cache-directory": "the response cache is built in, see --cache-config",
+    "cuda-memory-pool-byte-size": _NO_POOLS,
+    "cuda-virtual-address-size": _NO_POOLS,
+    "enable-peer-access": "no memory is copied between GPUs",
+    "grpc-infer-allocation-pool-size": _NO_POOLS,
+    "grpc-infer-thread-count": _OWN_THREADS,
+    "grpc-max-response-pool-size": _NO_POOLS,
+    "host-policy": "threads are not bound to cores or NUMA nodes; numactl and taskset do that",
+    "http-thread-count": _OWN_THREADS,
+    "metrics-config": "histograms of latencies are always there, and there are no summaries",
+    "metrics-interval-ms": "metrics are read when they are scraped",
+    "min-supported-compute-capability": "the engine decides which GPUs it runs on",
+    "model-load-gpu-limit": "the engine decides how much of a GPU a model may use",
+    "model-namespacing": "model names must be unique over all repositories; models with the same name do not load",
+    "pinned-memory-pool-byte-size": _NO_POOLS,
+    "repoagent-directory": "there are no repository agents; models that need one do not load",
+    "sagemaker-port": _NO_ENDPOINT,
+    "sagemaker-safe-port-range": _NO_ENDPOINT,
+    "sagemaker-thread-count": _NO_ENDPOINT,
+    "vertex-ai-default-model": _NO_ENDPOINT,
+    "vertex-ai-port": _NO_ENDPOINT,
+    "vertex-ai-thread-count": _NO_ENDPOINT,
+}
+"""Options that nobody misses, each with the reason: accepted with a warning, so that scripts still work."""
+
+_NO_RATE_LIMIT = "there is no rate limiter, and models would run at times at which they must not"
+
+NOT_SUPPORTED: Mapping[str, str] = {
+    "model-config-name": "only config.pbtxt is read, and models would run with the wrong configuration",
+    "rate-limit": _NO_RATE_LIMIT,
+    "rate-limit-resource": _NO_RATE_LIMIT,
+}
+"""Options that would change what the server does, each with what would go wrong without it: refused."""
+
+SWITCHES = frozenset({"allow-sagemaker", "allow-vertex-ai", "model-namespacing"})
+"""Options of `WITHOUT_EFFECT` that switch something on or off: to switch it off needs no warning."""
+OFF: Mapping[str, str] = {"rate-limit": "off"}
+"""The value with which an option of `NOT_SUPPORTED` is accepted after all: it switches off what is not there."""

@@ -1,0 +1,86 @@
+"""The text of ``--help``, and scripts that complete options in a shell, both from the options of the settings."""
+
+import argparse
+import shutil
+import textwrap
+
+from .options import OptionError
+from .settings import OPTIONS
+
+SHELLS = ("bash", "zsh", "fish")
+
+_USAGE = """modserve [serve] --model-repository DIR [options]
+       modserve --version | --help | --print-completion bash|zsh|fish"""
+
+_DESCRIPTION = """\
+Serves the models in DIR over KServe v2: HTTP, gRPC, and Prometheus metrics.
+
+Each option can also be set by an environment variable, and in the YAML or TOML file that
+--config names: --http-port 80 is MODSERVE_HTTP_PORT=80, and 'http-port: 80' in YAML. The
+command line wins over the environment, and the environment over the file. tritonserver's
+options that are not listed here are accepted without effect, or refused with the reason."""
+
+_EPILOG = """\
+examples:
+  modserve --model-repository models
+  modserve --model-repository models --http-port 0 --allow-grpc false --log-verbose 1
+  modserve --model-repository models --model-control-mode explicit --load-model simple
+  modserve --config modserve.yaml
+  modserve --print-completion bash > ~/.local/share/bash-completion/completions/modserve"""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Names and variables are never broken."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=8, width=min(shutil.get_terminal_size().columns - 2, 100))
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [
+            line
+            for part in text.splitlines()
+            for line in textwrap.wrap(part, width, break_on_hyphens=False, break_long_words=False)
+        ]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options by section, for help and completion. It does not parse: see `sources.from_words`."""
+    top = argparse.ArgumentParser(
+        "modserve", _USAGE, _DESCRIPTION, _EPILOG, formatter_class=_Formatter, add_help=False, allow_abbrev=False
+    )
+    group = top.add_argument_group("command")
+    group.add_argument("--help", action="help", help="Print this, and exit.")
+    group.add_argument("--version", action="version", help="Print the version, and exit.")
+    group.add_argument(
+        "--print-completion",
+        metavar="|".join(SHELLS),
+        choices=SHELLS,
+        help="Print a script that completes options in this shell, and exit.",
+    )
+    group.add_argument("--config", metavar="FILE", help="YAML or TOML file with options.\n[env: MODSERVE_CONFIG]")
+    for option in OPTIONS.values():
+        if option.section:
+            group = top.add_argument_group(option.section)
+        default = f"[default: {option.default_in_words}] " if option.default_in_words else ""
+        group.add_argument(
+            f"--{option.name}",
+            metavar=option.value,
+            nargs="?" if option.flag else None,
+            choices=option.value.split("|") if "|" in option.value else None,
+            help=f"{option.help}\n{default}[env: {option.variable}]",
+        )
+    return top
+
+
+def completion(shell: str) -> str:
+    """A script that completes options in a shell. Raises OptionError."""
+    if shell not in SHELLS:
+        raise OptionError(f"option '--print-completion': expected {', '.join(SHELLS)}, got: {shell}")
+    import shtab  # only here, since every start would pay for it
+
+    top = parser()
+    for action in top._actions:
+        action.help = str(action.help).partition("\n")[0]
+        if action.metavar in ("FILE", "DIR"):
+            action.complete = shtab.FILE if action.metavar == "FILE" else shtab.DIRECTORY  # type: ignore[attr-defined]
+    return str(shtab.complete(top, shell))

@@ -1,0 +1,234 @@
+"""What options mean: the types of settings, and how texts become their values, in tritonserver's syntax.
+
+Functions that read a text raise ValueError, and so do those that check a value.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter
+
+from modserve.protocol.restricted import CATEGORIES, Restriction, grpc_restrictions, http_restrictions
+
+# Texts
+
+
+def boolean(text: str) -> bool:
+    value = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}.get(text.lower())
+    if value is None:
+        raise ValueError(f"invalid value for bool option: {text} (expected true or false)")
+    return value
+
+
+def whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"invalid value for integer option: {text}") from None
+
+
+def verbosity(text: str) -> int:
+    """A level, or a boolean."""
+    try:
+        return int(boolean(text))
+    except ValueError:
+        return whole_number(text)
+
+
+def backend_option(text: str) -> tuple[str, str, str]:
+    """``<backend name>,<key>=<value>``, or ``<key>=<value>`` for every backend; a value may have commas."""
+    left, equals, value = text.partition("=")
+    name, comma, key = left.rpartition(",")
+    if not (equals and key and value) or (comma and not name):
+        raise ValueError(f"expected '<backend name>,<key>=<value>' or '<key>=<value>', got: {text}")
+    return name, key, value
+
+
+def cache_size(text: str) -> int:
+    """``local,size=<bytes>``."""
+    name, comma, setting = text.partition(",")
+    key, equals, value = setting.partition("=")
+    if not (name and comma and key and equals and value):
+        raise ValueError(f"expected '<cache name>,<key>=<value>', got: {text}")
+    if name != "local" or key != "size":
+        raise ValueError(f"the only cache is 'local', and its only setting 'size', got: {text}")
+    return whole_number(value)
+
+
+def restriction(word: str, text: str) -> list[tuple[str, str, str]]:
+    """``<category>,<category>:<header>=<value>`` as categories with header and value."""
+    names, colon, condition = text.partition(":")
+    header, equals, value = condition.partition("=")
+    if not (names and colon and header and equals and value):
+        raise ValueError(f"expected '<{word}>,<{word}>:<header>=<value>', got: {text}")
+    return [(_category(word, name), header, value) for name in names.split(",")]
+
+
+def _category(word: str, name: str) -> str:
+    if name not in CATEGORIES:
+        raise ValueError(f"unknown restricted {word} '{name}'; allowed are {', '.join(CATEGORIES)}")
+    return name
+
+
+_TRACE_LEVELS = {
+    **dict.fromkeys(("false", "off"), "OFF"),
+    **dict.fromkeys(("true", "on", "min", "max", "timestamps"), "TIMESTAMPS"),
+    "tensors": "TENSORS",
+}
+
+
+def level_name(text: str) -> str:
+    level = _TRACE_LEVELS.get(text.lower())
+    if level is None:
+        raise ValueError(f"invalid value for trace level option: {text}; OFF, TIMESTAMPS or TENSORS is needed")
+    return level
+
+
+_TRACE_SETTINGS = {
+    "level": "trace-level",
+    "rate": "trace-rate",
+    "count": "trace-count",
+    "mode": "",
+    "triton,file": "trace-file",
+    "triton,log-frequency": "trace-log-frequency",
+}
+"""The option that a setting of ``--trace-config`` stands for."""
+
+
+def trace_setting(text: str) -> tuple[str, str] | None:
+    """``<setting>=<value>`` or ``<mode>,<setting>=<value>`` as the option it stands for, and its text."""
+    left, equals, value = text.partition("=")
+    mode, comma, setting = left.rpartition(",")
+    if not (equals and setting and value) or (comma and not mode):
+        raise ValueError(
+            f"--trace-config option format is '<trace mode>,<setting>=<value>' or '<setting>=<value>'. Got {text}"
+        )
+    name = f"{_trace_mode(mode)},{setting}" if comma else setting
+    if name not in _TRACE_SETTINGS:
+        raise ValueError(f"unknown trace setting '{left}'; allowed are {', '.join(_TRACE_SETTINGS)}")
+    if name == "mode":
+        _trace_mode(value)
+        return None
+    return _TRACE_SETTINGS[name], value
+
+
+def _trace_mode(text: str) -> str:
+    mode = text.lower()
+    if mode == "opentelemetry":
+        raise ValueError("trace mode 'opentelemetry' is not supported by this version of modserve, only 'triton' is")
+    if mode != "triton":
+        raise ValueError(
+            f'invalid value for trace mode option: {text}. Available options are "triton" and "opentelemetry"'
+        )
+    return mode
+
+
+# Values
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _as_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _any(value: object) -> object:
+    return any(value) if isinstance(value, list) else value
+
+
+def _by_backend(value: object) -> object:
+    """A mapping by backend: `backend_option` makes a list of names, keys and values."""
+    if not isinstance(value, list):
+        return value
+    backends: dict[str, dict[str, str]] = {}
+    for name, key, text in value:
+        backends.setdefault(name, {})[key] = text
+    return backends
+
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://|(s3|gs|as|az|abfss?|hdfs|https?):/", re.IGNORECASE)
+"""How a place that is no directory begins; a `Path` keeps one slash of two only."""
+
+
+def _directories(value: object) -> tuple[Path, ...]:
+    """One path or several, each once: tritonserver treats a repeated --model-repository as a set."""
+    places = [value] if isinstance(value, str | Path) else value
+    if not isinstance(places, list | tuple) or not all(isinstance(place, str | Path) for place in places):
+        raise ValueError("expected a path, or a list of paths")
+    if not places:
+        raise ValueError("no model repository given; say '--model-repository DIR'")
+    for place in places:
+        if _SCHEME.match(str(place)):
+            raise ValueError(
+                f"remote repositories are not supported by this version of modserve, got: {place}; "
+                "mount or copy the bucket, and give the directory where its models are"
+            )
+    return tuple(dict.fromkeys(map(Path, places)))
+
+
+def header_pattern(text: str) -> re.Pattern[str]:
+    """A pattern to be searched in headers' names. It ignores case, unless the text begins with ``(?-i)``.
+
+    Python's regular expressions, where Triton has RE2's. Raises ValueError.
+    """
+    pattern = text.removeprefix("(?-i)")
+    try:
+        return re.compile(pattern, re.IGNORECASE if pattern == text else 0)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+
+
+def _pattern_or_none(value: object) -> object:
+    return (header_pattern(value) if value else None) if isinstance(value, str) else value
+
+
+_ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#,@*]+")
+
+
+def _origin(text: str) -> str:
+    if not _ORIGIN.fullmatch(text):
+        raise ValueError("not an origin; expected '*', or '<scheme>://<host>' with ':<port>' if it has one")
+    return text.lower()
+
+
+_PAIR = TypeAdapter(tuple[str, str])
+
+
+def _restrictions(word: str, make: Callable[[Mapping[str, tuple[str, str]]], object], value: Any) -> object:
+    """Restrictions by category: `restriction` makes a list of lists, and the library takes headers by category."""
+    if isinstance(value, Mapping):
+        if all(isinstance(each, Restriction) for each in value.values()):
+            return value
+        value = [[(_category(word, name), *_PAIR.validate_python(pair)) for name, pair in value.items()]]
+    if not isinstance(value, list):
+        raise ValueError("expected the names and values of headers by category")
+    headers: dict[str, tuple[str, str]] = {}
+    for name, header, secret in (each for group in value for each in group):
+        if name in headers:
+            raise ValueError(f"restricted {word} '{name}' can not be specified in multiple config groups")
+        headers[name] = header, secret
+    return make(headers)
+
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Milliseconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+UnsignedCount = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Bytes = Annotated[int, Field(ge=0)]
+AnyFlag = Annotated[bool, BeforeValidator(_any)]
+"""True if one of several is."""
+ControlMode = Annotated[Literal["none", "explicit", "poll"], BeforeValidator(_lower)]
+Compression = Annotated[Literal["none", "low", "medium", "high"], BeforeValidator(_lower)]
+Repositories: TypeAlias = str | Path | Sequence[str | Path]
+Directories = Annotated[Repositories, PlainValidator(_directories)]
+BackendOptions = Annotated[Mapping[str, Mapping[str, str]], BeforeValidator(_by_backend)]
+HeaderPattern = Annotated[re.Pattern[str] | None, BeforeValidator(_pattern_or_none)]
+Origins = Annotated[frozenset[Annotated[str, AfterValidator(_origin)]], BeforeValidator(_as_tuple)]
+Restrictions: TypeAlias = Mapping[str, Restriction]
+HttpRestrictions = Annotated[Restrictions, BeforeValidator(partial(_restrictions, "api", http_restrictions))]
+GrpcRestrictions = Annotated[Restrictions, BeforeValidator(partial(_restrictions, "protocol", grpc_restrictions))]

@@ -1,0 +1,355 @@
+"""Requests out of bytes, without a connection; and the short cut for heads that are known, beside the parser."""
+
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from puppet_server import JSON_BODY, infer, infer_binary, request
+
+from modserve.core.memory import MemoryBudget
+from modserve.frontends.http.wire import head as head_module
+from modserve.frontends.http.wire import head_memory
+from modserve.frontends.http.wire.head import RefusedRequestError
+from modserve.frontends.http.wire.head_memory import HeadMemory, Known
+from modserve.frontends.http.wire.reader import BODY, HEAD, IDLE, Reader
+from modserve.protocol.http import deadlines
+from modserve.protocol.http.request_head import RequestHead
+from modserve.protocol.restricted import Restriction
+from modserve.settings import HttpSettings
+
+OPTIONS = {
+    "plain": HttpSettings(max_json=300),
+    "forwarded": HttpSettings(max_json=300, header_pattern=re.compile("x-|trace|length", re.IGNORECASE)),
+    "restricted": HttpSettings(max_json=300, restrictions={"inference": Restriction("X-Key", "open", "API")}),
+    "cross-origin": HttpSettings(max_json=300, cors_origins=frozenset({"http://a"})),
+}
+
+
+class Forgetful(HeadMemory):
+    """Knows no head, so that each is parsed."""
+
+    def recall(self, raw: bytes) -> Known | None:
+        return None
+
+
+class Counting(HeadMemory):
+    hits = 0
+
+    def recall(self, raw: bytes) -> Known | None:
+        known = super().recall(raw)
+        self.hits += known is not None
+        return known
+
+
+Event = tuple[RequestHead, bytes] | tuple[int, str, bytes]
+
+
+def reader_with(heads: HeadMemory, options: HttpSettings = OPTIONS["plain"], limit: int = 0) -> Reader:
+    return Reader(heads, options, MemoryBudget(limit))
+
+
+def memory(options: HttpSettings = OPTIONS["plain"], limit: int = 0) -> Counting:
+    return Counting(options, MemoryBudget(limit))
+
+
+def events(reader: Reader, *pieces: bytes) -> list[Event]:
+    """What comes of the pieces: requests, until one that is the last by its head, or that is refused."""
+    found: list[Event] = []
+    for piece in pieces:
+        reader.feed(piece)
+        while reader.at < len(reader.rest):
+            try:
+                read = reader.read_piece()
+            except RefusedRequestError as refused:
+                return [*found, (refused.status, refused.message, reader.cors)]
+            if read is not None:
+                found.append((read[0], bytes(read[1])))
+                if not read[0].keep_alive:
+                    return found
+    return found
+
+
+def head_of(whole: bytes) -> bytes:
+    return whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
+# The states
+
+
+def test_the_states_of_a_reader() -> None:
+    reader = reader_with(memory())
+    whole = infer()
+    end = len(head_of(whole))
+    for cut, state in ((0, IDLE), (5, HEAD), (end - 1, HEAD), (end, BODY), (len(whole) - 1, BODY)):
+        reader = reader_with(memory())
+        assert events(reader, whole[:cut]) == []
+        assert (reader.state, reader.head is not None) == (state, state is BODY), cut
+        ((head, body, *_),) = events(reader, whole[cut:])
+        assert isinstance(head, RequestHead)
+        assert (head.model, body, reader.state) == ("simple", JSON_BODY, IDLE)
+
+
+def test_an_application_s_request() -> None:
+    reader = reader_with(memory(), OPTIONS["forwarded"])
+    ((head, body, *_),) = events(reader, request("PUT", "http://a/b?c", b"", X_Y="Z"))
+    assert isinstance(head, RequestHead)
+    assert (head.method, head.target, head.headers, head.as_sent, head.model, body) == (
+        b"PUT",
+        b"/b?c",
+        [(b"host", b"localhost"), (b"x-y", b"Z")],
+        [("Host", "localhost"), ("X-Y", "Z")],
+        "",
+        b"",
+    )
+
+
+@pytest.mark.parametrize("value", ["2 ", "02", "2\t ", "0002"])
+def test_a_length_may_have_zeros_before_it_and_blanks_behind(value: str) -> None:
+    for number in (value, value.replace("2", "0")):
+        head = f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {number}\r\n\r\n".encode()
+        (event, *more) = events(reader_with(memory()), head + b"ab"[: int(number)])
+        assert (event[1], more) == (b"ab"[: int(number)], [])
+
+
+# The short cut
+
+VOLATILE = {
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "X-Request-Id": "6ba7b810-9dad-11d1-80b4-00c04fd430c8",
+    "x-envoy-attempt-count": "1",
+    "User-Agent": "python-httpx/0.27.0",
+    "Accept": "*/*",
+    "Cookie": "a=b; c=\xe4",
+    "X-Anything": "",
+}
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["in one read", "head and body apart"])
+def test_a_head_is_known_by_the_lines_that_matter(cut: bool) -> None:
+    """Proxies and clients add lines, write them in another order, and send other lengths."""
+    heads = memory()
+    reader = reader_with(heads)
+    first, *lines = head_of(infer_binary()).decode().split("\r\n")[:-2]
+    lines.remove(next(line for line in lines if line.startswith("Content-Length")))
+    (expected,) = events(reader, infer_binary())
+    for number, (name, value) in enumerate(VOLATILE.items()):
+        body = b"x" * number * 7
+        others = [*lines[::-1], f"content-length:  {len(body)}", f"{name}: {value}{number}"]
+        others = others[number % 3 :] + others[: number % 3]
+        whole = "\r\n".join([first, *others]).encode("latin-1") + b"\r\n\r\n"
+        pieces = [whole, body] if cut else [whole + body]
+        assert events(reader, *pieces) == [(expected[0], body)], name
+        assert heads.hits == number + 1
+
+
+def test_heads_that_come_again_are_known_at_once() -> None:
+    heads = memory()
+    reader = reader_with(heads)
+    for number in (1, 1, 2, 2):
+        events(reader, infer(X_Request_Id=str(number)))
+    assert [known[1] for known in heads.exact.values()] == [len(JSON_BODY)] * 2
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_lines_that_are_passed_on_are_those_of_the_request(traced: bool) -> None:
+    heads = HeadMemory(OPTIONS["forwarded"], MemoryBudget(), traced)
+    reader = reader_with(heads, OPTIONS["forwarded"])
+    for number in "1233":
+        ((head, *_),) = events(reader, infer(X_Request_Id=number, TraceParent=f"00-{number}"))
+        assert isinstance(head, RequestHead)
+        assert dict(head.forwarded) == {
+            "X-Request-Id": number,
+            "TraceParent": f"00-{number}",
+            "Content-Length": str(len(JSON_BODY)),
+        }
+        assert head.traceparent == f"00-{number}".encode()
+
+
+def test_a_trace_of_another_request_is_never_passed_on() -> None:
+    reader = reader_with(memory())
+    events(reader, infer(traceparent="00-1"))
+    ((head, *_),) = events(reader, infer(traceparent="00-2"))
+    assert isinstance(head, RequestHead)
+    assert head.traceparent is None
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        head_of(infer(Expect="100-continue")),
+        head_of(infer(Connection="Upgrade", Upgrade="h2c")),
+        head_of(infer(Upgrade="h2c")),
+        head_of(infer(Proxy_Connection="close")),
+        head_of(infer(Accept_Encoding="gzip", accept_encoding="deflate")),
+        head_of(request(Transfer_Encoding="chunked")),
+        head_of(infer()).replace(b"POST /", b"POST http://localhost/"),
+        head_of(infer()).replace(b"POST /", b"\r\nPOST /"),
+        head_of(infer(X="x" * 9000)),
+        b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: a\r\n\r\n",
+        head_of(request("POST", "/v2/models/simple/generate")),
+    ],
+)
+def test_what_is_unusual_is_not_remembered(head: bytes) -> None:
+    heads = memory()
+    reader = reader_with(heads)
+    events(reader, head + JSON_BODY)
+    assert not heads.exact
+    assert heads.recall(head) is None
+
+
+def test_the_memory_knows_all_headers_that_matter() -> None:
+    """One that is read, but left out of the essence, would be taken from another request."""
+    compared = re.findall(r'name == b"([^"]+)"', inspect.getsource(head_module.read_head))
+    read = {name.encode() for name in compared} | head_module._SINGLE | deadlines.RAW_HEADERS
+    assert b"host" in read
+    assert read - {b"traceparent"} <= head_memory._ORDINARY | head_memory._UNUSUAL
+
+
+def test_limits_hold_for_known_heads() -> None:
+    heads, parsed = memory(), Forgetful(OPTIONS["plain"], MemoryBudget())
+    events(reader_with(heads), infer())
+    long = infer(bytes(301))
+    refusal = events(reader_with(heads), long)
+    assert refusal == events(reader_with(parsed), long)
+    assert refusal[0][0] == 400
+    heads = memory(limit=200)
+    events(reader_with(heads, limit=200), infer())
+    ((status, text, *_),) = events(reader_with(heads, limit=200), infer(bytes(201)))
+    assert (status, str(text)[:38]) == (413, "the request needs 201 bytes of memory,")
+
+
+def test_only_the_oldest_heads_are_forgotten() -> None:
+    heads = memory()
+    reader = reader_with(heads)
+    for number in range(1_100):
+        events(reader, request(target=f"/v2/models/m{number}/infer"))
+    assert 900 < len(heads.exact) <= 1_024
+    assert len(heads._essences) == len(heads.exact)
+    for number, known in ((0, False), (200, True), (1_099, True)):
+        assert (heads.recall(request(target=f"/v2/models/m{number}/infer")) is not None) is known
+
+
+# The short cut and the parser understand the same
+
+LINES = (
+    b"Host: localhost:8000",
+    b"host: a",
+    b"Host: a b",
+    b"Host : a",
+    b"Inference-Header-Content-Length: 5",
+    b"inference-header-content-length:5",
+    b"Inference-Header-Content-Length: x",
+    b"Accept-Encoding: gzip",
+    b"accept-encoding: deflate, gzip;q=0",
+    b"Content-Encoding: gzip",
+    b"Connection: close",
+    b"Connection: keep-alive",
+    b"connection: Upgrade",
+    b"Proxy-Connection: close",
+    b"Upgrade: h2c",
+    b"Expect: 100-continue",
+    b"Transfer-Encoding: chunked",
+    b"transfer-encoding : chunked",
+    b"Content-Length: 0",
+    b"Content-Length: 7, 7",
+    b"Content-Length : 3",
+    b"X-Request-Timeout-Ms: 60000",
+    b"grpc-timeout: 1S",
+    b"Origin: http://a",
+    b"X-Key: open",
+    b"x-key: shut",
+)
+LENGTHS = (
+    b"Content-Length: %d",
+    b"content-length:%d",
+    b"CONTENT-LENGTH: \t%d",
+    b"Content-Length: %d ",
+    b"Content-Length: 0%d",
+)
+FIRST = (
+    b"POST /v2/models/m/infer HTTP/1.1",
+    b"POST /v2/models/m/versions/2/infer HTTP/1.1",
+    b"POST /v2/models/m/infer HTTP/1.0",
+    b"POST /v2/models/n/infer?a HTTP/1.1",
+    b"POST /v2/models/m/infer  HTTP/1.1",
+    b"POST /v2/models/m/generate HTTP/1.1",
+    b"GET /v2/models/m/infer HTTP/1.1",
+    b"POST http://a/v2/models/m/infer HTTP/1.1",
+    b"POST /v2/models/m/infer HTTP/2.0",
+)
+names = st.sampled_from(
+    [b"traceparent", b"X-Request-Id", b"x", b"Content-Type", b"hosts", b"Content-Length-", b"X-Key2"]
+)
+values = st.one_of(
+    st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=8).map(str.encode),
+    st.binary(max_size=5),
+    st.sampled_from([b"", b" ", b"a\r\n b", b"a\rb", b"a\nb", b"a\r\nHost: b", b"\x80\xff", b"a\t "]),
+)
+noise = st.one_of(
+    st.builds(lambda name, value: name + b": " + value, names, values),
+    st.builds(lambda name, value: name + b":" + value, names, values),
+    st.builds(lambda name: name + b": 1", st.binary(min_size=1, max_size=3)),
+)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[bytes, list[int]]:
+    """Requests much like each other: lines in another order, noise, other lengths, now and then another line."""
+    first, usual = (
+        draw(st.sampled_from(FIRST[:3])),
+        [b"Host: localhost", *draw(st.lists(st.sampled_from(LINES), max_size=3))],
+    )
+    stream = b""
+    for _ in range(draw(st.integers(2, 5))):
+        body = b"b" * draw(st.integers(0, 9))
+        lines = [*usual, draw(st.sampled_from([LENGTHS[0], *LENGTHS])) % len(body), *draw(st.lists(noise, max_size=3))]
+        if draw(st.integers(0, 3)) == 0:
+            lines.append(draw(st.sampled_from(LINES)))
+        if draw(st.integers(0, 5)) == 0:
+            lines.pop(draw(st.integers(0, len(lines) - 1)))
+        start = draw(st.sampled_from(FIRST)) if draw(st.integers(0, 5)) == 0 else first
+        lines = draw(st.permutations(lines))
+        if draw(st.integers(0, 9)) == 0:
+            lines.insert(1, start)
+            start = lines.pop(0)
+        stream += b"\r\n".join([start, *lines]) + b"\r\n\r\n" + body
+    return stream, draw(st.lists(st.integers(0, len(stream)), max_size=6).map(sorted))
+
+
+def pieces(stream: bytes, cuts: Sequence[int]) -> list[bytes]:
+    return [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+
+
+SAME = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nx: %b\r\n\r\nb"
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@settings(max_examples=150, deadline=None)
+@given(parameters=streams(), cuts_of_second=st.lists(st.integers(0, 2_000), max_size=4).map(sorted))
+@example(parameters=(SAME % b"1" + SAME % b"2", []), cuts_of_second=[])
+@example(parameters=(SAME % b"1" + SAME % b"\r\n2", []), cuts_of_second=[])
+@example(parameters=(SAME % b"1" + SAME.replace(b"x: %b", b"Host: a"), []), cuts_of_second=[])
+def test_known_heads_give_the_same_events(
+    name: str, parameters: tuple[bytes, list[int]], cuts_of_second: list[int]
+) -> None:
+    stream, cuts = parameters
+    options = OPTIONS[name]
+    for traced in (False, True):
+        heads = HeadMemory(options, MemoryBudget(), traced)
+        for many in (pieces(stream, cuts), pieces(stream, [min(cut, len(stream)) for cut in cuts_of_second]), [stream]):
+            expected = events(reader_with(Forgetful(options, MemoryBudget()), options), *many)
+            found = events(reader_with(heads, options), *many)
+            if not traced:
+                found, expected = untraced(found), untraced(expected)
+            assert found == expected
+
+
+def untraced(found: list[Event]) -> list[Event]:
+    return [
+        (replace(event[0], traceparent=None), event[1]) if isinstance(event[0], RequestHead) else event
+        for event in found
+    ]

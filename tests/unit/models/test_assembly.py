@@ -1,0 +1,90 @@
+"""Which parts a model is put together of."""
+
+import asyncio
+import inspect
+import logging
+from pathlib import Path
+
+import pytest
+
+from modserve.backends.api import ModelSource
+from modserve.core import dtypes
+from modserve.core.merging import Padding
+from modserve.core.model_config import DynamicBatching, ModelConfig, TensorSpec
+from modserve.core.sequence_config import OldestStrategy, SequenceBatching
+from modserve.core.servable import SequenceKeeper, Servable
+from modserve.core.version import ModelId
+from modserve.models.assembly import assemble_model
+from modserve.models.model import Model, Opened
+from modserve.resources.response_cache import ResponseCache
+from modserve.scheduling.queued import QueuedScheduler
+from modserve.scheduling.scheduler import LoopClock
+from modserve.testing import PuppetBackend, config, instance_spec
+
+VARIABLE = (TensorSpec("INPUT0", dtypes.INT32, (-1,)),)
+
+
+def parts(servable: Servable) -> list[str]:
+    """The names of the parts from outside in, to the queue."""
+    names = []
+    part: object = servable
+    while not isinstance(part, Model):
+        names.append(type(part).__name__)
+        part = part._servable  # type: ignore[attr-defined]
+    names.append(type(part).__name__)
+    accept = part._accept
+    while (closure := inspect.getclosurevars(accept).nonlocals) and "accept" in closure:
+        names.append("grouped")
+        accept = closure["accept"]
+    if isinstance(part._scheduler, QueuedScheduler):
+        names.append(type(part._scheduler._queue).__name__)
+    return names
+
+
+async def assembled(given: ModelConfig, cache: ResponseCache | None = None) -> Servable:
+    engine = PuppetBackend().open(ModelSource(given, 1, Path(), Path()))
+    instances = [("model_0", engine.instance(instance_spec(given)))]
+    opened = Opened(given, b"", engine, instances, False)
+    return assemble_model(ModelId("model", 1), opened, LoopClock(asyncio.get_running_loop()), cache)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (config(), ["Model", "PlainQueue"]),
+        (config(inputs=VARIABLE), ["Model", "PlainQueue"]),
+        (config(dynamic_batching=DynamicBatching()), ["Model", "PlainQueue"]),
+        (config(dynamic_batching=DynamicBatching(), inputs=VARIABLE), ["Model", "LevelQueue"]),
+        (config(dynamic_batching=DynamicBatching(priority_levels=2)), ["Model", "LevelQueue"]),
+        (config(dynamic_batching=DynamicBatching(separate_by=("a",))), ["Model", "grouped", "LevelQueue"]),
+        (
+            config(
+                dynamic_batching=DynamicBatching(separate_by=("a",)),
+                inputs=VARIABLE,
+                padding=Padding({"INPUT0": 0}, buckets=2),
+            ),
+            ["Model", "grouped", "grouped", "LevelQueue"],
+        ),
+        (config(cached=True), ["CachedModel", "Model", "PlainQueue"]),
+        (
+            config(cached=True, dynamic_batching=DynamicBatching(preserve_ordering=True)),
+            ["OrderedModel", "CachedModel", "Model", "PlainQueue"],
+        ),
+        (config(sequence_batching=SequenceBatching(OldestStrategy())), ["SequenceModel"]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+async def test_parts(given: ModelConfig, expected: list[str]) -> None:
+    servable = await assembled(given, ResponseCache(1 << 16))
+    assert parts(servable) == expected
+    assert isinstance(servable, SequenceKeeper) == (expected == ["SequenceModel"])
+    assert repr(servable).startswith(expected[0].removeprefix("Sequence"))
+    await servable.close()
+
+
+async def test_a_server_without_a_cache_runs_every_request(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        servable = await assembled(config(cached=True))
+    assert parts(servable) == ["Model", "PlainQueue"]
+    assert "every request is run" in caplog.text
+    await servable.close()

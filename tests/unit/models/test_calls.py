@@ -1,0 +1,324 @@
+"""Engines that call other models: what passes on to a call, and what comes back."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modserve import (
+    Code,
+    EngineRequest,
+    InferenceRequest,
+    InferenceResponse,
+    InferenceServer,
+    InstanceSpec,
+    ModelCaller,
+    ModelSource,
+    ModserveError,
+    Settings,
+    Tensor,
+)
+from modserve.core.model_config import ModelDescription
+from modserve.core.response import Outcome
+from modserve.testing import PuppetBackend, write_model
+
+CONFIG = """
+max_batch_size: 4
+input [ { name: "INPUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "OUTPUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
+"""
+DECOUPLED = """
+input [ { name: "IN" data_type: TYPE_FP32 dims: [ -1 ] }, { name: "DELAY" data_type: TYPE_UINT32 dims: [ -1 ] },
+        { name: "WAIT" data_type: TYPE_UINT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "INPUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "OUTPUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
+ensemble_scheduling { step [ { model_name: "caller" model_version: -1
+  input_map { key: "INPUT" value: "INPUT" } output_map { key: "OUTPUT" value: "OUTPUT" } } ] }
+"""
+ONES = np.ones((1, 2), np.float32)
+
+Work = Callable[[ModelCaller, EngineRequest], Any]
+
+
+class Calling:
+    """A backend whose instance does what the test says with each request, on its thread."""
+
+    default_model_filename = ""
+    default_cpu_instances = 1
+    any_thread = False
+    work: Work
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+
+    def gpu_count(self) -> int:
+        return 0
+
+    def open(self, source: ModelSource) -> "Calling":
+        self.models = source.models
+        return self
+
+    def describe(self) -> ModelDescription | None:
+        return None
+
+    def instance(self, spec: InstanceSpec) -> "Calling":
+        return self
+
+    def execute_requests(self, requests: Sequence[EngineRequest]) -> None:
+        for request in requests:
+            try:
+                request.respond({"OUTPUT": self.work(self.models, request)})
+            except ModserveError as error:
+                request.fail(error)
+
+    def close(self) -> None: ...
+
+
+class Bench:
+    def __init__(self, repository: Path) -> None:
+        self.repository = repository
+        self.caller = Calling()
+        self.puppet = PuppetBackend()
+        self.stack = AsyncExitStack()
+
+    async def start(self, models: dict[str, str], **settings: Any) -> None:
+        for name, text in models.items():
+            write_model(self.repository, name, text)
+        backends: Any = {"caller": self.caller, "puppet": self.puppet}
+        self.server = await self.stack.enter_async_context(
+            InferenceServer(Settings(model_repository=(self.repository,), **settings), backends=backends)
+        )
+
+    async def infer(self, model: str = "caller", **more: Any) -> list[list[float]]:
+        response = await self.server.infer(model, {"INPUT": ONES}, **more)
+        output: list[list[float]] = response.outputs["OUTPUT"].array.tolist()
+        return output
+
+    async def execution(self) -> Any:
+        return await asyncio.to_thread(self.puppet.next_execution)
+
+
+CALLER = 'backend: "caller"' + CONFIG
+PUPPET = 'backend: "puppet"' + CONFIG
+IDENTITY = 'backend: "identity"' + CONFIG
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(tmp_path)
+    async with made.stack:
+        yield made
+
+
+def asking(name: str, **more: Any) -> InferenceRequest:
+    return InferenceRequest(name, {"INPUT": Tensor.from_array(ONES)}, **more)
+
+
+def called(name: str, **more: Any) -> Work:
+    """Work that is one call, and its response."""
+    return lambda models, request: models.infer(asking(name, **more), parent=request).result().outputs["OUTPUT"]
+
+
+async def test_a_call_and_its_response(bench: Bench) -> None:
+    await bench.start({"caller": CALLER, "same": IDENTITY})
+    bench.caller.work = called("same")
+    assert await bench.infer() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "text"),
+    [
+        (asking("nobody"), Code.NOT_FOUND, "Request for unknown model: 'nobody' is not found"),
+        (InferenceRequest("same", {}), Code.INVALID_ARG, "expected 1 inputs but got 0 inputs for model 'same'"),
+        (asking("same", version=7), Code.NOT_FOUND, "version 7"),
+    ],
+    ids=["no model", "no inputs", "no version"],
+)
+async def test_calls_that_are_refused(bench: Bench, request_: InferenceRequest, code: Code, text: str) -> None:
+    await bench.start({"caller": CALLER, "same": IDENTITY})
+    bench.caller.work = lambda models, request: models.infer(request_, parent=request).result()
+    with pytest.raises(ModserveError, match=text) as caught:
+        await bench.infer()
+    assert caught.value.code is code
+
+
+async def test_a_call_has_the_parents_deadline_or_its_own_which_is_earlier(bench: Bench) -> None:
+    await bench.start({"caller": CALLER, "slow": PUPPET})
+    bench.caller.work = called("slow")
+    waiting = asyncio.create_task(bench.infer(timeout=0.05))
+    busy = asyncio.create_task(bench.infer("slow"))
+    execution = await bench.execution()
+    with pytest.raises(ModserveError, match="Request timeout expired"):
+        await waiting
+    execution.finish({"OUTPUT": ONES})
+    await busy
+
+
+async def test_cancelling_the_parent_cancels_the_call(bench: Bench) -> None:
+    await bench.start({"caller": CALLER, "slow": PUPPET})
+    codes: list[Code] = []
+
+    def work(models: ModelCaller, request: EngineRequest) -> Any:
+        try:
+            return models.infer(asking("slow"), parent=request).result()
+        except ModserveError as error:
+            codes.append(error.code)
+            raise
+
+    bench.caller.work = work
+    waiting = asyncio.create_task(bench.infer())
+    execution = await bench.execution()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    execution.finish({"OUTPUT": ONES})
+    bench.caller.work = called("slow")
+    again = asyncio.create_task(bench.infer())  # the caller's thread is free: the cancelled call has ended
+    (await bench.execution()).finish({"OUTPUT": ONES})
+    assert await again == [[1.0, 1.0]]
+    assert codes == [Code.CANCELLED]
+
+
+async def test_a_model_that_calls_itself(bench: Bench) -> None:
+    await bench.start({"caller": CALLER})
+    bench.caller.work = called("caller")
+    with pytest.raises(ModserveError) as caught:
+        await bench.infer()
+    assert caught.value.code is Code.UNSUPPORTED
+    assert caught.value.message == "a model would wait for itself: 'caller' version 1 → 'caller' version 1"
+
+
+@pytest.mark.parametrize("parent", [True, False], ids=["with a parent", "without"])
+async def test_a_ring_of_models(bench: Bench, parent: bool) -> None:
+    await bench.start({"caller": CALLER, "round": ENSEMBLE})
+    bench.caller.work = lambda models, request: (
+        models.infer(asking("round"), parent=request if parent else None).result().outputs["OUTPUT"]
+    )
+    with pytest.raises(ModserveError, match=r"'round' version 1 → 'caller' version 1 → 'round' version 1"):
+        await bench.infer("round")
+
+
+async def test_the_sequence_of_the_parent_goes_to_models_with_sequences(bench: Bench) -> None:
+    bench.puppet = PuppetBackend(by_request=True)
+    await bench.start({"caller": CALLER, "stateful": PUPPET + "sequence_batching { }", "plain": PUPPET})
+
+    async def seen(name: str, **more: Any) -> tuple[object, ...]:
+        bench.caller.work = called(name, **more)
+        waiting = asyncio.create_task(
+            bench.infer(parameters={"sequence_id": 5, "sequence_start": True, "sequence_end": True})
+        )
+        execution = await bench.execution()
+        [request] = execution.requests
+        request.respond({"OUTPUT": ONES})
+        execution.finish()
+        await waiting
+        return request.correlation_id, request.sequence_start, request.sequence_end
+
+    assert await seen("stateful") == (5, True, True)
+    assert await seen("plain") == (0, False, False)
+    own = {"sequence_id": 6, "sequence_start": True, "sequence_end": True}
+    assert await seen("stateful", parameters=own) == (6, True, True)
+
+
+async def test_responses_of_a_decoupled_model(bench: Bench) -> None:
+    await bench.start({"caller": CALLER, "repeat": 'backend: "repeat"' + DECOUPLED})
+    count = 30
+
+    def work(models: ModelCaller, request: EngineRequest) -> Any:
+        inputs = {
+            "IN": Tensor.from_array(np.arange(count, dtype=np.float32)),
+            "DELAY": Tensor.from_array(np.zeros(count, np.uint32)),
+            "WAIT": Tensor.from_array(np.zeros(1, np.uint32)),
+        }
+        asked = InferenceRequest("repeat", inputs)
+        total = sum(each.outputs["OUT"].array[0] for each in models.stream(asked, parent=request))
+        first = next(models.stream(asked, parent=request)).outputs["OUT"].array[0]
+        with pytest.raises(ModserveError, match="model 'repeat' responded more than once; use 'stream'"):
+            models.infer(asked, parent=request).result()
+        return np.array([[total, first]], np.float32)
+
+    bench.caller.work = work
+    assert await bench.infer() == [[435.0, 0.0]]
+
+
+async def test_calls_from_the_event_loop(bench: Bench) -> None:
+    await bench.start({"caller": CALLER, "same": IDENTITY})
+    outcomes: list[tuple[Outcome, bool]] = []
+    models = bench.caller.models
+    models.submit(asking("same"), lambda outcome, final: outcomes.append((outcome, final)))
+    assert outcomes == []
+    models.submit(asking("nobody"), lambda outcome, final: outcomes.append((outcome, final)))
+    assert outcomes == []
+    future = models.infer(asking("same"))
+    with pytest.raises(RuntimeError, match="cannot be awaited on the event loop's thread"):
+        future.result()
+    with pytest.raises(RuntimeError, match="cannot be awaited on the event loop's thread"):
+        next(models.stream(asking("same")))
+    response = await asyncio.wrap_future(future)
+    assert response.outputs["OUTPUT"].array.tolist() == [[1.0, 1.0]]
+    assert {type(outcome) for outcome, _ in outcomes} == {InferenceResponse, ModserveError}
+    assert all(final for _, final in outcomes)
+
+
+async def test_cancelling_a_call(bench: Bench) -> None:
+    await bench.start({"caller": CALLER, "slow": PUPPET})
+    future = bench.caller.models.infer(asking("slow"))
+    execution = await bench.execution()
+    future.cancel()
+    outcomes: list[Outcome] = []  # of a call that waits for the instance
+    call = bench.caller.models.submit(asking("slow"), lambda outcome, final: outcomes.append(outcome))
+    threading.Thread(target=call.cancel).start()
+    async with asyncio.timeout(30):
+        while not outcomes:  # noqa: ASYNC110 - nothing else tells of it
+            await asyncio.sleep(0)
+    assert isinstance(outcomes[0], ModserveError)
+    assert outcomes[0].code is Code.CANCELLED
+    execution.finish({"OUTPUT": ONES})
+    call.cancel()
+    call.taken()
+
+
+async def test_a_callback_that_raises(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    await bench.start({"caller": CALLER, "same": IDENTITY})
+
+    def broken(outcome: Outcome, final: bool) -> None:
+        raise RuntimeError("no pipe")
+
+    bench.caller.models.submit(asking("same"), broken)
+    await bench.server.infer("same", {"INPUT": ONES})
+    await asyncio.sleep(0)
+    assert "model 'caller' failed to take a response of model 'same'" in caplog.text
+
+
+async def test_loading_and_unloading_other_models(bench: Bench) -> None:
+    await bench.start({"caller": CALLER, "same": IDENTITY}, model_control_mode="explicit", load_model=("caller",))
+    models = bench.caller.models
+
+    def work(models: ModelCaller, request: EngineRequest) -> Any:
+        before = models.is_ready("same").result()
+        models.load("same").result()
+        loaded = models.is_ready("same", 1).result()
+        models.unload("same").result()
+        return np.array([[before, loaded]], np.float32)
+
+    bench.caller.work = work
+    assert await bench.infer() == [[0.0, 1.0]]
+    with pytest.raises(ModserveError, match="nobody"):
+        await asyncio.wrap_future(models.load("nobody"))
+    assert await asyncio.wrap_future(models.is_ready("nobody")) is False
+
+
+def test_a_source_without_a_server() -> None:
+    source = ModelSource(None, 1, Path(), Path())  # type: ignore[arg-type]
+    with pytest.raises(ModserveError, match="there are no other models here to call"):
+        source.models.infer(asking("x"))

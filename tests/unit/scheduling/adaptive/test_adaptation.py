@@ -1,0 +1,50 @@
+"""What a model's configuration makes of it: a rule, a gate, and whether it has to be told of executions."""
+
+import pytest
+
+from modserve.core.model_config import Admission, DynamicBatching, ModelConfig, QueuePolicy
+from modserve.core.timing import ExecutionTiming
+from modserve.scheduling.adaptive.adaptation import Adaptation
+from modserve.scheduling.batching import direct
+from modserve.testing import config, inflight
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "learns"),
+    [
+        (config(), False),
+        (config(dynamic_batching=DynamicBatching()), False),
+        (config(dynamic_batching=DynamicBatching(default_policy=QueuePolicy(default_timeout_ns=1))), False),
+        (config(dynamic_batching=DynamicBatching(max_queue_delay_ns=1)), True),
+        (config(dynamic_batching=DynamicBatching(p99_goal_ns=MS)), True),
+        (config(dynamic_batching=DynamicBatching(default_policy=QueuePolicy(max_queue_size=1))), True),
+        (config(dynamic_batching=DynamicBatching(level_policies={2: QueuePolicy(max_queue_size=1)})), True),
+        (config(admission=Admission(by_deadline=True)), True),
+    ],
+    ids=["direct", "dynamic", "time-out", "delay", "goal", "queue size", "queue size of a level", "admission"],
+)
+def test_only_models_that_predict_learn(given: ModelConfig, learns: bool) -> None:
+    assert Adaptation(given).learns == learns
+
+
+def test_models_without_a_batcher_run_each_request_alone() -> None:
+    adaptation = Adaptation(config())
+    assert (adaptation.rule, adaptation.policy, adaptation.statistics) == (direct, DynamicBatching(), None)
+
+
+def test_a_tuned_model_is_bounded_by_its_goal() -> None:
+    adaptation = Adaptation(config(dynamic_batching=DynamicBatching((4,), p99_goal_ns=MS)))
+    assert (adaptation.policy.max_queue_delay_ns, adaptation.policy.preferred_batch_sizes) == (MS, ())
+    assert adaptation.statistics is not None
+
+
+def test_the_gate_predicts_by_what_was_observed() -> None:
+    adaptation = Adaptation(config(dynamic_batching=DynamicBatching(), admission=Admission(by_deadline=True)))
+    gate = adaptation.gate(lambda now_ns, run_ns: [run_ns(1)])
+    timing = ExecutionTiming(1, "single")
+    timing.compute_end_ns = 7 * MS
+    adaptation.observe(timing, [])
+    error = gate.full(inflight(), 0, 0, 0)
+    assert error.retry_after_ns == 7 * MS

@@ -1,0 +1,99 @@
+"""The plain queue and the one with levels say the same of requests that are all alike."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modserve.core.inflight import Inflight
+from modserve.scheduling.batching import Together
+from modserve.scheduling.level_queue import LevelQueue
+from modserve.scheduling.queue import GONE, PlainQueue, RequestQueue
+from modserve.testing import inflight
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("append"),
+            st.integers(0, 4),
+            st.integers(0, 9),
+            st.sampled_from([0, 0, 3, 20]),
+            st.sampled_from([0, 0, 5]),
+        ),
+        st.tuples(st.just("left"), st.integers(0, 20)),
+        st.tuples(st.just("again"), st.integers(0, 20)),
+        st.tuples(st.just("take"), st.integers(1, 4)),
+        st.tuples(st.just("times"), st.integers(0, 10)),
+    ),
+    max_size=60,
+)
+
+
+class Driven:
+    """A queue, and what is seen of it from outside; requests are told by their numbers."""
+
+    def __init__(self, queue: RequestQueue) -> None:
+        self.queue = queue
+        self.entries: list[Inflight] = []
+        self.now_ns = 100
+
+    def together(self) -> Together:
+        (together,) = self.queue.candidates()
+        return together
+
+    def numbers(self, entries: list[Inflight]) -> list[int]:
+        return [self.entries.index(entry) for entry in entries]
+
+    def act(self, action: str, *values: int) -> list[Any]:
+        queue = self.queue
+        waiting = list(queue)
+        left = [entry for entry in self.entries if entry.level == GONE]
+        seen: list[Any] = []
+        if action == "append":
+            size, length, deadline, timeout = values
+            entry = inflight(1, deadline_ns=deadline and self.now_ns + deadline)
+            entry.batch_size, entry.length, entry.queue_start_ns = size, length, self.now_ns
+            entry.queue_limit_ns = timeout and self.now_ns + timeout
+            self.entries.append(entry)
+            queue.append(entry, 0, entry.queue_limit_ns)
+        elif action == "left" and waiting:
+            queue.left(waiting[values[0] % len(waiting)])
+        elif action == "again" and left:
+            queue.append(left[values[0] % len(left)])
+        elif action == "take" and waiting:
+            seen.append(self.numbers(queue.take(self.together(), min(values[0], len(waiting)))))
+        elif action == "times":
+            self.now_ns += values[0]
+            seen += [self.numbers(queue.expired(self.now_ns)), self.numbers(queue.timed_out(self.now_ns))]
+        seen += [queue.count, queue.ahead(0), self.numbers(list(queue)), queue.next_time_ns() if queue.timed else 0]
+        if queue.count:
+            together = self.together()
+            if together.stale:
+                together.renew()
+            seen += [self.numbers(list(together)), together.whole, together.closed, vars(together).copy()]
+            self.check(together)
+        return [each if not isinstance(each, dict) else sums(each) for each in seen]
+
+    @staticmethod
+    def check(together: Together) -> None:
+        entries = list(together)
+        sizes = [entry.batch_size or 1 for entry in entries]
+        assert (together.count, together.size) == (len(entries), sum(sizes))
+        assert together.elements == sum(size * entry.length for size, entry in zip(sizes, entries, strict=True))
+        assert together.longest == max(entry.length for entry in entries)
+        assert together.oldest_ns == min(entry.queue_start_ns for entry in entries)
+        assert together.deadline_ns == min([entry.deadline_ns for entry in entries if entry.deadline_ns], default=0)
+        limits = [entry.queue_limit_ns for entry in entries if entry.queue_limit_ns]
+        assert together.limit_ns == min(limits, default=0)
+
+
+def sums(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name in vars(Together())}
+
+
+@settings(max_examples=200, deadline=None)
+@given(ACTIONS)
+def test_whatever_comes_and_goes(actions: list[tuple[Any, ...]]) -> None:
+    plain, levels = Driven(PlainQueue(sums=True)), Driven(LevelQueue(sums=True))
+    for action in actions:
+        assert plain.act(*action) == levels.act(*action)
