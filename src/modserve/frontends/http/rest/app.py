@@ -19,38 +19,19 @@ from modserve.core.lifecycle import IndexEntry
 from modserve.core.version import parse_requested
 from modserve.frontends.http.context import CallContext
 from modserve.frontends.http.infer import InferCall
-from modserve.frontends.offload import on_thread
 from modserve.protocol import compression, failures
-from modserve.protocol.control import logging_settings, metadata, repository, statistics
+from modserve.protocol.control import metadata, statistics
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
-from modserve.settings import HttpSettings, Limits
+from modserve.settings import HttpSettings
 
-from . import docs, generate, infer_stream, methods, v1
-from .messages import add_model_route, infer_head, json_response, read_body
+from . import control, docs, generate, infer_stream, methods, v1
+from .messages import add_model_route, infer_head, json_response
 from .restricted import RestrictedApp
-from .schemas import (
-    ERRORS,
-    INFER_BODY,
-    IndexedVersion,
-    InferenceResponseBody,
-    Live,
-    LogSettings,
-    ModelList,
-    ModelMetadata,
-    ModelReady,
-    Ready,
-    ServerMetadata,
-    described_schemas,
-    json_body,
-    response_of,
-    responses_of,
-)
-from .shared_memory import shared_memory_router
+from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
 from .streams import Streams
-from .trace import router as trace_router
 
 
 class _VersionConvertor(Convertor[int]):
@@ -81,7 +62,7 @@ class _App(FastAPI):
             for operation in chain.from_iterable(path.values() for path in document["paths"].values()):
                 parameters = operation.get("parameters", [])
                 operation["parameters"] = [parameter for parameter in parameters if parameter["in"] != "query"]
-            document.setdefault("components", {}).setdefault("schemas", {}).update(described_schemas())
+            document.setdefault("components", {}).setdefault("schemas", {}).update(SCHEMAS)
             docs.add_examples(document)
         return super().openapi()
 
@@ -110,12 +91,11 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
     app.include_router(_models(server), tags=["models"])
     app.include_router(_inference(context), tags=["inference"])
     streams = app.state.streams = Streams(server, limits)
-    app.include_router(infer_stream.router(context, streams, INFER_BODY), tags=["inference"])
+    app.include_router(infer_stream.router(context, streams), tags=["inference"])
     app.include_router(generate.router(context, streams), tags=["inference"])
-    app.include_router(_repository(server, max_json, limits), tags=["model repository"])
-    app.include_router(_logging(server, max_json), tags=["logging"])
-    app.include_router(shared_memory_router(server, max_json), tags=["shared memory"])
-    app.include_router(trace_router(server, max_json), tags=["trace"])
+    app.include_router(control.repository_router(server, max_json, limits))
+    for settings in (control.logging_router, control.shared_memory_router, control.trace_router):
+        app.include_router(settings(server, max_json))
     app.include_router(v1.router(context), tags=["KServe v1, TensorFlow Serving"])
     app.include_router(docs.router(server, app.openapi))
     return app
@@ -124,12 +104,12 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
 def _health(server: Server) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v2/health/live", responses=responses_of(Live, 503))
+    @router.get("/v2/health/live", responses=responses_of("Live", 503))
     async def live() -> Response:
         """Is the process up and responding? True from the moment the ports open."""
         return _exiting(server) or json_response({"live": True})
 
-    @router.get("/v2/health/ready", responses={**responses_of(Ready, 503), 400: response_of(Ready)})
+    @router.get("/v2/health/ready", responses={**responses_of("Ready", 503), 400: response_of("Ready")})
     async def ready() -> Response:
         """May inference be sent? When not, `reasons` tells which models are in the way and why."""
         if server.ready:
@@ -144,17 +124,17 @@ def _health(server: Server) -> APIRouter:
 def _metadata(server: Server) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v2", responses=responses_of(ServerMetadata))
+    @router.get("/v2", responses=responses_of("ServerMetadata"))
     async def server_metadata() -> Response:
         """The server's name, version and protocol extensions."""
         return json_response(metadata.server_json(server.name, server.version, server.extensions))
 
-    @router.get("/v2/models", responses=responses_of(ModelList))
+    @router.get("/v2/models", responses=responses_of("ModelList"))
     async def models() -> Response:
         """The names of all models, whatever their state."""
         return json_response({"models": server.model_names()})
 
-    @router.get("/v2/models/stats", responses=responses_of(None))
+    @router.get("/v2/models/stats", responses=responses_of("object"))
     async def all_statistics() -> Response:
         """The statistics of all ready model versions."""
         return json_response(statistics.json(server.with_statistics()))
@@ -189,79 +169,13 @@ def _models(server: Server) -> APIRouter:
         return json_response(statistics.batches_json(server.model(model, version)))
 
     for suffix, handler, body in (
-        ("", model_metadata, ModelMetadata),
-        ("/ready", model_ready, ModelReady),
-        ("/config", model_config, None),
-        ("/stats", model_statistics, None),
-        ("/batches", model_batches, None),
+        ("", model_metadata, "ModelMetadata"),
+        ("/ready", model_ready, "ModelReady"),
+        ("/config", model_config, "object"),
+        ("/stats", model_statistics, "object"),
+        ("/batches", model_batches, "object"),
     ):
         add_model_route(router, suffix, handler, responses=responses_of(body, 400, 404, 503))
-    return router
-
-
-def _repository(server: Server, max_json: int, limits: Limits) -> APIRouter:
-    """With Triton's paths, of which those with a repository's name serve the index only."""
-    router = APIRouter()
-
-    async def index(request: Request) -> Response:
-        """Every model version with its state; `ready` asks for those that are READY only."""
-        only_ready = repository.only_ready(await read_body(request, max_json))
-        return json_response(repository.index_json(await server.repository_index(only_ready)))
-
-    async def load(request: Request, model: str) -> Response:
-        """Load a model, or load it again; `parameters` may have a `config` and files (`file:<version>/<path>`)."""
-        repository.check_repository_name(request.path_params.get("repository", ""))
-        body = await read_body(request, max_json)
-        if len(body) > limits.json:
-            parameters = await on_thread(repository.load_json, body)
-        else:
-            parameters = repository.load_json(body)
-        await server.load_model(model, parameters.config, parameters.files)
-        return Response(media_type=MIME_JSON)
-
-    async def unload(request: Request, model: str) -> Response:
-        """Unload a model; with the parameter `unload_dependents` also the models that only it needs."""
-        repository.check_repository_name(request.path_params.get("repository", ""))
-        dependents = repository.unload_dependents_json(await read_body(request, max_json))
-        await server.unload_model(model, dependents)
-        return Response(media_type=MIME_JSON)
-
-    for prefix, refusals in (("/v2/repository", (400, 503)), ("/v2/repository/{repository}", (501,))):
-        documented = responses_of(IndexedVersion, 400, 503, many=True)
-        router.add_api_route(
-            f"{prefix}/index", index, methods=["POST"], responses=documented, openapi_extra=json_body("ready")
-        )
-        for suffix, handler in (("load", load), ("unload", unload)):
-            router.add_api_route(
-                f"{prefix}/models/{{model}}/{suffix}",
-                handler,
-                methods=["POST"],
-                responses={status: ERRORS[status] for status in refusals},
-                openapi_extra=json_body("parameters"),
-            )
-    return router
-
-
-def _logging(server: Server, max_json: int) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/v2/logging", responses=responses_of(LogSettings, 503))
-    async def log_settings() -> Response:
-        """What is logged, and how."""
-        return json_response(logging_settings.json(server.logs.settings))
-
-    @router.post(
-        "/v2/logging",
-        responses=responses_of(LogSettings, 400, 501, 503),
-        openapi_extra=json_body(*LogSettings.model_fields),
-    )
-    async def change_log_settings(request: Request) -> Response:
-        """Change any of the settings, at once; the response has all of them."""
-        body = await read_body(request, max_json)
-        logs = server.logs
-        logs.change(logging_settings.changed_by_json(logs.settings, body))
-        return json_response(logging_settings.json(logs.settings))
-
     return router
 
 
@@ -291,7 +205,7 @@ def _inference(context: CallContext) -> APIRouter:
         headers["Inference-Header-Content-Length"] = str(body.header_length)
         return Response(content, headers=headers, media_type="application/octet-stream")
 
-    responses = responses_of(InferenceResponseBody, 400, 404, 503)
+    responses = responses_of("InferenceResponseBody", 400, 404, 503)
     add_model_route(router, "/infer", infer, methods=["POST"], responses=responses, openapi_extra=INFER_BODY)
     return router
 

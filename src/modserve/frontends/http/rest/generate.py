@@ -5,7 +5,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import ConfigDict
 
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
@@ -20,38 +19,15 @@ from modserve.protocol.json.json_text import MIME_JSON
 
 from .disconnect import unless_disconnected
 from .messages import add_model_route, deadline_ns, forwarded_headers, read_body
-from .schemas import ERRORS, Described, responses_of
+from .schemas import SCHEMAS, body_of, errors_of, responses_of
 from .streams import HttpStream, Streams, respond
 
-
-class GenerateRequestBody(Described):
-    """Names of inputs with their elements, and parameters for the model, here or in `parameters`."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str | None = None
-    text_input: Any = None
-    parameters: dict[str, Any] | None = None
-
-
-class GenerateResponseBody(Described):
-    """Names of outputs with their elements, and the response's parameters."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str | None = None
-    model_name: str
-    model_version: str
-    text_output: Any = None
-
-
-_BODY = {"requestBody": {"required": True, "content": {MIME_JSON: {"schema": GenerateRequestBody.model_json_schema()}}}}
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One event for each response; a failure after the first is one with the key error",
         "content": {EVENTS.media_type: {"schema": {"type": "string"}}},
     },
-    **{status: ERRORS[status] for status in (400, 404, 503)},
+    **errors_of(400, 404, 503),
 }
 
 
@@ -81,10 +57,14 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
         return await respond(request, call, EVENTS, _encode)
 
     for suffix, handler, kind, responses in (
-        ("/generate", generate, JSONResponse, responses_of(GenerateResponseBody, 400, 404, 503)),
+        ("/generate", generate, JSONResponse, responses_of("GenerateResponseBody", 400, 404, 503)),
         ("/generate_stream", generate_stream, StreamingResponse, _STREAM),
     ):
-        options = {"response_class": kind, "responses": responses, "openapi_extra": _BODY}
+        options = {
+            "response_class": kind,
+            "responses": responses,
+            "openapi_extra": body_of(SCHEMAS["GenerateRequestBody"]),
+        }
         add_model_route(router, suffix, handler, methods=["POST"], **options)
     return router
 

@@ -20,7 +20,7 @@ from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import header_length
 
 from .messages import add_model_route, infer_head
-from .schemas import ERRORS
+from .schemas import INFER_BODY, errors_of
 from .streams import Encode, HttpStream, Streams, respond
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -28,12 +28,12 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
         "description": "One message for each response, by Accept; the last one has the parameter triton_final_response",
         "content": {framing.media_type: {"schema": {"type": "string"}} for framing in (EVENTS, LINES)},
     },
-    **{status: ERRORS[status] for status in (400, 404, 503)},
+    **errors_of(400, 404, 503),
 }
 
 
-def router(context: CallContext, streams: Streams, body: dict[str, Any]) -> APIRouter:
-    """The routes; `body` documents the request, which is that of ``infer``."""
+def router(context: CallContext, streams: Streams) -> APIRouter:
+    """The routes of ``infer_stream``."""
     router = APIRouter()
 
     async def infer_stream(request: Request, model: str, version: int | None = None) -> Response:
@@ -50,7 +50,7 @@ def router(context: CallContext, streams: Streams, body: dict[str, Any]) -> APIR
         methods=["POST"],
         response_class=StreamingResponse,
         responses=_RESPONSES,
-        openapi_extra=body,
+        openapi_extra=INFER_BODY,
     )
     return router
 

@@ -1,176 +1,151 @@
 """The bodies of requests and responses as the documentation describes them, and the documentation of calls."""
 
-from collections.abc import Iterator
 from typing import Any
-
-from pydantic import BaseModel, Field
-from pydantic.json_schema import models_json_schema
 
 from modserve.protocol.json.json_text import MIME_JSON
 
-SCHEMA_REFERENCE = "#/components/schemas/{model}"
+_BODIES: dict[str, tuple[str, str]] = {
+    "Alive": ("status: string", ""),
+    "CudaRegionStatus": ("name: string, device_id: integer, byte_size: integer", ""),
+    "ErrorAnswer": ("error: string", ""),
+    "GenerateRequestBody": (
+        "id?: string, text_input?: any, parameters?: object",
+        "Names of inputs with their elements, and parameters for the model, here or in `parameters`.",
+    ),
+    "GenerateResponseBody": (
+        "id?: string, model_name: string, model_version: string, text_output?: any",
+        "Names of outputs with their elements, and the response's parameters.",
+    ),
+    "IndexedVersion": (
+        "name: string, version?: string, state?: string, reason?: string",
+        "A model version; what there is nothing to say about is left out.",
+    ),
+    "InferenceRequestBody": ("id?: string, parameters?: object, inputs: [TensorData], outputs?: [RequestedOutput]", ""),
+    "InferenceResponseBody": (
+        "id?: string, model_name: string, model_version: string, parameters?: object, outputs: [TensorData]",
+        "",
+    ),
+    "Live": ("live: boolean", ""),
+    "LogSettings": (
+        "log_file: string, log_info: boolean, log_warning: boolean, log_error: boolean, log_verbose_level: integer, "
+        "log_format: string",
+        "",
+    ),
+    "ModelList": ("models: [string]", ""),
+    "ModelMetadata": (
+        "name: string, versions: [string], platform: string, inputs: [TensorMetadata], outputs: [TensorMetadata]",
+        "",
+    ),
+    "ModelReady": ("name: string, ready: boolean", ""),
+    "ModelStatus": (
+        "name: string, ready: boolean, model_version_status: [VersionStatus], error?: string",
+        "KServe's `name` and `ready` beside TensorFlow Serving's `model_version_status`, the latest version first.",
+    ),
+    "PredictRequestBody": (
+        "signature_name?: string, instances?: [any], inputs?: any",
+        "Either `instances` (row format: values, or objects by input name) or `inputs` (column format: an object by "
+        "input name, or one tensor).",
+    ),
+    "PredictResponseBody": (
+        "predictions?: [any], outputs?: any",
+        "`predictions` answers `instances`, `outputs` answers `inputs`.",
+    ),
+    "ReadinessReason": (
+        "name: string, version: string, state: string, reason: string",
+        "A model version that is not READY. `version` is empty where the model has none to speak of.",
+    ),
+    "Ready": (
+        "ready: boolean, reasons?: [ReadinessReason]",
+        "`reasons` lists what is in the way when `ready` is false.",
+    ),
+    "RequestedOutput": ("name: string, parameters?: object", ""),
+    "ServerMetadata": ("name: string, version: string, extensions: [string]", ""),
+    "SignatureMetadata": ("model_spec: object, metadata: object", ""),
+    "SystemRegionStatus": ("name: string, key: string, offset: integer, byte_size: integer", ""),
+    "TensorData": (
+        "name: string, shape: [integer], datatype: string, parameters?: object, data?: [any]",
+        "A tensor with its elements, nested in any way or flat, or ``binary_data_size`` among its parameters.",
+    ),
+    "TensorMetadata": (
+        "name: string, datatype: string, shape: [integer]",
+        "`shape` has -1 for variable dimensions, the batch dimension among them.",
+    ),
+    "TraceSettings": (
+        "trace_level: [string], trace_rate: string, trace_count: string, log_frequency: string, trace_file: string, "
+        "trace_mode: string",
+        "Numbers are strings.",
+    ),
+    "VersionHealth": ("error_code: string, error_message: string", ""),
+    "VersionStatus": (
+        "version: string, state: string, status: VersionHealth",
+        "`state` is START, LOADING, AVAILABLE, UNLOADING or END.",
+    ),
+    "VersionStatuses": ("model_version_status: [VersionStatus]", ""),
+}
+"""Members and description by name. A member with ``?`` may be left out or null; a type in brackets is an array."""
 
 
-class Described(BaseModel):
-    """A JSON body that the documentation describes. Answers are written without its help."""
+def _schema(name: str) -> dict[str, Any]:
+    """The JSON schema of a type in the notation above."""
+    if name.startswith("["):
+        return {"type": "array", "items": _schema(name[1:-1])}
+    if name in _BODIES:
+        return {"$ref": f"#/components/schemas/{name}"}
+    return {} if name == "any" else {"type": name}
 
 
-class ErrorAnswer(Described):
-    error: str
+def _object(members: str, description: str) -> dict[str, Any]:
+    properties, required = {}, []
+    for name, kind in (member.split(": ") for member in members.split(", ")):
+        schema = _schema(kind)
+        if not name.endswith("?"):
+            required.append(name)
+        elif schema:
+            schema = {"anyOf": [schema, {"type": "null"}]}
+        properties[name.removesuffix("?")] = schema
+    described = {"type": "object", "properties": properties, "description": description, "required": required}
+    return {key: value for key, value in described.items() if value}
 
 
-def response_of(model: type[Described] | None, description: str = "Successful Response", *, many: bool = False) -> Any:
-    """The documentation of a response: a `model`, an array of it if `many`, or any object for None.
-
-    FastAPI takes the model itself, too, but then builds a validator for each place at every start.
-    """
-    schema: dict[str, Any] = {"type": "object"}
-    if model is not None:
-        schema = {"$ref": SCHEMA_REFERENCE.format(model=model.__name__)}
-    if many:
-        schema = {"type": "array", "items": schema}
-    return {"description": description, "content": {MIME_JSON: {"schema": schema}}}
+SCHEMAS = {name: _object(*body) for name, body in _BODIES.items()}
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: response_of(ErrorAnswer, "The request is wrong"),
-    404: response_of(ErrorAnswer, "There is no such model or version"),
-    501: response_of(ErrorAnswer, "Not supported"),
-    503: response_of(ErrorAnswer, "Not ready, or too busy: try again"),
+def response_of(name: str, description: str = "Successful Response") -> dict[str, Any]:
+    """The documentation of a response: a body of the table, ``object`` for any, in brackets an array."""
+    return {"description": description, "content": {MIME_JSON: {"schema": _schema(name)}}}
+
+
+_ERRORS = {
+    400: "The request is wrong",
+    404: "There is no such model or version",
+    501: "Not supported",
+    503: "Not ready, or too busy: try again",
 }
 
 
-def responses_of(model: type[Described] | None, *errors: int, many: bool = False) -> dict[int | str, dict[str, Any]]:
-    """The documentation of a call's responses: `model` with status 200 as for `response_of`, and `errors` by status."""
-    return {200: response_of(model, many=many), **{status: ERRORS[status] for status in errors}}
+def errors_of(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The documentation of a call's failures."""
+    return {status: response_of("ErrorAnswer", _ERRORS[status]) for status in statuses}
 
 
-def described_schemas() -> dict[str, Any]:
-    """The schemas of everything that is described, by name."""
-    models = [(model, "serialization") for model in _subclasses(Described)]
-    _, document = models_json_schema(models, ref_template=SCHEMA_REFERENCE)  # type: ignore[arg-type]
-    schemas: dict[str, Any] = document["$defs"]
-    return schemas
+def responses_of(name: str, *errors: int) -> dict[int | str, dict[str, Any]]:
+    """The documentation of a call's responses: status 200 as for `response_of`, and `errors` by status."""
+    return {200: response_of(name), **errors_of(*errors)}
 
 
-def _subclasses(model: type[Described]) -> Iterator[type[Described]]:
-    for each in model.__subclasses__():
-        yield each
-        yield from _subclasses(each)
+def body_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """The documentation of a body which the call reads by itself."""
+    return {"requestBody": {"required": True, "content": {MIME_JSON: {"schema": schema}}}}
 
 
-def json_body(*names: str) -> dict[str, Any]:
-    """The documentation of a body which the call reads by itself: an object, all of whose members may be left out."""
+def members_of(*names: str) -> dict[str, Any]:
+    """The same of an object all of whose members may be left out, as may the body."""
     schema = {"type": "object", "properties": {name: {} for name in names}}
     return {"requestBody": {"required": False, "content": {MIME_JSON: {"schema": schema}}}}
 
 
-class Live(Described):
-    live: bool
-
-
-class ReadinessReason(Described):
-    """A model version that is not READY. `version` is empty where the model has none to speak of."""
-
-    name: str
-    version: str
-    state: str
-    reason: str
-
-
-class Ready(Described):
-    """`reasons` lists what is in the way when `ready` is false."""
-
-    ready: bool
-    reasons: list[ReadinessReason] = Field(default_factory=list)
-
-
-class ModelReady(Described):
-    name: str
-    ready: bool
-
-
-class ServerMetadata(Described):
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class ModelList(Described):
-    models: list[str]
-
-
-class IndexedVersion(Described):
-    """A model version; what there is nothing to say about is left out."""
-
-    name: str
-    version: str | None = None
-    state: str | None = None
-    reason: str | None = None
-
-
-class LogSettings(Described):
-    log_file: str
-    log_info: bool
-    log_warning: bool
-    log_error: bool
-    log_verbose_level: int
-    log_format: str
-
-
-class TensorMetadata(Described):
-    """`shape` has -1 for variable dimensions, the batch dimension among them."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelMetadata(Described):
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
-class TensorData(Described):
-    """A tensor with its elements, nested in any way or flat, or ``binary_data_size`` among its parameters."""
-
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: dict[str, Any] | None = None
-    data: list[Any] | None = None
-
-
-class RequestedOutput(Described):
-    name: str
-    parameters: dict[str, Any] | None = None
-
-
-class InferenceRequestBody(Described):
-    id: str | None = None
-    parameters: dict[str, Any] | None = None
-    inputs: list[TensorData]
-    outputs: list[RequestedOutput] | None = None
-
-
-class InferenceResponseBody(Described):
-    id: str | None = None
-    model_name: str
-    model_version: str
-    parameters: dict[str, Any] | None = None
-    outputs: list[TensorData]
-
-
-INFER_BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "JSON; or JSON of Inference-Header-Content-Length bytes and then binary tensor data",
-        "content": {
-            MIME_JSON: {"schema": {"$ref": SCHEMA_REFERENCE.format(model="InferenceRequestBody")}},
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
-}
+INFER_BODY = body_of(_schema("InferenceRequestBody"))
+INFER_BODY["requestBody"]["description"] = (
+    "JSON; or JSON of Inference-Header-Content-Length bytes and then binary tensor data"
+)
+INFER_BODY["requestBody"]["content"]["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}

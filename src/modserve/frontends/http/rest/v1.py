@@ -1,11 +1,10 @@
 """The KServe v1 protocol and TensorFlow Serving's REST API, which share their URLs, over the models of the server."""
 
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import Field
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -14,75 +13,14 @@ from modserve.core.lifecycle import IndexEntry
 from modserve.core.servable import Servable
 from modserve.frontends.http.context import CallContext
 from modserve.protocol.http import v1_models
-from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 
 from . import docs
 from .disconnect import unless_disconnected
 from .messages import json_response
 from .predict import respond
-from .schemas import ERRORS, Described, ErrorAnswer, response_of, responses_of
+from .schemas import SCHEMAS, body_of, errors_of, response_of, responses_of
 
-
-class Alive(Described):
-    status: str
-
-
-class ModelNames(Described):
-    models: list[str]
-
-
-class VersionHealth(Described):
-    error_code: str
-    error_message: str
-
-
-class VersionStatus(Described):
-    """`state` is START, LOADING, AVAILABLE, UNLOADING or END."""
-
-    version: str
-    state: str
-    status: VersionHealth
-
-
-class VersionStatuses(Described):
-    model_version_status: list[VersionStatus]
-
-
-class ModelStatus(VersionStatuses):
-    """KServe's `name` and `ready` beside TensorFlow Serving's `model_version_status`, the latest version first."""
-
-    name: str
-    ready: bool
-
-
-class UnreadyModelStatus(ModelStatus):
-    error: str
-
-
-class SignatureMetadata(Described):
-    model_spec: dict[str, str]
-    metadata: dict[str, Any]
-
-
-class PredictRequestBody(Described):
-    """Either `instances` or `inputs`."""
-
-    signature_name: str | None = None
-    instances: list[Any] | None = Field(None, description="row format: values, or objects by input name")
-    inputs: Any = Field(None, description="column format: an object by input name, or one tensor")
-
-
-class PredictResponseBody(Described):
-    """`predictions` answers `instances`, `outputs` answers `inputs`."""
-
-    predictions: list[Any] | None = None
-    outputs: Any = None
-
-
-_PREDICT_BODY = {
-    "requestBody": {"required": True, "content": {MIME_JSON: {"schema": PredictRequestBody.model_json_schema()}}}
-}
 _MODEL = "/v1/models/{model}"
 _VERSION = _MODEL + "/versions/{version:version}"
 _LABEL = _MODEL + "/labels/{label}"
@@ -112,32 +50,34 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
         finally:
             handle.release()
 
-    async def explain(model: str) -> Response:
-        """Refused: no model here has an explainer."""
-        _servable(server, model, None)
-        raise v1_models.no_method("explain")
+    def refusal(method: str) -> Callable[..., Awaitable[Response]]:
+        async def refuse(model: str, version: int | None = None) -> Response:
+            _servable(server, model, version)
+            raise v1_models.no_method(method)
 
-    async def classify(model: str, version: int | None = None) -> Response:
-        """Refused: no model here takes tf.Example records."""
-        _servable(server, model, version)
-        raise v1_models.no_method("classify")
-
-    async def regress(model: str, version: int | None = None) -> Response:
-        """Refused: no model here takes tf.Example records."""
-        _servable(server, model, version)
-        raise v1_models.no_method("regress")
+        return refuse
 
     for path in (_MODEL, _VERSION):
         router.add_api_route(
             f"{path}:predict",
             predict,
             methods=["POST"],
-            responses=responses_of(PredictResponseBody, 400, 404, 501, 503),
-            openapi_extra=_PREDICT_BODY,
+            responses=responses_of("PredictResponseBody", 400, 404, 501, 503),
+            openapi_extra=body_of(SCHEMAS["PredictRequestBody"]),
         )
-        for method, refuse in (("classify", classify), ("regress", regress)):
-            router.add_api_route(f"{path}:{method}", refuse, methods=["POST"], responses=_errors(404, 501, 503))
-    router.add_api_route(f"{_MODEL}:explain", explain, methods=["POST"], responses=_errors(404, 501, 503))
+    records, explainer = "Refused: no model here takes tf.Example records.", "Refused: no model here has an explainer."
+    for path, method, why in (
+        *((path, method, records) for path in (_MODEL, _VERSION) for method in ("classify", "regress")),
+        (_MODEL, "explain", explainer),
+    ):
+        router.add_api_route(
+            f"{path}:{method}",
+            refusal(method),
+            methods=["POST"],
+            name=method,
+            description=why,
+            responses=errors_of(404, 501, 503),
+        )
 
 
 def _add_models(router: APIRouter, server: Server) -> None:
@@ -174,13 +114,13 @@ def _add_models(router: APIRouter, server: Server) -> None:
             raise error if error.code is not Code.NOT_FOUND else v1_models.unservable(model, version) from None
         return json_response(v1_models.metadata_json(servable))
 
-    unready = {**responses_of(ModelStatus, 404), 503: response_of(UnreadyModelStatus, "Not ready")}
-    router.add_api_route("/", alive, responses=responses_of(Alive, 503))
-    router.add_api_route("/v1/models", models, responses=responses_of(ModelNames))
+    unready = {**responses_of("ModelStatus", 404), 503: response_of("ModelStatus", "Not ready")}
+    router.add_api_route("/", alive, responses=responses_of("Alive", 503))
+    router.add_api_route("/v1/models", models, responses=responses_of("ModelList"))
     router.add_api_route(_MODEL, model_status, responses=unready, route_class_override=_route_of_models(server))
-    router.add_api_route(_VERSION, version_status, responses=responses_of(VersionStatuses, 404))
+    router.add_api_route(_VERSION, version_status, responses=responses_of("VersionStatuses", 404))
     for path in (_MODEL, _VERSION):
-        router.add_api_route(f"{path}/metadata", model_metadata, responses=responses_of(SignatureMetadata, 404, 503))
+        router.add_api_route(f"{path}/metadata", model_metadata, responses=responses_of("SignatureMetadata", 404, 503))
 
 
 def _route_of_models(server: Server) -> type[APIRoute]:
@@ -213,11 +153,7 @@ def _add_labels(router: APIRouter) -> None:
         ("", "GET"),
         ("/metadata", "GET"),
     ):
-        router.add_api_route(f"{_LABEL}{suffix}", label_status, methods=[method], responses=_errors(404))
-
-
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: ERRORS.get(status, response_of(ErrorAnswer)) for status in statuses}
+        router.add_api_route(f"{_LABEL}{suffix}", label_status, methods=[method], responses=errors_of(404))
 
 
 def _entries(server: Server, model: str) -> list[IndexEntry]:

@@ -1,0 +1,136 @@
+"""The calls that change a server or ask for its settings: the repository, the log, traces, shared memory."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+
+from modserve.core.shared_memory import CudaRegion, SystemRegion
+from modserve.frontends.offload import on_thread
+from modserve.protocol.control import logging_settings, regions, repository, trace_settings
+from modserve.protocol.json.json_text import MIME_JSON
+from modserve.server import Server
+from modserve.settings import Limits
+
+from .messages import json_response, read_body
+from .schemas import SCHEMAS, errors_of, members_of, responses_of
+
+RegionT = TypeVar("RegionT", SystemRegion, CudaRegion)
+
+_LOG_SETTINGS = tuple(SCHEMAS["LogSettings"]["properties"])
+_TRACE_SETTINGS = tuple(SCHEMAS["TraceSettings"]["properties"])
+
+
+def _post(router: APIRouter, path: str, handler: Callable[..., Any], responses: Any, *members: str) -> None:
+    extra = members_of(*members) if members else None
+    router.add_api_route(path, handler, methods=["POST"], responses=responses, openapi_extra=extra)
+
+
+def repository_router(server: Server, max_json: int, limits: Limits) -> APIRouter:
+    """With Triton's paths, of which those with a repository's name serve the index only."""
+    router = APIRouter(tags=["model repository"])
+
+    async def index(request: Request) -> Response:
+        """Every model version with its state; `ready` asks for those that are READY only."""
+        only_ready = repository.only_ready(await read_body(request, max_json))
+        return json_response(repository.index_json(await server.repository_index(only_ready)))
+
+    async def load(request: Request, model: str) -> Response:
+        """Load a model, or load it again; `parameters` may have a `config` and files (`file:<version>/<path>`)."""
+        repository.check_repository_name(request.path_params.get("repository", ""))
+        body = await read_body(request, max_json)
+        if len(body) > limits.json:
+            parameters = await on_thread(repository.load_json, body)
+        else:
+            parameters = repository.load_json(body)
+        await server.load_model(model, parameters.config, parameters.files)
+        return Response(media_type=MIME_JSON)
+
+    async def unload(request: Request, model: str) -> Response:
+        """Unload a model; with the parameter `unload_dependents` also the models that only it needs."""
+        repository.check_repository_name(request.path_params.get("repository", ""))
+        dependents = repository.unload_dependents_json(await read_body(request, max_json))
+        await server.unload_model(model, dependents)
+        return Response(media_type=MIME_JSON)
+
+    for prefix, refusals in (("/v2/repository", (400, 503)), ("/v2/repository/{repository}", (501,))):
+        _post(router, f"{prefix}/index", index, responses_of("[IndexedVersion]", 400, 503), "ready")
+        for suffix, handler in (("load", load), ("unload", unload)):
+            _post(router, f"{prefix}/models/{{model}}/{suffix}", handler, errors_of(*refusals), "parameters")
+    return router
+
+
+def logging_router(server: Server, max_json: int) -> APIRouter:
+    """The settings of the log."""
+    router = APIRouter(tags=["logging"])
+
+    async def log_settings() -> Response:
+        """What is logged, and how."""
+        return json_response(logging_settings.json(server.logs.settings))
+
+    async def change_log_settings(request: Request) -> Response:
+        """Change any of the settings, at once; the response has all of them."""
+        body, logs = await read_body(request, max_json), server.logs
+        logs.change(logging_settings.changed_by_json(logs.settings, body))
+        return json_response(logging_settings.json(logs.settings))
+
+    router.add_api_route("/v2/logging", log_settings, responses=responses_of("LogSettings", 503))
+    _post(router, "/v2/logging", change_log_settings, responses_of("LogSettings", 400, 501, 503), *_LOG_SETTINGS)
+    return router
+
+
+def trace_router(server: Server, max_json: int) -> APIRouter:
+    """The settings of traces: those of one model, or of all models that have none of their own."""
+    router = APIRouter(tags=["trace"])
+
+    async def settings(model: str = "") -> Response:
+        """Which requests are traced, and what of them: those of a model, or of all that have no settings of their own."""
+        return json_response(trace_settings.json(server.tracer_for(model).settings(model)))
+
+    async def change(request: Request, model: str = "") -> Response:
+        """Change any of the settings, at once; null goes back to that of all models, or of the start."""
+        tracer = server.tracer_for(model)
+        tracer.change(trace_settings.change_by_json(await read_body(request, max_json)), model)
+        return json_response(trace_settings.json(tracer.settings(model)))
+
+    for path, errors in (("/v2/trace/setting", ()), ("/v2/models/{model}/trace/setting", (400,))):
+        router.add_api_route(path, settings, responses=responses_of("TraceSettings", *errors))
+        _post(router, path, change, responses_of("TraceSettings", 400, 501), *_TRACE_SETTINGS)
+    return router
+
+
+def shared_memory_router(server: Server, max_json: int) -> APIRouter:
+    """A call without a region's name is about all regions; there is none to register without."""
+    router, memory = APIRouter(tags=["shared memory"]), server.shared_memory
+
+    async def register_system(request: Request, region: str = "") -> Response:
+        """Make POSIX shared memory known by a name, which tensors of requests can then refer to."""
+        memory.check_may_register(SystemRegion, region)
+        memory.register_system(regions.register_system_json(region, await read_body(request, max_json)))
+        return Response(media_type=MIME_JSON)
+
+    async def register_cuda(request: Request, region: str = "") -> Response:
+        """Make memory of a GPU known by a name, which tensors of requests can then refer to."""
+        memory.check_may_register(CudaRegion, region)
+        await on_thread(memory.register_cuda, *regions.register_cuda_json(region, await read_body(request, max_json)))
+        return Response(media_type=MIME_JSON)
+
+    def add(kind: type[RegionT], name: str, where: str, register: Callable[..., Any], *members: str) -> None:
+        async def status(region: str = "") -> Response:
+            return json_response(regions.status_json(memory.status(kind, region)))
+
+        async def unregister(region: str = "") -> Response:
+            """Forget a region, as soon as no request uses it. An unknown name is no error."""
+            memory.unregister(kind, region)
+            return Response(media_type=MIME_JSON)
+
+        status.__doc__ = f"The registered regions of {where} memory."
+        listed = responses_of(f"[{kind.__name__}Status]", 404)
+        for prefix in (f"/v2/{name}sharedmemory", f"/v2/{name}sharedmemory/region/{{region}}"):
+            router.add_api_route(f"{prefix}/status", status, responses=listed)
+            _post(router, f"{prefix}/register", register, errors_of(400, 501, 503), *members)
+            _post(router, f"{prefix}/unregister", unregister, errors_of(501))
+
+    add(SystemRegion, "system", "system", register_system, "key", "offset", "byte_size")
+    add(CudaRegion, "cuda", "GPU", register_cuda, "raw_handle", "device_id", "byte_size")
+    return router
