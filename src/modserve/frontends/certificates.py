@@ -135,10 +135,7 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted; it must not be")
 
 
-_REASONS = {
-    "KEY_VALUES_MISMATCH": "they do not belong together",
-    "KEY_TYPE_MISMATCH": "they do not belong together",
-}
+_REASONS = dict.fromkeys(("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"), "they do not belong together")
 
 
 def _reason(error: OSError | ValueError) -> str:

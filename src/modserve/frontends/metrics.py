@@ -18,12 +18,7 @@ class MetricsListener:
     """Serves what `render` gives at ``/metrics``; other paths are empty, as in Triton."""
 
     def __init__(
-        self,
-        render: Callable[[], bytes],
-        content_type: str,
-        address: str,
-        port: int,
-        tasks: asyncio.TaskGroup,
+        self, render: Callable[[], bytes], content_type: str, address: str, port: int, tasks: asyncio.TaskGroup
     ) -> None:
         self._render = render
         self._content_type = content_type.encode()

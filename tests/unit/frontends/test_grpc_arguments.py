@@ -6,7 +6,7 @@ import pytest
 
 from modserve import Settings, app
 from modserve.app import grpc_settings
-from modserve.frontends.grpc.arguments import channel_arguments
+from modserve.frontends.grpc.aio import channel_arguments
 
 DEFAULTS = {
     "grpc.max_send_message_length": -1,

@@ -9,7 +9,7 @@ from puppet_server import JSON_ANSWER, JSON_BODY, PuppetLoader, Stage, infer, re
 from starlette.routing import Route
 
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.restricted import path_category
+from modserve.frontends.http.rest.middleware import path_category
 from modserve.protocol.restricted import CATEGORIES, OPEN_PATHS, PATH_CATEGORY, http_restrictions
 from modserve.settings import HttpSettings
 

@@ -20,7 +20,7 @@ from modserve.core.errors import internal
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import SystemRegion
 from modserve.frontends.http import infer as http_infer_call
-from modserve.frontends.http.context import CallContext
+from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app
 from modserve.pb import inference as pb
 from modserve.protocol import shared_memory

@@ -13,7 +13,6 @@ from modserve.frontends.certificates import Certificates, Identity
 from modserve.server import Server
 from modserve.settings import GrpcSettings, TlsFiles
 
-from .arguments import channel_arguments
 from .dispatch import Dispatcher, NoMessageError
 from .rpc import ClientGoneError, Refusal, Rpc
 from .service import rpc_table
@@ -40,6 +39,21 @@ _TURNS = 10
 
 _BACKLOG = 2.0
 """Seconds for taking over calls that have arrived, at most."""
+
+_CONNECTIONS = {  # gRPC's channel arguments by option
+    "keepalive_time": "grpc.keepalive_time_ms",
+    "keepalive_timeout": "grpc.keepalive_timeout_ms",
+    "keepalive_permit_without_calls": "grpc.keepalive_permit_without_calls",
+    "max_pings_without_data": "grpc.http2.max_pings_without_data",
+    "min_recv_ping_interval_without_data": "grpc.http2.min_ping_interval_without_data_ms",
+    "max_ping_strikes": "grpc.http2.max_ping_strikes",
+}
+_AGES = {"max_age": "grpc.max_connection_age_ms", "max_age_grace": "grpc.max_connection_age_grace_ms"}
+_MAX_PENDING = 1_000_000
+"""Calls that wait in the core. Each holds some 3 KB, and no connection has more than its `max_streams` of them."""
+
+COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
+"""gRPC picks the algorithm by level from those that the client takes: gzip for low, deflate above."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -247,6 +261,32 @@ class GrpcListener:
             in_time = loop.time() - began <= seconds + _LATE
             if in_time and calls == self._table.calls and not (at_rest and self._table.under_way):
                 return
+
+
+def channel_arguments(options: GrpcSettings) -> list[tuple[str, int]]:
+    """What a server is made with."""
+    arguments = [
+        ("grpc.max_send_message_length", -1),
+        # Beyond it the library's core ends the call with RESOURCE_EXHAUSTED, before it has made room for the message.
+        ("grpc.max_receive_message_length", options.max_message or -1),
+        # The front end inflates messages itself: see `inflating`.
+        ("grpc.per_message_decompression", 0),
+        # Beyond those the core ends calls with CANCELLED, at random, and those of other clients, too.
+        ("grpc.server.max_pending_requests", _MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
+        # Two servers on one port would share it silently.
+        ("grpc.so_reuseport", int(options.reuse_port)),
+    ]
+    if options.max_streams:
+        # Clients keep further calls back until others have ended; those that do not are refused. The core's overload
+        # protection also counts calls that have ended for the client: of 6,000 at a time it refused up to 1,059.
+        arguments.append(("grpc.max_concurrent_streams", options.max_streams))
+        arguments.append(("grpc.http.overload_protection", 0))
+    arguments += [(argument, int(getattr(options, field))) for field, argument in _CONNECTIONS.items()]
+    arguments += [(argument, age) for field, argument in _AGES.items() if (age := getattr(options, field))]
+    if level := COMPRESSION_LEVELS[options.compression]:
+        arguments.append(("grpc.default_compression_level", level))
+    return arguments
 
 
 def _credentials(files: TlsFiles) -> grpc.ServerCredentials:

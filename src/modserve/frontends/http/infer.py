@@ -17,14 +17,28 @@ from modserve.protocol import compression, failures
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_body import is_long, read_request
-from modserve.protocol.http.infer_request import header_length
+from modserve.protocol.http.infer_request import JsonHeads, header_length
 from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.reply import Reply
-
-from .context import CallContext
+from modserve.server import Server
+from modserve.settings import HttpSettings
 
 _WHAT = "an inference request"
+
+
+class CallContext:
+    """What all inference calls over HTTP share: the server, its options, and its memory of requests."""
+
+    __slots__ = ("heads", "limits", "max_json", "options", "server", "server_timing")
+
+    def __init__(self, server: Server, options: HttpSettings) -> None:
+        self.server = server
+        self.options = options
+        self.limits = options.limits
+        self.max_json = options.max_json
+        self.server_timing = options.server_timing
+        self.heads = JsonHeads()
 
 
 class InferCall(Call):

@@ -17,8 +17,7 @@ from starlette.types import Receive, Scope, Send
 from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.version import parse_requested
-from modserve.frontends.http.context import CallContext
-from modserve.frontends.http.infer import InferCall
+from modserve.frontends.http.infer import CallContext, InferCall
 from modserve.protocol import compression, failures
 from modserve.protocol.control import metadata, statistics
 from modserve.protocol.http import infer_response
@@ -27,9 +26,8 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
-from . import control, docs, generate, infer_stream, methods, v1
+from . import control, docs, generate, infer_stream, middleware, v1
 from .messages import add_model_route, infer_head, json_response
-from .restricted import RestrictedApp
 from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
 from .streams import Streams
 
@@ -75,7 +73,7 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
         version=server.version,
         description="KServe v2 inference protocol, as NVIDIA Triton speaks it.",
         redirect_slashes=False,
-        dependencies=[Depends(methods.with_slashes)],
+        dependencies=[Depends(middleware.with_slashes)],
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -84,8 +82,8 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
     app.add_exception_handler(ModserveError, _modserve_error(server))
     app.add_exception_handler(Exception, _unforeseen_error)
     if options.restrictions:
-        app.add_middleware(RestrictedApp, restrictions=options.restrictions)
-    app.add_middleware(methods.AnyMethod)
+        app.add_middleware(middleware.RestrictedApp, restrictions=options.restrictions)
+    app.add_middleware(middleware.AnyMethod)
     app.include_router(_health(server), tags=["health"])
     app.include_router(_metadata(server), tags=["metadata"])
     app.include_router(_models(server), tags=["models"])
@@ -230,7 +228,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for this type: this is a bug"
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["Allow"] = ", ".join(methods.allowed(request.scope))
+        headers["Allow"] = ", ".join(middleware.allowed(request.scope))
     return Response(infer_response.encode_message(str(error.detail)), error.status_code, headers, MIME_JSON)
 
 

@@ -84,7 +84,7 @@ def trace_router(server: Server, max_json: int) -> APIRouter:
     router = APIRouter(tags=["trace"])
 
     async def settings(model: str = "") -> Response:
-        """Which requests are traced, and what of them: those of a model, or of all that have no settings of their own."""
+        """Which requests are traced, and what of them: those of a model, or of all without their own."""
         return json_response(trace_settings.json(server.tracer_for(model).settings(model)))
 
     async def change(request: Request, model: str = "") -> Response:

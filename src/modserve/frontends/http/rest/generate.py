@@ -10,7 +10,7 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.frontends import offload
-from modserve.frontends.http.context import CallContext
+from modserve.frontends.http.infer import CallContext
 from modserve.protocol import header_forwarding, limits
 from modserve.protocol.http import generate as codec
 from modserve.protocol.http import infer_response

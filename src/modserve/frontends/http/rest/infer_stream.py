@@ -10,8 +10,7 @@ from modserve.core.errors import ModserveError
 from modserve.core.request import InferenceRequest
 from modserve.core.response import Outcome, bare_end
 from modserve.frontends import offload
-from modserve.frontends.http.context import CallContext
-from modserve.frontends.http.infer import read_long_request
+from modserve.frontends.http.infer import CallContext, read_long_request
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import framing as framings
 from modserve.protocol.http import infer_stream as codec

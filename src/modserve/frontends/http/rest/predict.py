@@ -12,7 +12,7 @@ from modserve.core.servable import Servable
 from modserve.core.tensor import Tensor
 from modserve.frontends import offload
 from modserve.frontends.call import HTTP, FutureCall
-from modserve.frontends.http.context import CallContext
+from modserve.frontends.http.infer import CallContext
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import compression, header_forwarding
 from modserve.protocol.compression import Inflater

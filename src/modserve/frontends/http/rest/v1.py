@@ -11,7 +11,7 @@ from starlette.types import Scope
 from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.servable import Servable
-from modserve.frontends.http.context import CallContext
+from modserve.frontends.http.infer import CallContext
 from modserve.protocol.http import v1_models
 from modserve.server import Phase, Server
 

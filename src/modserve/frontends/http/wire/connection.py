@@ -38,9 +38,8 @@ from modserve.protocol.http.infer_response import Body
 from modserve.protocol.http.request_head import RequestHead
 
 from .asgi import AsgiCall
-from .context import HttpContext
+from .context import Hold, HttpContext
 from .head import RefusedRequestError
-from .holds import Hold
 from .reader import BODY, END, IDLE, Reader
 from .responses import CONTINUE, inference_response, json_response, persistence
 

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from email.utils import formatdate
 from typing import Any, Protocol, TypeAlias
 
-from modserve.frontends.http.context import CallContext
+from modserve.core.memory import MemoryBudget
+from modserve.frontends.http.infer import CallContext
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
@@ -44,6 +45,30 @@ class OpenConnection(Protocol):
     def abort(self) -> None: ...
     def check(self, now: float) -> None: ...
     def advance(self) -> None: ...
+
+
+class Hold:
+    """`size` bytes of the server's memory budget, which one connection holds for one purpose."""
+
+    __slots__ = ("_memory", "size")
+
+    def __init__(self, memory: MemoryBudget) -> None:
+        self._memory = memory
+        self.size = 0
+
+    def resize(self, size: int) -> None:
+        """Raises MemoryExhaustedError; then nothing has changed."""
+        if size > self.size:
+            self._memory.take(size - self.size)
+        else:
+            self._memory.give_back(self.size - size)
+        self.size = size
+
+    def force(self, size: int) -> None:
+        """The same for what cannot be refused any more."""
+        self._memory.give_back(self.size)
+        self._memory.force(size)
+        self.size = size
 
 
 class Turns:

@@ -3,16 +3,20 @@
 import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from modserve.protocol import compression, header_forwarding
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.request_head import RequestHead
 from modserve.settings import HttpSettings
 
-from .routes import match_infer, may_be_binary
-
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 """RFC 3986, 3.2.2 and 3.2.3; empty for a target without an authority."""
+
+# A longer version may be none at all; the application says so.
+_INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]{1,18}))?/infer(?:\?|$)")
+_BINARY = re.compile(rb"/v2/models/[^/?#]+(?:/versions/[0-9]+)?/infer(?:_stream)?(?:\?|$)")
+_ORIGIN = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 _VERSIONS = ("1.1", "1.0")
 _HEADER_LENGTH = infer_request.HEADER_LENGTH.encode()
@@ -139,3 +143,26 @@ def _check_transfer_encoding(value: bytes, old: bool, chunked: bool) -> None:
 def _shown(value: bytes) -> str:
     text = value[: _MAX_SHOWN + 1].decode("latin-1")
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
+
+
+def may_be_binary(target: bytes) -> bool:
+    """Whether the body may be JSON of the length that a header states, followed by binary data."""
+    return _BINARY.match(target) is not None
+
+
+def without_origin(target: bytes) -> bytes:
+    """The target without scheme and authority, which a client may send as well (RFC 9112, 3.2.2)."""
+    match = _ORIGIN.match(target)
+    if match is None:
+        return target
+    rest = target[match.end() :]
+    return rest if rest.startswith(b"/") else b"/" + rest
+
+
+def match_infer(target: bytes) -> tuple[str, int | None] | None:
+    """The model and version whose ``infer`` the target names; None for any other target."""
+    match = _INFER.match(target)
+    if match is None:
+        return None
+    name = unquote_to_bytes(match[1]).decode(errors="replace")
+    return name, int(match[2]) if match[2] else None

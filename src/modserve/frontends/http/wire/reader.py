@@ -29,9 +29,8 @@ from modserve.settings import HttpSettings
 
 from . import cors
 from .body import IncomingBody
-from .head import HeadLines, RefusedRequestError, read_head
+from .head import HeadLines, RefusedRequestError, read_head, without_origin
 from .head_memory import HeadMemory
-from .routes import without_origin
 
 END = b"\r\n\r\n"
 """Ends every head, and every chunked body with its trailers."""
