@@ -154,11 +154,6 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         self.calls += 1
         return self.methods.get(handler_call_details.method)
 
-    @property
-    def under_way(self) -> int:
-        """Unary calls under way, without those whose refusal is held back."""
-        return self.dispatcher.calls
-
     def hold_refusals(self) -> None:
         """Keep back the statuses of calls that are UNAVAILABLE, until `release_refusals`.
 
@@ -259,7 +254,7 @@ class GrpcListener:
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
             in_time = loop.time() - began <= seconds + _LATE
-            if in_time and calls == self._table.calls and not (at_rest and self._table.under_way):
+            if in_time and calls == self._table.calls and not (at_rest and self._dispatcher.calls):
                 return
 
 

@@ -42,7 +42,7 @@ class Dispatcher:
         self._server = server
         self._max_calls = max_calls
         self.calls = 0
-        """Unary calls under way."""
+        """Unary calls under way, without those whose refusal is held back."""
         self.refused = 0
         """Calls that were refused because too many were under way."""
 
@@ -115,9 +115,7 @@ class Dispatcher:
                 data = await call.read()
                 if data is None:
                     raise NoMessageError
-                data, inflated = await self.inflating.inflated(data)
-                if inflated is not None:
-                    inflated.release()  # the requests of such calls are short, or refused
+                data = await self.inflating.short(data)
                 failure = await rpc.handler(reading.parse(rpc.method.request, data), call)
             return None if failure is None else self._refusal(failure, None)
         except ClientGoneError:

@@ -65,6 +65,13 @@ class Inflating:
             memory.release()
             raise
 
+    async def short(self, data: bytes) -> bytes:
+        """The same of a call whose requests are short, or refused: no memory is held for them."""
+        whole, memory = await self.inflated(data)
+        if memory is not None:
+            memory.release()
+        return whole
+
 
 def _algorithm(data: bytes) -> str:
     """As HTTP calls it; empty for none."""

@@ -36,10 +36,7 @@ class ReflectionService:
     async def ServerReflectionInfo(self, call: RpcCall) -> None:
         """One response for each request, in their order. Raises INVALID_ARG for bytes that are no request."""
         while (sent := await call.read()) is not None:
-            data, inflated = await self._inflating.inflated(sent)
-            if inflated is not None:
-                inflated.release()  # requests are short, or refused
-            request = parse(pb.ServerReflectionRequest, data)
+            request = parse(pb.ServerReflectionRequest, await self._inflating.short(sent))
             assert isinstance(request, pb.ServerReflectionRequest)
             await call.write(self.respond(request).SerializeToString())
 

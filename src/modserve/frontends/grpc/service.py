@@ -171,16 +171,13 @@ def rpc_table(
 ) -> Mapping[str, Rpc]:
     """All that the port serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
     inference = InferenceService(server, options)
-    served = {
-        pb.SERVICE: (pb.METHODS, inference),
-        health_pb.SERVICE: (health_pb.METHODS, HealthService(server)),
-    }
-    reflection = ReflectionService((*served, *REFLECTION), inflating)
+    reflection = ReflectionService((pb.SERVICE, health_pb.SERVICE, *REFLECTION), inflating)
     rpcs: dict[str, Rpc] = {}
-    for service, (methods, implementation) in {
-        **served,
-        **dict.fromkeys(REFLECTION, (reflection_pb.METHODS, reflection)),
-    }.items():
+    for service, methods, implementation in (
+        (pb.SERVICE, pb.METHODS, inference),
+        (health_pb.SERVICE, health_pb.METHODS, HealthService(server)),
+        *((name, reflection_pb.METHODS, reflection) for name in REFLECTION),
+    ):
         for name, method in methods.items():
             handler: Handler | None = getattr(implementation, name, None)
             if name == "ModelStreamInfer":

@@ -112,9 +112,8 @@ def _health(server: Server) -> APIRouter:
         """May inference be sent? When not, `reasons` tells which models are in the way and why."""
         if server.ready:
             return json_response({"ready": True})
-        return _exiting(server) or json_response(
-            {"ready": False, "phase": server.phase.value, "reasons": _reasons(server.unready_reasons())}, 400
-        )
+        reasons = [_reason(entry) for entry in server.unready_reasons()]
+        return _exiting(server) or json_response({"ready": False, "phase": server.phase.value, "reasons": reasons}, 400)
 
     return router
 
@@ -212,16 +211,9 @@ def _exiting(server: Server) -> Response | None:
     return json_response({"error": "Server exiting"}, 503) if server.phase is Phase.STOPPING else None
 
 
-def _reasons(entries: list[IndexEntry]) -> list[dict[str, str]]:
-    return [
-        {
-            "name": entry.name,
-            "version": "" if entry.version is None else str(entry.version),
-            "state": entry.state.value,
-            "reason": entry.reason,
-        }
-        for entry in entries
-    ]
+def _reason(entry: IndexEntry) -> dict[str, str]:
+    version = "" if entry.version is None else str(entry.version)
+    return {"name": entry.name, "version": version, "state": entry.state.value, "reason": entry.reason}
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

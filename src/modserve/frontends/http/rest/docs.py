@@ -26,17 +26,10 @@ _SCRIPT = re.search(rb"<script>(.*)</script>", _PAGE, re.DOTALL)
 assert _SCRIPT is not None, "the page has one script: this is a bug"
 
 HEADERS = {
-    "Content-Security-Policy": "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src 'sha256-{base64.b64encode(hashlib.sha256(_SCRIPT[1]).digest()).decode()}'",
-            "style-src 'unsafe-inline'",
-            "connect-src 'self'",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-        )
+    "Content-Security-Policy": (
+        f"default-src 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(_SCRIPT[1]).digest()).decode()}'; "
+        "style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",

@@ -42,15 +42,8 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
         framing = framings.choose(", ".join(request.headers.getlist("accept")))
         return await respond(request, call, framing, _encoder(call, context.server_timing), raise_failure=True)
 
-    add_model_route(
-        router,
-        "/infer_stream",
-        infer_stream,
-        methods=["POST"],
-        response_class=StreamingResponse,
-        responses=_RESPONSES,
-        openapi_extra=INFER_BODY,
-    )
+    options = {"response_class": StreamingResponse, "responses": _RESPONSES, "openapi_extra": INFER_BODY}
+    add_model_route(router, "/infer_stream", infer_stream, methods=["POST"], **options)
     return router
 
 

@@ -1,10 +1,11 @@
 """What is the same for all paths of the application: HEAD, OPTIONS, the allowed methods, and restricted calls."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
 from starlette.routing import BaseRoute, Match, compile_path
+from starlette.types import Receive, Send
 
 from modserve.core.errors import ModserveError
 from modserve.frontends.http.wire.asgi import SLASH
@@ -53,16 +54,12 @@ class AnyMethod:
     def __init__(self, app: AsgiApp) -> None:
         self._app = app
 
-    async def __call__(
-        self, scope: Any, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         method = scope["method"] if scope["type"] == "http" else None
         if method == "HEAD":
             await self._app({**scope, "method": "GET"}, receive, _without_body(send))
         elif method == "OPTIONS" and (methods := _allowed(scope)):
-            headers = [(b"allow", ", ".join(methods).encode()), (b"content-length", b"0")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body"})
+            await Response(headers={"Allow": ", ".join(methods)})(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -74,7 +71,7 @@ def _allowed(scope: Any) -> list[str]:
         return []
 
 
-def _without_body(send: Callable[[Message], Awaitable[None]]) -> Callable[[Message], Awaitable[None]]:
+def _without_body(send: Send) -> Send:
     async def send_head(message: Message) -> None:
         await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
@@ -96,15 +93,11 @@ class RestrictedApp:
         self._app = app
         self._restrictions = restrictions
 
-    async def __call__(
-        self, scope: Any, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] != "OPTIONS":
             restriction = self._restrictions.get(path_category(scope["path"]) or "")
             if restriction is not None and not restriction.granted(scope["headers"]):
-                body = encode_message(restriction.refusal)
-                headers = [(b"content-type", MIME_JSON.encode()), (b"content-length", b"%d" % len(body))]
-                await send({"type": "http.response.start", "status": 403, "headers": headers})
-                await send({"type": "http.response.body", "body": body})
+                refusal = Response(encode_message(restriction.refusal), 403, media_type=MIME_JSON)
+                await refusal(scope, receive, send)
                 return
         await self._app(scope, receive, send)

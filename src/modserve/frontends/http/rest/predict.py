@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from fastapi import Request, Response
@@ -37,7 +38,8 @@ async def respond(
             prediction = await offload.on_thread(_read, servable, content, max_json, memory.take)
         else:
             prediction = _read(servable, content, max_json)
-        run = _Run(context, servable, version, request, now_ns)
+        ends_ns, forwarded = deadline_ns(request, now_ns), forwarded_headers(request, context.options)
+        run = _Run(context, servable, version, now_ns, ends_ns, forwarded)
         responses = await run.all(v1_predict_request.batches(servable.config, prediction.inputs))
         chosen = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
         size = sum(tensor.array.nbytes for response in responses for tensor in response.outputs.values())
@@ -70,20 +72,17 @@ def _write(responses: list[InferenceResponse], rows: bool, coding: str | None) -
     return content if coding is None else compression.encode([content], coding)
 
 
+@dataclass(slots=True)
 class _Run:
-    """The requests that a prediction takes, a limited number at a time."""
+    """The requests that a prediction takes, a limited number at a time. `cost` is that of the one that ended last."""
 
-    def __init__(
-        self, context: CallContext, servable: Servable, version: int | None, request: Request, now_ns: int
-    ) -> None:
-        self._context = context
-        self._servable = servable
-        self._version = version
-        self._now_ns = now_ns
-        self._deadline_ns = deadline_ns(request, now_ns)
-        self._forwarded: Forwarded = forwarded_headers(request, context.options)
-        self.cost = ""
-        """Of the request that ended last."""
+    context: CallContext
+    servable: Servable
+    version: int | None
+    now_ns: int
+    deadline_ns: int
+    forwarded: Forwarded
+    cost: str = ""
 
     async def all(self, parts: Iterator[Mapping[str, Tensor]]) -> list[InferenceResponse]:
         """The responses to all parts, in order. Raises the first failure; the other requests are cancelled."""
@@ -105,7 +104,7 @@ class _Run:
                     task.cancel()
 
         async with asyncio.TaskGroup() as tasks:
-            running += [tasks.create_task(run_some()) for _ in range(self._context.limits.parts)]
+            running += [tasks.create_task(run_some()) for _ in range(self.context.limits.parts)]
         running.clear()
         if failures:
             failure = failures[0]
@@ -117,12 +116,12 @@ class _Run:
         return [responses[index] for index in range(len(responses))]
 
     async def _one(self, inputs: Mapping[str, Tensor]) -> InferenceResponse:
-        name = self._servable.config.name
-        request = InferenceRequest(name, inputs, (), self._version, deadline_ns=self._deadline_ns)
-        call = FutureCall(self._context.server, HTTP, name, self._version)
-        call.begin(self._servable, self._now_ns)
+        name = self.servable.config.name
+        request = InferenceRequest(name, inputs, (), self.version, deadline_ns=self.deadline_ns)
+        call = FutureCall(self.context.server, HTTP, name, self.version)
+        call.begin(self.servable, self.now_ns)
         try:
-            call.submit(header_forwarding.with_headers(request, self._forwarded))
+            call.submit(header_forwarding.with_headers(request, self.forwarded))
             outcome = await call.future
             self.cost = call.cost
         finally:

@@ -76,10 +76,6 @@ class HttpStream(StreamCall):
         self._streams.open.discard(self)
         super().close()
 
-    def failed(self, error: ModserveError) -> None:
-        """The client gets `error` in the stream."""
-        self.record_failure(error, failures.spelling(error).http)
-
 
 class Streams:
     """The calls that are open."""
@@ -154,7 +150,7 @@ class StreamedResponse(StreamingResponse):
         call = self._call
         while True:
             if message.error is not None:
-                call.failed(message.error)
+                call.record_failure(message.error, failures.spelling(message.error).http)
             if message.data:
                 call.sending()
                 for part in _parts(self._framing.frame(message.data), call.limits.part):

@@ -146,13 +146,8 @@ def _add_labels(router: APIRouter) -> None:
         """Refused: versions have no labels here."""
         raise v1_models.unknown_label(label)
 
-    for suffix, method in (
-        (":predict", "POST"),
-        (":classify", "POST"),
-        (":regress", "POST"),
-        ("", "GET"),
-        ("/metadata", "GET"),
-    ):
+    for suffix in (":predict", ":classify", ":regress", "", "/metadata"):
+        method = "POST" if suffix.startswith(":") else "GET"
         router.add_api_route(f"{_LABEL}{suffix}", label_status, methods=[method], responses=errors_of(404))
 
 
