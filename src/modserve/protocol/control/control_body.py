@@ -8,11 +8,7 @@ from modserve.protocol.json.json_text import JsonObject, JsonTypeError
 from modserve.protocol.limits import LIMITS
 
 T = TypeVar("T")
-_TYPES: dict[type, tuple[str, str]] = {
-    bool: ("boolean", "boolean"),
-    str: ("string", "string"),
-    dict: ("object", "object"),
-}
+_TYPES: dict[type, str] = {bool: "boolean", str: "string", dict: "object"}
 
 
 def read(body: bytes, most_parts: int | None = LIMITS.control_json_parts) -> JsonObject:
@@ -47,10 +43,10 @@ def _check_depth(document: object) -> None:
         raise json_text.too_deep()
 
 
-def typed(value: object, wanted: type[T], what: str = "") -> T:
-    """`value`, which must be exactly a `wanted`. Raises INVALID_ARG, beginning with `what` it is the value of."""
-    if type(value) is not wanted:
-        raise invalid(f"{what}{JsonTypeError(*_TYPES[wanted])}")
+def typed(value: object, expected: type[T], what: str = "") -> T:
+    """`value`, which must be exactly an `expected`. Raises INVALID_ARG, beginning with `what` it is the value of."""
+    if type(value) is not expected:
+        raise invalid(f"{what}{JsonTypeError(_TYPES[expected], _TYPES[expected])}")
     return value
 
 

@@ -3,6 +3,7 @@
 import base64
 import binascii
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from modserve.core.errors import invalid
 from modserve.core.shared_memory import CudaRegion, SystemRegion
@@ -45,32 +46,14 @@ def _field(document: JsonObject, key: str) -> object:
 
 
 def status_json(regions: Sequence[SystemRegion | CudaRegion]) -> list[JsonObject]:
-    return [_described(region) for region in regions]
-
-
-def _described(region: SystemRegion | CudaRegion) -> JsonObject:
-    if isinstance(region, SystemRegion):
-        return {
-            "name": region.name,
-            "key": region.key,
-            "offset": region.offset,
-            "byte_size": region.byte_size,
-        }
-    return {"name": region.name, "device_id": region.device_id, "byte_size": region.byte_size}
+    return [asdict(region) for region in regions]
 
 
 def system_status_message(regions: Sequence[SystemRegion]) -> pb.SystemSharedMemoryStatusResponse:
-    message = pb.SystemSharedMemoryStatusResponse()
-    for region in regions:
-        status = message.regions[region.name]
-        status.name, status.key = region.name, region.key
-        status.offset, status.byte_size = region.offset, region.byte_size
-    return message
+    status = pb.SystemSharedMemoryStatusResponse.RegionStatus
+    return pb.SystemSharedMemoryStatusResponse(regions={each.name: status(**asdict(each)) for each in regions})
 
 
 def cuda_status_message(regions: Sequence[CudaRegion]) -> pb.CudaSharedMemoryStatusResponse:
-    message = pb.CudaSharedMemoryStatusResponse()
-    for region in regions:
-        status = message.regions[region.name]
-        status.name, status.device_id, status.byte_size = region.name, region.device_id, region.byte_size
-    return message
+    status = pb.CudaSharedMemoryStatusResponse.RegionStatus
+    return pb.CudaSharedMemoryStatusResponse(regions={each.name: status(**asdict(each)) for each in regions})
