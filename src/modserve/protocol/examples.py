@@ -1,12 +1,14 @@
-"""Requests that a model answers: what the documentation page and a starting server show for people to try.
+"""Requests that a model responds to: what the documentation page and a starting server show for people to try.
 
-They fit the model's signature. Whether the model likes their values only it can tell: the first input counts up, and
+They fit the model's signature; whether the model accepts their values only it knows. The first input counts up, and
 the others are ones, so that a person can see what the model makes of them.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
+
+import numpy as np
 
 from modserve.core import dtypes
 from modserve.core.model_config import ModelConfig, TensorSpec
@@ -52,11 +54,15 @@ def generate(config: ModelConfig, models: Models) -> JsonObject:
 
 def predict(config: ModelConfig) -> JsonObject:
     """The body of a v1 ``:predict`` call, in the column format."""
-    return {"inputs": {spec.name: _nested(data, _shape(config, spec)) for spec, data in _data(config)}}
+    return {
+        "inputs": {
+            spec.name: np.array(data, object).reshape(_shape(config, spec)).tolist() for spec, data in _data(config)
+        }
+    }
 
 
 def bodies(config: ModelConfig, models: Models) -> JsonObject:
-    """By the name of the call, bodies that the model answers; a `note` says why there are fewer than calls."""
+    """By the name of the call, bodies that the model responds to; a `note` says why there are fewer than calls."""
     if elements(config) > MOST_ELEMENTS:
         count = elements(config)
         return {"note": f"An example would have {count} elements, too many to show. See the model's metadata."}
@@ -117,13 +123,3 @@ def _data(config: ModelConfig) -> list[tuple[TensorSpec, list[object]]]:
 def _shape(config: ModelConfig, spec: TensorSpec) -> list[int]:
     """With 1 for every size that may vary."""
     return [abs(size) for size in config.full_dims(spec)]
-
-
-def _nested(data: list[object], shape: list[int]) -> object:
-    """Elements as lists in lists; a scalar for the shape of one."""
-    if not shape:
-        return data[0]
-    if len(shape) == 1:
-        return data
-    step = math.prod(shape[1:])
-    return [_nested(data[start * step : (start + 1) * step], shape[1:]) for start in range(shape[0])]

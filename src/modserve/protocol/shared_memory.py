@@ -15,7 +15,7 @@ from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
 REGION = "shared_memory_region"
 OFFSET = "shared_memory_offset"
 BYTE_SIZE = "shared_memory_byte_size"
-_UNSIGNED = JsonTypeError("unsigned-integer", "unsigned-integer")
+_UNSIGNED = JsonTypeError("unsigned-integer")
 _HIGHEST = 2**64 - 1
 
 
@@ -34,15 +34,15 @@ def moved(response: InferenceResponse, places: Mapping[str, Place], lease: Regio
     Raises INVALID_ARG, having written nothing, if one is too large. Triton's code for that is INTERNAL, though it was
     the client that chose the size.
     """
-    found = [(name, place, response.outputs[name]) for name, place in places.items() if name in response.outputs]
-    for name, place, tensor in found:
+    written = [(name, place, response.outputs[name]) for name, place in places.items() if name in response.outputs]
+    for name, place, tensor in written:
         if len(tensor.raw) > place.byte_size:
             raise invalid(
                 f"shared memory size specified with the request for output '{name}' ({place.byte_size} bytes) should "
                 f"be at least {len(tensor.raw)} bytes to hold the results"
             )
     outputs = dict(response.outputs)
-    for name, place, tensor in found:
+    for name, place, tensor in written:
         lease.write(place, tensor.raw)
         outputs[name] = Tensor(tensor.datatype, tensor.shape, b"", None)
     return replace(response, outputs=outputs)
@@ -57,7 +57,7 @@ def json_place(options: JsonObject) -> Place:
     """The place that a tensor's parameters name. Raises INVALID_ARG; without a size it has none, as in Triton."""
     region = options[REGION]
     if type(region) is not str:
-        raise unable(REGION, JsonTypeError("string", "string"))
+        raise unable(REGION, JsonTypeError("string"))
     return Place(region, _json_number(options, OFFSET), _json_number(options, BYTE_SIZE))
 
 
@@ -68,22 +68,22 @@ def _json_number(options: JsonObject, key: str) -> int:
     return value
 
 
-def message_place(name: str, given: Mapping[str, pb.InferParameter]) -> Place | None:
+def message_place(name: str, parameters: Mapping[str, pb.InferParameter]) -> Place | None:
     """The place that the parameters of tensor `name` name, if they do. Raises INVALID_ARG."""
-    if REGION not in given:
+    if REGION not in parameters:
         for key in (OFFSET, BYTE_SIZE):
-            if key in given:
+            if key in parameters:
                 raise invalid(f"'{key}' can not be specified without '{REGION}' parameter for tensor '{name}'")
         return None
-    region = _typed(name, given, REGION, "string_param").string_param
-    offset = _typed(name, given, OFFSET, "int64_param").int64_param if OFFSET in given else 0
-    if BYTE_SIZE not in given:
+    region = _typed(name, parameters, REGION, "string_param").string_param
+    offset = _typed(name, parameters, OFFSET, "int64_param").int64_param if OFFSET in parameters else 0
+    if BYTE_SIZE not in parameters:
         raise invalid(f"'{BYTE_SIZE}' must be specified along with '{REGION}' parameter for tensor '{name}'")
-    return Place(region, offset, _typed(name, given, BYTE_SIZE, "int64_param").int64_param)
+    return Place(region, offset, _typed(name, parameters, BYTE_SIZE, "int64_param").int64_param)
 
 
-def _typed(name: str, given: Mapping[str, pb.InferParameter], key: str, expected: str) -> pb.InferParameter:
-    parameter = given[key]
+def _typed(name: str, parameters: Mapping[str, pb.InferParameter], key: str, expected: str) -> pb.InferParameter:
+    parameter = parameters[key]
     if parameter.WhichOneof("parameter_choice") != expected:
         raise invalid(f"invalid value type for '{key}' parameter for tensor '{name}', expected {expected}.")
     return parameter

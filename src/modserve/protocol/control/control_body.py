@@ -46,12 +46,12 @@ def _check_depth(document: object) -> None:
 def typed(value: object, expected: type[T], what: str = "") -> T:
     """`value`, which must be exactly an `expected`. Raises INVALID_ARG, beginning with `what` it is the value of."""
     if type(value) is not expected:
-        raise invalid(f"{what}{JsonTypeError(_TYPES[expected], _TYPES[expected])}")
+        raise invalid(f"{what}{JsonTypeError(_TYPES[expected])}")
     return value
 
 
 def unsigned(value: object, highest: int) -> int:
     """`value`, which must be a whole number of at most `highest`. Raises INVALID_ARG."""
     if type(value) is not int or not 0 <= value <= highest:
-        raise invalid(str(JsonTypeError("unsigned-integer", "unsigned-integer")))
+        raise invalid(str(JsonTypeError("unsigned-integer")))
     return value

@@ -64,7 +64,7 @@ def _json_texts(name: str, value: object) -> Sequence[str] | None:
     if name != "trace_level":
         return [control_body.typed(value, str)]
     if not isinstance(value, list):
-        raise invalid(str(JsonTypeError("array", "array")))
+        raise invalid(str(JsonTypeError("array")))
     return [control_body.typed(level, str) for level in value] or None
 
 

@@ -49,7 +49,7 @@ def split(data: bytes, most: int = 0) -> tuple[pb.ModelInferRequest, Tensors] | 
     try:
         split = _Splitter(data, _FEW_FIELDS if most else _MANY_FIELDS)
         split.run()
-        if 0 < most < split.head_size:
+        if 0 < most < sum(map(len, split.head)):
             return None
         return pb.ModelInferRequest.FromString(b"".join(split.head)), split.tensors
     except ManyFieldsError:
@@ -67,7 +67,6 @@ class _Splitter:
         self._fields_left = most_fields
         self.tensors = Tensors()
         self.head: list[Buffer] = []
-        self.head_size = 0
 
     def run(self) -> None:
         data, view = self._data, self._view
@@ -78,21 +77,20 @@ class _Splitter:
             self._count_field()
             if tag == _RAW:
                 position, stop = _span(data, position, end)
-                self._keep(view[kept:start])
+                self.head.append(view[kept:start])
                 self.tensors.raws.append(view[position:stop])
                 kept = position = stop
             elif tag == _INPUT:
                 position, stop = _span(data, position, end)
                 parts = self._without_contents(position, stop)
                 if parts:
-                    self._keep(view[kept:start])
                     inner = b"".join(parts)
-                    self._keep(bytes([_INPUT]) + written(len(inner)) + inner)
+                    self.head += (view[kept:start], bytes([_INPUT]) + written(len(inner)) + inner)
                     kept = stop
                 position = stop
             else:
                 position = skipped(data, position, end, tag)
-        self._keep(view[kept:])
+        self.head.append(view[kept:])
 
     def _without_contents(self, position: int, end: int) -> list[Buffer]:
         """The parts of an input between its contents; none if it has no contents."""
@@ -116,10 +114,6 @@ class _Splitter:
         if parts:
             parts.append(view[kept:end])
         return parts
-
-    def _keep(self, part: Buffer) -> None:
-        self.head.append(part)
-        self.head_size += len(part)
 
     def _count_field(self) -> None:
         self._fields_left -= 1

@@ -43,18 +43,18 @@ def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int
     document = control_body.read(body, most_parts=None)
     request_id = document.get("id", "")
     if type(request_id) is not str:
-        raise unable("id", JsonTypeError("string", "string"))
-    found = _Found(config, request_id, max_bytes)
+        raise unable("id", JsonTypeError("string"))
+    content = _Content(config, request_id, max_bytes)
     for key, value in _members(body) if _repeated(body, config) else document.items():
         if key == _NESTED:
-            _take_nested(found, value)
+            _take_nested(content, value)
         else:
-            found.take(key, value)
-    return InferenceRequest(config.name, found.inputs, (), version, request_id, found.parameters)
+            content.take(key, value)
+    return InferenceRequest(config.name, content.inputs, (), version, request_id, content.parameters)
 
 
 def encode(response: InferenceResponse) -> bytes:
-    """The object of a response: its parameters and outputs by name. Raises INVALID_ARG for what JSON can not carry.
+    """The object of a response: its parameters and outputs by name. Raises INVALID_ARG for what JSON cannot carry.
 
     An output of one element is a scalar, all others flat lists. Keys are in Triton's order, the alphabet's.
     """
@@ -69,13 +69,8 @@ def encode(response: InferenceResponse) -> bytes:
     return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)
 
 
-def text_only(error: ModserveError) -> ModserveError:
-    """What an encoder raised that has only JSON, with the way that is left."""
-    return ModserveError(error.code, f"{error.message}, in a call of infer or over gRPC")
-
-
 @dataclass(slots=True)
-class _Found:
+class _Content:
     """What the keys so far were."""
 
     config: ModelConfig
@@ -110,15 +105,15 @@ class _Found:
         self.size += size
 
 
-def _take_nested(found: _Found, value: object) -> None:
-    if _NESTED in found.config.inputs_by_name:
+def _take_nested(content: _Content, value: object) -> None:
+    if _NESTED in content.config.inputs_by_name:
         raise invalid(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
     if not isinstance(value, dict | _Pairs):
         raise invalid(f"Expected JSON object for keyword: '{_NESTED}': {JsonTypeError('object', 'object')}")
     pairs = value.pairs if isinstance(value, _Pairs) else value.items()
     for key, element in pairs:
         try:
-            found.take(key, element)
+            content.take(key, element)
         except ModserveError as error:
             raise invalid(f"Converting keyword: '{_NESTED}': {error.message}") from None
 
@@ -173,7 +168,7 @@ def _element_or_list(name: str, tensor: Tensor) -> bytes:
     try:
         text = json_data.from_tensor(name, tensor)
     except ModserveError as error:
-        raise text_only(error) from None
+        raise infer_response.text_only(error) from None
     return text[1:-1] if tensor.array.size == 1 else text
 
 
@@ -185,7 +180,7 @@ class _Pairs:
 
 
 def _repeated(body: bytes, config: ModelConfig) -> bool:
-    """Whether an input might be given twice in one object, which the JSON library would not tell."""
+    """Whether an input might be twice in one object, of which the JSON library would keep the last."""
     return b"\\u" in body or any(body.count(orjson.dumps(name)) > 1 for name in config.inputs_by_name)
 
 

@@ -19,8 +19,8 @@ MAX_DEPTH = 100
 class JsonTypeError(ValueError):
     """A JSON value of the wrong type; the text is Triton's."""
 
-    def __init__(self, is_not: str, wanted: str) -> None:
-        super().__init__(f"attempt to access JSON non-{is_not} as {wanted}")
+    def __init__(self, is_not: str, expected: str = "") -> None:
+        super().__init__(f"attempt to access JSON non-{is_not} as {expected or is_not}")
 
 
 def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
@@ -56,7 +56,7 @@ def parse_object(text: Buffer) -> JsonObject:
     """The JSON object in `text`. Raises INVALID_ARG; bare NaN, Infinity and -Infinity are numbers, as Triton's are."""
     document = parse_any(text)
     if not isinstance(document, dict):
-        raise unable("inputs", JsonTypeError("object", "object"))
+        raise unable("inputs", JsonTypeError("object"))
     return document
 
 
