@@ -19,7 +19,7 @@ from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
 from modserve.core.version import ModelId
 
 from .trace_file import Output, TraceFiles, Writer
-from .trace_records import Record, Stamp, TensorStamp, render
+from .trace_records import Record, render
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Tracer:
 
     def __init__(self, settings: TraceSettings | None = None, writer: Writer | None = None) -> None:
         self._start = settings or TraceSettings()
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)
         self._files = TraceFiles(self._start.file)
         self._writer = writer or Writer()
         self._global = self._setting(self._start, {})
@@ -97,10 +97,7 @@ class Tracer:
             return None
         if not setting.remaining:
             self._look()
-        return Trace(self, setting, servable.id, self.next_id())
-
-    def next_id(self) -> int:
-        return next(self._ids)
+        return Trace(self, setting, servable.id, next(self.ids))
 
     def close(self) -> None:
         """Writes all traces and ends. Blocks. For when nothing is traced any more; may be called again."""
@@ -192,11 +189,10 @@ class _Setting:
         self._collected += 1
         self._in_file += 1
         frequency = self._settings.log_frequency
-        complete = self.remaining == 0 and self._collected == self._samples
-        if complete or 0 < frequency <= self._in_file:
+        complete = (self.remaining == 0 and self._collected == self._samples) or 0 < frequency <= self._in_file
+        if complete:
             self._in_file = 0
-            return True
-        return False
+        return complete
 
 
 def _problem(settings: TraceSettings) -> str:
@@ -228,20 +224,6 @@ class Trace:
     children, requests that a model made for this one, are written with it.
     """
 
-    __slots__ = (
-        "_children",
-        "_ended",
-        "_model",
-        "_parent",
-        "_records",
-        "_setting",
-        "_timing",
-        "_tracer",
-        "id",
-        "request_id",
-        "size",
-    )
-
     def __init__(
         self, tracer: Tracer, setting: _Setting, model: ModelId, trace_id: int, parent: "Trace | None" = None
     ) -> None:
@@ -262,7 +244,7 @@ class Trace:
             return
         if self.size <= 2 * MOST_OF_ONE:
             self.size += _STAMP_SIZE
-            self._records.append(Stamp(ns or time.monotonic_ns(), activity))
+            self._records.append(Record(ns or time.monotonic_ns(), activity))
 
     def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
         self.stamp("REQUEST_START", start_ns)
@@ -282,7 +264,7 @@ class Trace:
                 self.end()
 
     def child(self, model: ModelId) -> "Trace":
-        child = Trace(self._tracer, self._setting, model, self._tracer.next_id(), self)
+        child = Trace(self._tracer, self._setting, model, next(self._tracer.ids), self)
         if not self._ended:
             self._children.append(child)
         return child
@@ -298,9 +280,8 @@ class Trace:
 
     def render(self) -> bytes:
         """Its records and those of its children. For any thread, once it has ended."""
-        own = render(
-            self.id, self._model, self.request_id, self._records, 0 if self._parent is None else self._parent.id
-        )
+        parent_id = 0 if self._parent is None else self._parent.id
+        own = render(self.id, self._model, self.request_id, self._records, parent_id)
         return b",".join([own, *(child.render() for child in self._children)])
 
     @property
@@ -320,10 +301,10 @@ class Trace:
             self.size += size
             # A copy: the memory may be the client's, or the engine's to use again.
             copy = Tensor.from_raw(tensor.datatype, tensor.shape, bytes(raw))
-            self._records.append(TensorStamp(ns, activity, name, copy))
+            self._records.append(Record(ns, activity, name, copy))
 
     def _execution(self) -> None:
-        """The stamps of the execution: those that there are, for it may still be under way."""
+        """Stamps of the execution as far as it has come: it may still be under way."""
         timing = self._timing
         if timing is None or self._children:  # the executions are the children's
             return

@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple
 
 from modserve.core import dtypes
 from modserve.core.tensor import Tensor
@@ -13,25 +12,13 @@ _ELEMENTS = 16 * 1024
 """Elements that are formatted at once: each needs far more memory than its text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """An activity and its time, in nanoseconds of the monotonic clock."""
+class Record(NamedTuple):
+    """An activity and its time, in nanoseconds of the monotonic clock; with `name`, a tensor at that time."""
 
     ns: int
     activity: str
-
-
-@dataclass(frozen=True, slots=True)
-class TensorStamp:
-    """A tensor at the time of an activity."""
-
-    ns: int
-    activity: str
-    name: str
-    tensor: Tensor
-
-
-Record: TypeAlias = Stamp | TensorStamp
+    name: str = ""
+    tensor: Tensor | None = None
 
 
 def render(trace_id: int, model: ModelId, request_id: str, records: Sequence[Record], parent_id: int = 0) -> bytes:
@@ -43,10 +30,9 @@ def render(trace_id: int, model: ModelId, request_id: str, records: Sequence[Rec
         head["parent_id"] = parent_id
     lines = [_json(head)]
     for record in sorted(records, key=lambda record: record.ns):
-        if isinstance(record, Stamp):
+        if (tensor := record.tensor) is None:
             lines.append(f'{{"id":{trace_id},"timestamps":[{{"name":"{record.activity}","ns":{record.ns}}}]}}')
         else:
-            tensor = record.tensor
             described = {
                 "name": record.name,
                 "data": data(tensor),
