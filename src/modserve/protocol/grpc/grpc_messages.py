@@ -78,7 +78,7 @@ def output_places(message: pb.ModelInferRequest, lend: LeaseFactory) -> dict[str
 
 
 def class_counts(message: pb.ModelInferRequest) -> dict[str, int]:
-    """How many best classes of which outputs are asked for. Raises INVALID_ARG."""
+    """How many best classes the client requests, by output. Raises INVALID_ARG."""
     counts: dict[str, int] = {}
     for output in message.outputs:
         if "classification" not in output.parameters:
@@ -135,7 +135,7 @@ def encode_stream_error(
 ) -> pb.ModelStreamInferResponse:
     """A request's failure on a stream that goes on.
 
-    `model_name` is given if the model had accepted the request: the answer then tells whether it is the last.
+    `model_name` is that of the model if it had accepted the request: the message then says whether it is the last.
     """
     # An empty text would pass for success.
     message = pb.ModelStreamInferResponse(error_message=failures.public_message(error) or error.code.value)

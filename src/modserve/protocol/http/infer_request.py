@@ -329,7 +329,7 @@ def _shape(name: str, element: JsonObject) -> Shape:
 def _binary_size(element: JsonObject) -> int | Place | None:
     """The bytes of binary data that belong to an input, or its place in shared memory; None for JSON data.
 
-    Exactly one source must be given.
+    There must be exactly one source.
     """
     options = element.get("parameters")
     if options is None:
