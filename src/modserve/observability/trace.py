@@ -42,8 +42,8 @@ class Tracer:
         self.ids = itertools.count(1)
         self._files = TraceFiles(self._start.file)
         self._writer = writer or Writer()
-        self._global = self._setting(self._start, {})
-        self._models: dict[str, _Setting] = {}
+        self._settings = {"": self._setting(self._start, {})}
+        """The settings of models with their own by name, and those of all others."""
         self._closed = False
         self.on = False
         self._look()
@@ -51,11 +51,11 @@ class Tracer:
             _log.warning("nothing is traced: %s; say '--trace-config triton,file=PATH' and a rate above 0", reason)
 
     def __repr__(self) -> str:
-        return f"Tracer({'on' if self.on else 'off'}, {self.settings()}, own settings of {list(self._models)})"
+        return f"Tracer({'on' if self.on else 'off'}, {self.settings()}, own settings of {list(filter(None, self._settings))})"
 
     def settings(self, model: str = "") -> TraceSettings:
         """The settings of a model, or of all models without their own; `count` is what remains of it."""
-        return self._models.get(model, self._global).current
+        return self._of(model).current
 
     def change(self, change: TraceChange, model: str = "") -> None:
         """Changes a model's settings or, for an empty name, the global ones: a model's own settings override them.
@@ -66,33 +66,27 @@ class Tracer:
         """
         if not change:
             return
-        settings: dict[str, tuple[TraceSettings, Mapping[str, Any]]] = {}
-        if model:
-            settings[model] = _changed(self._global.current, self._models.get(model), change)
-        else:
-            settings[""] = _changed(self._start, self._global, change)
-            for name, setting in self._models.items():
-                settings[name] = _changed(settings[""][0], setting, {})
-        for name, (values, _) in settings.items():
+        behind = self._settings[""].current if model else self._start
+        changed = {model: _changed(behind, self._settings.get(model), change)}
+        if not model:
+            others = {name: setting for name, setting in self._settings.items() if name}
+            changed |= {name: _changed(changed[""][0], setting, {}) for name, setting in others.items()}
+        for name, (values, _) in changed.items():
             reason = _problem(values)
             if not reason and name == model and values.level and change.get("count") == 0:
                 reason = "trace count must be non-zero, -1 does not limit it"
             if reason:
                 raise invalid(f"Attempting to set invalid trace setting :{reason}")
-        for name, (values, own) in settings.items():
-            if not name:
-                self._retire(self._global)
-                self._global = self._setting(values, own)
-                continue
-            if name in self._models:
-                self._retire(self._models.pop(name))
-            if own:
-                self._models[name] = self._setting(values, own)
+        for name, (values, own) in changed.items():
+            if name in self._settings:
+                self._retire(self._settings.pop(name))
+            if own or not name:
+                self._settings[name] = self._setting(values, own)
         self._look()
 
     def sample(self, servable: Servable) -> "Trace | None":
         """A trace of this request if it is sampled. The caller ends it."""
-        setting = self._models.get(servable.id.name, self._global)
+        setting = self._of(servable.id.name)
         if not setting.hit():
             return None
         if not setting.remaining:
@@ -105,7 +99,7 @@ class Tracer:
             return
         self._closed = True
         self.on = False
-        for setting in (self._global, *self._models.values()):
+        for setting in self._settings.values():
             setting.open = 0
             self._retire(setting)
         self._writer.put(self._files.close)
@@ -128,6 +122,9 @@ class Tracer:
         if setting.retired and not setting.open:
             self._writer.put(output.end)
 
+    def _of(self, model: str) -> "_Setting":
+        return self._settings.get(model) or self._settings[""]
+
     def _setting(self, settings: TraceSettings, own: Mapping[str, Any]) -> "_Setting":
         limited = settings.count > 0 and settings.rate == 1
         indexed = settings.log_frequency > 0 or limited
@@ -139,7 +136,7 @@ class Tracer:
             self._writer.put(setting.output.end)
 
     def _look(self) -> None:
-        self.on = not self._closed and any(setting.live for setting in (self._global, *self._models.values()))
+        self.on = not self._closed and any(setting.live for setting in self._settings.values())
 
 
 class _Setting:

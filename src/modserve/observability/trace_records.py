@@ -1,7 +1,7 @@
 """Traces in the format of Triton's files: a JSON object for each record."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from modserve.core import dtypes
@@ -49,23 +49,17 @@ def data(tensor: Tensor) -> str:
     Numbers are decimal and exact; BOOL is 0 or 1; BYTES are quoted like CSV, with backslash escapes for bytes that are
     not UTF-8.
     """
-    return ",".join(_formatted(tensor))
-
-
-def _formatted(tensor: Tensor) -> Iterator[str]:
-    """The elements, one or several at a time."""
     flat = tensor.array.reshape(-1)
     if tensor.datatype is dtypes.BYTES:
-        for element in flat.tolist():
-            yield '"' + element.decode("utf-8", "backslashreplace").replace('"', '""') + '"'
-        return
+        texts = (element.decode("utf-8", "backslashreplace").replace('"', '""') for element in flat.tolist())
+        return ",".join(f'"{text}"' for text in texts)
     if tensor.datatype is dtypes.BOOL:
         flat = flat.view("u1")
     elif tensor.datatype is dtypes.BF16:
         flat = flat.astype("f4")
-    for start in range(0, len(flat), _ELEMENTS):
-        # Without Python's floats, which would show more digits than an FP32 has.
-        yield ",".join(flat[start : start + _ELEMENTS].astype("U").tolist())
+    pieces = (flat[start : start + _ELEMENTS] for start in range(0, len(flat), _ELEMENTS))
+    # Without Python's floats, which would show more digits than an FP32 has.
+    return ",".join(",".join(piece.astype("U").tolist()) for piece in pieces)
 
 
 def _json(value: object) -> str:

@@ -22,16 +22,13 @@ Models: TypeAlias = Mapping[str, ModelConfig]
 MOST_ELEMENTS = 20_000
 """Examples with more elements than that are longer than anybody reads, or wants in a browser's text field."""
 
-_COUNTING: Mapping[str, Callable[[int], object]] = {
-    "bool": lambda index: index % 2 == 0,
-    "int": lambda index: index % 100,
-    "float": lambda index: index % 100,
-    "string": lambda index: f"text {index}",
+_ELEMENTS: Mapping[str, tuple[Callable[[int], object], object]] = {
+    "bool": (lambda index: index % 2 == 0, True),
+    "int": (lambda index: index % 100, 1),
+    "float": (lambda index: index % 100, 1),
+    "string": (lambda index: f"text {index}", "one"),
 }
-"""An element of the first input by `Datatype.json_kind`."""
-
-_ONES: Mapping[str, object] = {"bool": True, "int": 1, "float": 1, "string": "one"}
-"""All elements of the other inputs."""
+"""By `Datatype.json_kind`: an element of the first input by its index, and all elements of the other inputs."""
 
 
 def infer(config: ModelConfig, models: Models) -> JsonObject:
@@ -115,8 +112,9 @@ def _data(config: ModelConfig) -> list[tuple[TensorSpec, list[object]]]:
     needed = [spec for spec in config.inputs if not spec.optional] or config.inputs[:1]
     inputs = []
     for spec in needed:
-        kind, count = spec.datatype.json_kind, math.prod(_shape(config, spec))
-        inputs.append((spec, [_COUNTING[kind](i) if spec is needed[0] else _ONES[kind] for i in range(count)]))
+        counting, one = _ELEMENTS[spec.datatype.json_kind]
+        count = math.prod(_shape(config, spec))
+        inputs.append((spec, [counting(index) if spec is needed[0] else one for index in range(count)]))
     return inputs
 
 

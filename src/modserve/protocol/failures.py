@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.memory import MemoryExhaustedError
@@ -32,8 +31,6 @@ STATUS = {
 TOO_MANY = Spelling(429, 8, "RESOURCE_EXHAUSTED")
 NO_MEMORY = Spelling(503, 8, "RESOURCE_EXHAUSTED")
 DEADLINE = Spelling(503, 4, "DEADLINE_EXCEEDED")
-
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 _MOST_BYTES = 4096
 _MOST_ESCAPED = 2048
@@ -71,7 +68,7 @@ def headers(error: ModserveError) -> Mapping[str, str]:
     """
     if isinstance(error, OverloadedError) and error.retry_after_ns:
         return {"Retry-After": str(-(-error.retry_after_ns // 10**9))}
-    return {"Accept-Encoding": ACCEPTED} if isinstance(error, UnsupportedEncodingError) else _NONE
+    return {"Accept-Encoding": ACCEPTED} if isinstance(error, UnsupportedEncodingError) else {}
 
 
 def trailers(error: ModserveError) -> tuple[tuple[str, str], ...]:

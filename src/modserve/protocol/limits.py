@@ -28,6 +28,9 @@ class Limits:
 
 LIMITS = Limits()
 
+MOST_TENSOR_BYTES = 4
+"""Bytes of tensors that come of a byte of JSON: ``1,`` may be a number of 64 bits."""
+
 _AT_A_TIME = 256 * 1024
 _SIZES = (120, 100, 250)
 """Bytes of an element, a list and an object."""

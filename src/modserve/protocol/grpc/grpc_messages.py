@@ -29,15 +29,12 @@ _ALLOWED_RESERVED = frozenset({_EMPTY_FINAL})
 _FINAL = "triton_final_response"
 
 
-def _take_nothing(size: int) -> None: ...
-
-
 def decode_request(
     message: pb.ModelInferRequest,
     deadline_ns: int = 0,
     lend: LeaseFactory | None = None,
     tensors: Tensors | None = None,
-    take: Callable[[int], None] = _take_nothing,
+    take: Callable[[int], None] = lambda size: None,
 ) -> InferenceRequest:
     """An inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 

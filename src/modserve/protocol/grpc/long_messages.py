@@ -55,7 +55,7 @@ def split(data: bytes, most: int = 0) -> tuple[pb.ModelInferRequest, Tensors] | 
     except ManyFieldsError:
         if most:
             return None
-        raise ManyFieldsError(f"the request has more than {_MANY_FIELDS} fields") from None
+        raise
     except IndexError:
         raise DecodeError("a field ends behind the message") from None
 
@@ -118,7 +118,7 @@ class _Splitter:
     def _count_field(self) -> None:
         self._fields_left -= 1
         if self._fields_left < 0:
-            raise ManyFieldsError
+            raise ManyFieldsError(f"the request has more than {_MANY_FIELDS} fields")
 
 
 def varint(data: Buffer, position: int) -> tuple[int, int]:

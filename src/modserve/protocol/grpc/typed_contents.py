@@ -34,13 +34,12 @@ _FIXED = {"fp32_contents": (5, 4), "fp64_contents": (1, 8)}
 """The wire type of a single element, and its size."""
 _WIDE = {
     "bool_contents": np.uint64,
-    "int_contents": np.uint32,
-    "int64_contents": np.uint64,
+    "int_contents": np.int32,
+    "int64_contents": np.int64,
     "uint_contents": np.uint32,
     "uint64_contents": np.uint64,
 }
-"""The bits of an element that count; protobuf drops the others."""
-_SIGNED = {"int_contents": np.int32, "int64_contents": np.int64}
+"""Elements as protobuf has them, which drops further bits."""
 _BLOCK = 64 * 1024
 _LONGEST = 10
 """Bytes of a number."""
@@ -127,11 +126,11 @@ def _numbers(contents: Buffer, datatype: Datatype, count: int, name: str, take: 
     while position < len(data):
         values, size = _block(data[position : position + _BLOCK])
         wide = values.astype(_WIDE[field])
-        signed = wide.view(_SIGNED.get(field, wide.dtype))
         stop = done + len(values)
-        elements[done:stop] = signed if field != "bool_contents" else wide != 0
-        if datatype.size < 4 and field != "bool_contents":
-            elements[done:stop] = narrowed(name, datatype, signed, done)
+        if field == "bool_contents":
+            elements[done:stop] = wide != 0
+        else:
+            elements[done:stop] = wide if datatype.size >= 4 else narrowed(name, datatype, wide, done)
         position += size
         done = stop
     return elements.view(np.uint8).data

@@ -30,14 +30,8 @@ SIGNATURE = "serving_default"
 
 _BASE64 = "b64"
 
-_MOST_DIMENSIONS = 64
-"""numpy's limit."""
-
 _MOST_NAMES = 16
 """Inputs whose names are looked for in long bodies: each time in the whole of it."""
-
-_FROM_NUMBER = 4
-"""Bytes of a tensor that come of a byte of JSON, at most: ``1,`` may be a number of 64 bits."""
 
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str, dict}}
 _TAKES = {
@@ -95,7 +89,7 @@ def batches(config: ModelConfig, inputs: Mapping[str, Tensor]) -> Iterator[Mappi
 def memory(body: bytes) -> int:
     """About how many bytes reading `body` takes, beside its own."""
     if limits.count_parts(body) > limits.LIMITS.parsed_parts:
-        return _FROM_NUMBER * len(body)
+        return limits.MOST_TENSOR_BYTES * len(body)
     return limits.parsed_size(body)
 
 
@@ -252,7 +246,7 @@ def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray) -> Tensor:
         shape = data.shape()
     except long_array.UnevenError as error:
         raise _uneven(place, error.element) from None
-    if len(shape) > _MOST_DIMENSIONS:
+    if len(shape) > limits.LIMITS.rank:
         raise _too_deep(place)
     total = math.prod(shape)
     array = np.empty(total, spec.datatype.numpy)
@@ -275,7 +269,7 @@ def _uneven(place: _Place, element: int) -> ModserveError:
 
 
 def _too_deep(place: _Place) -> ModserveError:
-    return invalid(f"the lists in '{place.key}' are nested more than {_MOST_DIMENSIONS} deep")
+    return invalid(f"the lists in '{place.key}' are nested more than {limits.LIMITS.rank} deep")
 
 
 def _check_types(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> None:
@@ -307,7 +301,7 @@ def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
                 f"{place.of(other, shape)} has {len(level[other])} elements where "
                 f"{place.of(0, shape)} has {length}: lists of one depth must have one length"
             )
-        if len(shape) == _MOST_DIMENSIONS:
+        if len(shape) == limits.LIMITS.rank:
             raise _too_deep(place)
         shape = (*shape, len(level[0]))
         level = list(chain.from_iterable(level))

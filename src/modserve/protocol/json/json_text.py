@@ -36,11 +36,7 @@ def malformed(message: str, position: int) -> ModserveError:
     return invalid(f"failed to parse the request JSON buffer: {message} at {position}")
 
 
-def _as_it_is(position: int) -> int:
-    return position
-
-
-def parse_any(text: Buffer, origin: Callable[[int], int] = _as_it_is) -> object:
+def parse_any(text: Buffer, origin: Callable[[int], int] = lambda position: position) -> object:
     """The JSON value in `text`. Bare NaN, Infinity and -Infinity are numbers, as Triton's are.
 
     Raises INVALID_ARG. `origin` gives the position that messages name for a position in `text`, which may be a part of
