@@ -51,7 +51,8 @@ class Tracer:
             _log.warning("nothing is traced: %s; say '--trace-config triton,file=PATH' and a rate above 0", reason)
 
     def __repr__(self) -> str:
-        return f"Tracer({'on' if self.on else 'off'}, {self.settings()}, own settings of {list(filter(None, self._settings))})"
+        models = [name for name in self._settings if name]
+        return f"Tracer({'on' if self.on else 'off'}, {self.settings()}, own settings of {models})"
 
     def settings(self, model: str = "") -> TraceSettings:
         """The settings of a model, or of all models without their own; `count` is what remains of it."""

@@ -16,7 +16,7 @@ _HIGHEST = 2**64 - 1
 
 def register_system_json(name: str, body: bytes) -> SystemRegion:
     """What an HTTP body asks to register. Raises INVALID_ARG."""
-    document = _document(body)
+    document = control_body.read(body) if body else {}
     key = control_body.typed(_field(document, "key"), str)
     offset = control_body.unsigned(document.get("offset", 0), _HIGHEST)
     return SystemRegion(name, key, offset, control_body.unsigned(_field(document, "byte_size"), _HIGHEST))
@@ -24,7 +24,7 @@ def register_system_json(name: str, body: bytes) -> SystemRegion:
 
 def register_cuda_json(name: str, body: bytes) -> tuple[CudaRegion, bytes]:
     """What an HTTP body asks to register, and the handle of its memory. Raises INVALID_ARG."""
-    document = _document(body)
+    document = control_body.read(body) if body else {}
     coded = control_body.typed(_field(control_body.typed(_field(document, "raw_handle"), dict), "b64"), str)
     byte_size = control_body.unsigned(_field(document, "byte_size"), _HIGHEST)
     device_id = control_body.unsigned(_field(document, "device_id"), _HIGHEST)
@@ -33,10 +33,6 @@ def register_cuda_json(name: str, body: bytes) -> tuple[CudaRegion, bytes]:
     except (binascii.Error, ValueError):
         handle = b""
     return CudaRegion(name, device_id, byte_size), handle
-
-
-def _document(body: bytes) -> JsonObject:
-    return control_body.read(body) if body else {}
 
 
 def _field(document: JsonObject, key: str) -> object:

@@ -203,10 +203,7 @@ def _is_base64(value: dict[str, object]) -> bool:
 
 
 def _only_input(config: ModelConfig, values: str, by_name: str) -> TensorSpec:
-    """The input that needs no name: a model's only one, or only required one.
-
-    `values` is how the request has the values, and `by_name` how it would have them by name, for the message.
-    """
+    """The input that needs no name: a model's only one, or only required one. The message has the other arguments."""
     required = [spec for spec in config.inputs if not spec.optional]
     candidates = config.inputs if len(config.inputs) == 1 else required
     if len(candidates) != 1:
