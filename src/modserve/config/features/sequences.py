@@ -1,12 +1,11 @@
 """``sequence_batching``: strategies, control inputs and states. The texts are Triton's."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
-from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription
+from modserve.core.model_config import DescribedTensor, ModelDescription
 from modserve.core.sequence_config import (
     CORRELATION_DATATYPES,
     DEFAULT_IDLE_NS,
@@ -23,10 +22,9 @@ from modserve.core.sequence_config import (
 from modserve.core.tensor import Shape, format_shape
 from modserve.pb import inference as pb
 
-from ..text.problems import Faults, FieldPath, Problems
-from .feature import Context, Feature
-from .files import escapes
-from .tensors import DATATYPES, VALID_SIZE
+from ..text.problems import Faults, FieldPath
+from .common import DATATYPES, VALID_SIZE
+from .directory import escapes
 
 _HERE: Final = "sequence_batching"
 _KINDS: Mapping[int, ControlKind] = {
@@ -44,7 +42,7 @@ _Control = pb.ModelSequenceBatching.Control
 _State = pb.ModelSequenceBatching.State
 
 
-def _normalise(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
+def normalise(message: pb.ModelConfig) -> None:
     if not message.HasField(_HERE):
         return
     batching = message.sequence_batching
@@ -57,19 +55,18 @@ def _normalise(message: pb.ModelConfig, context: Context, problems: Problems) ->
 # The value
 
 
-def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
+def sequence_batching(message: pb.ModelConfig) -> SequenceBatching | None:
     if not message.HasField(_HERE):
-        return config
+        return None
     batching = message.sequence_batching
     datatypes = ((state, DATATYPES.get(state.data_type)) for state in batching.state)
-    value = SequenceBatching(
+    return SequenceBatching(
         strategy=_strategy(batching),
         controls=tuple(_controls(batching)),
         states=tuple(_state(state, datatype) for state, datatype in datatypes if datatype is not None),
         max_idle_ns=batching.max_sequence_idle_microseconds * MICROSECOND_NS or DEFAULT_IDLE_NS,
         iterative=batching.iterative_sequence,
     )
-    return replace(config, sequence_batching=value)
 
 
 def _strategy(batching: pb.ModelSequenceBatching) -> Strategy:
@@ -135,7 +132,7 @@ def state_outputs(message: pb.ModelConfig) -> set[str]:
 # The rules by itself
 
 
-def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+def validate(message: pb.ModelConfig) -> Faults:
     if not message.HasField(_HERE):
         return
     name, batching = message.name, message.sequence_batching
@@ -285,7 +282,7 @@ def _initial_dims_faults(state: _State, initial: pb.ModelSequenceBatching.Initia
 # Against the model
 
 
-def _compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool) -> Faults:
+def compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool) -> Faults:
     """Compares the shapes of states only with `shapes`."""
     if not message.HasField(_HERE):
         return
@@ -355,6 +352,3 @@ def _datatype_faults(who: str, datatype: Datatype, tensor: DescribedTensor, path
         actual, configured = tensor.datatype.config_name, datatype.config_name
         text = f"the model expects data-type {actual} but the model configuration specifies data-type {configured}"
         yield path, f"{who}, {text}"
-
-
-FEATURE = Feature(normalise=_normalise, validate=_validate, compare=_compare, convert=_convert)
