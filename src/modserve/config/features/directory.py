@@ -134,10 +134,8 @@ def escapes(filename: str) -> bool:
 def validate_filenames(message: pb.ModelConfig) -> Faults:
     name, filename = message.name, message.default_model_filename
     if escapes(filename):
-        yield (
-            ("default_model_filename",),
-            f"model file path '{filename}' in model '{name}' is outside version directory",
-        )
+        text = f"model file path '{filename}' in model '{name}' is outside version directory"
+        yield ("default_model_filename",), text
     for index, output in enumerate(message.output):
         if escapes(output.label_filename):
             file = f"label file path '{output.label_filename}' for output '{output.name}' in model '{name}'"

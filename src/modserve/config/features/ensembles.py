@@ -7,8 +7,7 @@ from 0, or the name of its model if only one step runs that model.
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from modserve.core.ensemble_config import COMPARISONS, EQUALITY, Condition, Ensembling, Operand, Step
 from modserve.pb import inference as pb
@@ -25,12 +24,14 @@ _WORDS: dict[str, Operand] = {"true": True, "false": False}
 
 
 def ensembling(message: pb.ModelConfig) -> Ensembling | None:
-    return _ensembling(message) if message.HasField("ensemble_scheduling") else None
+    if not message.HasField("ensemble_scheduling"):
+        return None
+    return Ensembling(_steps(message), message.ensemble_scheduling.max_inflight_requests)
 
 
-def _ensembling(message: pb.ModelConfig) -> Ensembling:
+def _steps(message: pb.ModelConfig) -> tuple[Step, ...]:
     when, _ = _conditions(message)
-    steps = tuple(
+    return tuple(
         Step(
             step.model_name,
             None if step.model_version == LATEST else step.model_version,
@@ -40,7 +41,6 @@ def _ensembling(message: pb.ModelConfig) -> Ensembling:
         )
         for index, step in enumerate(message.ensemble_scheduling.step)
     )
-    return Ensembling(steps, message.ensemble_scheduling.max_inflight_requests)
 
 
 def validate(message: pb.ModelConfig) -> Faults:
@@ -80,89 +80,71 @@ def _step_faults(message: pb.ModelConfig) -> Faults:
             yield (*_HERE, index, "model_version"), f"{who} has model_version {step.model_version}, {expected}"
 
 
-@dataclass
-class _Node:
-    """A tensor of the ensemble: the steps that write it, and whether a step reads it."""
-
-    writers: list[int] = field(default_factory=list)
-    read: bool = False
-    ready: bool = False
-    """It can be computed from the inputs."""
-
-
 def _flow_faults(message: pb.ModelConfig) -> Faults:
     """Whether every tensor is connected, from the inputs to the outputs."""
-    name, steps = message.name, _ensembling(message).steps
-    nodes = _nodes(steps)
-    inputs = {tensor.name for tensor in message.input}
-    for tensor, node in nodes.items():
-        unconditional = [index for index in node.writers if steps[index].when is None]
-        if len(node.writers) > 1 and (unconditional or len(set(node.writers)) < len(node.writers)):
-            index = node.writers[-1]
+    name, steps = message.name, _steps(message)
+    writers = _writers(steps)
+    inputs, outputs = {tensor.name for tensor in message.input}, {tensor.name for tensor in message.output}
+    for tensor, indices in writers.items():
+        unconditional = [index for index in indices if steps[index].when is None]
+        if len(indices) > 1 and (unconditional or len(set(indices)) < len(indices)):
+            index = indices[-1]
             rule = f"can appear in an output map only once for ensemble '{name}' step {index}"
             yield (*_HERE, index, "output_map"), f"ensemble tensor '{tensor}' {rule}"
-        elif node.writers and tensor in inputs:
-            index = node.writers[0]
-            rule = f"is an input of ensemble '{name}' and cannot be given by step {index}"
-            yield (*_HERE, index, "output_map"), f"ensemble tensor '{tensor}' {rule}"
+        elif indices and tensor in inputs:
+            rule = f"is an input of ensemble '{name}' and cannot be given by step {indices[0]}"
+            yield (*_HERE, indices[0], "output_map"), f"ensemble tensor '{tensor}' {rule}"
     for position, model_input in enumerate(message.input):
-        if model_input.name not in nodes:
+        if model_input.name not in writers:
             yield ("input", position), f"ensemble input '{model_input.name}' for ensemble {name}' is not used"
-    _mark_ready(steps, nodes, inputs)
-    outputs = {tensor.name for tensor in message.output}
+    ready = _ready(steps, writers, inputs)
     for position, output in enumerate(message.output):
-        if output.name not in nodes:
+        if output.name not in writers:
             yield ("output", position), f"ensemble output '{output.name}' for ensemble {name}' is not used"
-        elif not nodes[output.name].ready:
-            yield ("output", position), _not_written(output.name, name, steps, nodes)
-    for tensor, node in nodes.items():
-        if tensor not in outputs and not (node.ready and node.read):
+        elif output.name not in ready:
+            yield ("output", position), _not_written(output.name, name, steps, writers, ready)
+    used = outputs | {tensor for step in steps for tensor in step.needs & ready}
+    for tensor in writers:
+        if tensor not in used:
             yield _first_use(tensor, steps), f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
 
 
-def _nodes(steps: Iterable[Step]) -> dict[str, _Node]:
-    nodes: dict[str, _Node] = {}
+def _writers(steps: Iterable[Step]) -> dict[str, list[int]]:
+    """Each tensor that steps read or write, and the steps that write it."""
+    writers: dict[str, list[int]] = {}
     for index, step in enumerate(steps):
         for tensor in sorted(step.needs):
-            nodes.setdefault(tensor, _Node()).read = True
+            writers.setdefault(tensor, [])
         for tensor in step.outputs.values():
-            nodes.setdefault(tensor, _Node()).writers.append(index)
-    return nodes
+            writers.setdefault(tensor, []).append(index)
+    return writers
 
 
-def _mark_ready(steps: tuple[Step, ...], nodes: dict[str, _Node], inputs: Iterable[str]) -> None:
-    """Marks the tensors that can be computed from the inputs."""
-    for tensor in inputs:
-        if tensor in nodes:
-            nodes[tensor].ready = True
-    done: set[int] = set()
-    grown = True
-    while grown:
-        grown = False
+def _ready(steps: Sequence[Step], writers: Mapping[str, Sequence[int]], inputs: Iterable[str]) -> set[str]:
+    """The tensors that can be computed from the inputs, and these."""
+    ready, done, count = set(inputs), set[int](), -1
+    while len(done) > count:
+        count = len(done)
         for index, step in enumerate(steps):
-            if index not in done and all(nodes[tensor].ready for tensor in step.needs):
+            if index not in done and step.needs <= ready:
                 done.add(index)
-                grown = True
-                for tensor in step.outputs.values():
-                    nodes[tensor].ready = done.issuperset(nodes[tensor].writers)
+                ready |= {tensor for tensor in step.outputs.values() if done.issuperset(writers[tensor])}
+    return ready
 
 
-def _not_written(output: str, ensemble: str, steps: tuple[Step, ...], nodes: Mapping[str, _Node]) -> str:
+def _not_written(
+    output: str, ensemble: str, steps: Sequence[Step], writers: Mapping[str, Sequence[int]], ready: Set[str]
+) -> str:
     """Names the first tensor that is not connected on the way to an output; goes once around a circle."""
     text = f"output '{output}' for ensemble '{ensemble}' is not written"
     last, seen = output, set[str]()
-    while missing := {
-        tensor
-        for index in nodes[last].writers
-        for tensor in steps[index].needs
-        if not nodes[tensor].ready and tensor not in seen
-    }:
+    while missing := {tensor for index in writers[last] for tensor in steps[index].needs - ready - seen}:
         last = min(missing)
         seen.add(last)
     return text if last == output else f"{text}: at least one of its depending tensors, '{last}', is not connected"
 
 
-def _first_use(tensor: str, steps: tuple[Step, ...]) -> FieldPath:
+def _first_use(tensor: str, steps: Sequence[Step]) -> FieldPath:
     """The first step that reads or writes a tensor."""
     for index, step in enumerate(steps):
         for part, names in (("input_map", step.inputs), ("output_map", step.outputs)):

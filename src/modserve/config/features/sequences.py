@@ -1,6 +1,6 @@
 """``sequence_batching``: strategies, control inputs and states. The texts are Triton's."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from modserve.core import dtypes
@@ -97,9 +97,8 @@ def _controls(batching: pb.ModelSequenceBatching) -> Iterator[Control]:
 
 
 def _state(state: _State, datatype: Datatype) -> State:
-    initial = None
-    for content in state.initial_state:
-        initial = InitialState(content.name, tuple(content.dims), content.data_file)
+    contents = (InitialState(each.name, tuple(each.dims), each.data_file) for each in state.initial_state)
+    initial = next(contents, None)
     return State(state.input_name, state.output_name, datatype, tuple(state.dims), initial, state.use_growable_memory)
 
 
@@ -175,32 +174,26 @@ def _control_faults(message: pb.ModelConfig) -> Faults:
             if control.kind in seen_kinds:
                 yield path, f"sequence batching specifies multiple {kind.value} tensors for {name}"
             seen_kinds.add(control.kind)
-            fields = [field for field in _VALUES if len(getattr(control, field))]
-            if kind is ControlKind.CORRID:
-                text = _correlation_fault(control, fields, f"{kind.value} for {name}")
-            else:
-                text = _values_fault(control, fields, f"{kind.value} for {name}")
-            if text:
+            if text := _control_fault(control, kind, name):
                 yield path, text
 
 
-def _values_fault(control: _Control, fields: Sequence[str], who: str) -> str:
+def _control_fault(control: _Control, kind: ControlKind, model: str) -> str:
+    who = f"{kind.value} for {model}"
+    fields = [field for field in _VALUES if len(getattr(control, field))]
+    if kind is ControlKind.CORRID:
+        if fields:
+            return f"sequence batching must not specify either {_ANY_VALUES} for {who}"
+        if DATATYPES.get(control.data_type) in CORRELATION_DATATYPES:
+            return ""
+        *names, last = [datatype.config_name for datatype in CORRELATION_DATATYPES]
+        return f"unexpected data type for control {who}. Allowed data types are {', '.join(names)} and {last}"
     if not fields:
         return f"sequence batching must specify either {_ANY_VALUES} for {who}"
     if len(fields) > 1:
         return f"sequence batching specifies more than one from {_ANY_VALUES.replace(' or ', ' and ')} for {who}"
     if len(getattr(control, fields[0])) != 2:
         return f"sequence batching control '{fields[0]}' must have exactly 2 entries for {who}"
-    return ""
-
-
-def _correlation_fault(control: _Control, fields: Sequence[str], who: str) -> str:
-    if fields:
-        return f"sequence batching must not specify either {_ANY_VALUES} for {who}"
-    if DATATYPES.get(control.data_type) not in CORRELATION_DATATYPES:
-        names = [datatype.config_name for datatype in CORRELATION_DATATYPES]
-        allowed = f"{', '.join(names[:-1])} and {names[-1]}"
-        return f"unexpected data type for control {who}. Allowed data types are {allowed}"
     return ""
 
 
@@ -264,19 +257,16 @@ def _initial_faults(state: _State) -> Faults:
 def _initial_dims_faults(state: _State, initial: pb.ModelSequenceBatching.InitialState) -> Iterator[str]:
     name = state.input_name
     if len(initial.dims) != len(state.dims):
-        yield (
-            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
-            f"'{name}'. {len(initial.dims)} != {len(state.dims)}"
-        )
+        counts = f"{len(initial.dims)} != {len(state.dims)}"
+        expected = f"the size of 'state' dimensions for state input '{name}'. {counts}"
+        yield f"Number of dimensions in 'initial_state' doesn't match {expected}"
         return
     for initial_size, size in zip(initial.dims, state.dims, strict=True):
         if initial_size < 0:
             yield f"'initial_state' field for state input name '{name}' contains variable dimensions."
         elif size not in (-1, initial_size):
-            yield (
-                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. "
-                f"{initial_size} != {size}"
-            )
+            sizes = f"{initial_size} != {size}"
+            yield f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {sizes}"
 
 
 # Against the model
@@ -294,10 +284,8 @@ def compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool
         path = paths[control.name]
         tensor = described_inputs.get(control.name)
         if tensor is None:
-            yield (
-                path,
-                f"configuration specified sequence control '{control.name}', but model does not provide that input",
-            )
+            head = f"configuration specified sequence control '{control.name}'"
+            yield path, f"{head}, but model does not provide that input"
             continue
         who = f"unable to load model '{name}', sequence control '{control.name}'"
         item = tensor.shape[1:] if message.max_batch_size > 0 else tensor.shape
