@@ -161,12 +161,9 @@ def _compare_side(
                 yield (*here, "name"), f"unexpected inference {side} '{tensor.name}', allowed {side}s are: {names}"
             continue
         if tensor.data_type in DATATYPES and DATATYPES[tensor.data_type] != model_tensor.datatype:
-            yield (
-                (*here, "data_type"),
-                f"unable to load model '{message.name}', configuration expects datatype "
-                f"{pb.DataType.Name(tensor.data_type)} for {side} '{tensor.name}', model provides "
-                f"{model_tensor.datatype.config_name}",
-            )
+            configured, provided = pb.DataType.Name(tensor.data_type), model_tensor.datatype.config_name
+            head = f"unable to load model '{message.name}', configuration expects datatype {configured}"
+            yield (*here, "data_type"), f"{head} for {side} '{tensor.name}', model provides {provided}"
         shape_differs = ragged.is_ragged(tensor) or (side == "output" and tensor.name in scattered)
         if tensor.dims and shapes and not shape_differs:
             field, dims = ("reshape", tensor.reshape.shape) if tensor.HasField("reshape") else ("dims", tensor.dims)
