@@ -17,8 +17,6 @@ from .common import AnyTensor
 
 _DATATYPES = {pb.TYPE_INT32: dtypes.INT32, pb.TYPE_FP32: dtypes.FP32}
 """Those that a batch input may have."""
-_RANKS = {pb.BatchInput.BATCH_ITEM_SHAPE: 2}
-"""The number of dimensions of batch inputs; all other kinds have one."""
 
 
 def is_ragged(tensor: AnyTensor) -> bool:
@@ -166,7 +164,7 @@ def _batch_input_faults(batch_input: pb.BatchInput, tensor: DescribedTensor) -> 
     datatype, provided = pb.DataType.Name(batch_input.data_type), tensor.datatype.config_name
     if datatype != provided:
         yield f"configuration expects datatype {datatype} for batch input '{tensor.name}', model provides {provided}"
-    rank, kind = _RANKS.get(batch_input.kind, 1), pb.BatchInput.Kind.Name(batch_input.kind)
+    rank = 2 if batch_input.kind == pb.BatchInput.BATCH_ITEM_SHAPE else 1
     if len(tensor.shape) != rank:
-        who = f"batch input '{tensor.name}' of kind {kind}"
+        who = f"batch input '{tensor.name}' of kind {pb.BatchInput.Kind.Name(batch_input.kind)}"
         yield f"{who} has {rank} dimensions, model provides {format_shape(tensor.shape)}"

@@ -1,6 +1,7 @@
 """Single values, read as `google.protobuf.text_format` reads them. A value that does not fit raises ValueError."""
 
 import re
+from collections.abc import Callable
 from typing import TypeAlias
 
 from google.protobuf import text_format
@@ -20,33 +21,36 @@ _RANGES = {
 _C_OCTAL = re.compile(r"^(-?)0(\d+)$")
 
 
+def _integer(text: str) -> int:
+    return int(_C_OCTAL.sub(r"\g<1>0o\2", text), 0)
+
+
+def _string(text: str) -> str:
+    raise ValueError("no quotes")
+
+
+_READERS: dict[int, tuple[str, Callable[[str], Scalar]]] = {
+    **dict.fromkeys(_RANGES, ("an integer", _integer)),
+    FieldDescriptor.CPPTYPE_FLOAT: ("a number", text_format.ParseFloat),
+    FieldDescriptor.CPPTYPE_DOUBLE: ("a number", text_format.ParseFloat),
+    FieldDescriptor.CPPTYPE_BOOL: ("true or false", text_format.ParseBool),
+    FieldDescriptor.CPPTYPE_STRING: ("a string in quotes", _string),
+}
+
+
 def parse(field: FieldDescriptor, token: Token) -> Scalar:
     """The value of a token other than a string. Raises ValueError with a text that names the field."""
-    if field.cpp_type in _RANGES:
-        return _integer(field, token)
     if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
         return _enum(field, token)
-    expected = "a string in quotes"
+    expected, read = _READERS[field.cpp_type]
     try:
-        if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
-            expected = "true or false"
-            return text_format.ParseBool(token.text)
-        if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
-            expected = "a number"
-            return text_format.ParseFloat(token.text)
+        value = read(token.text)
     except ValueError:
-        pass
-    raise ValueError(f"'{field.name}' takes {expected}, found {token.describe()}")
-
-
-def _integer(field: FieldDescriptor, token: Token) -> int:
-    name, low, high = _RANGES[field.cpp_type]
-    try:
-        value = int(_C_OCTAL.sub(r"\g<1>0o\2", token.text), 0)
-    except ValueError:
-        raise ValueError(f"'{field.name}' takes an integer, found {token.describe()}") from None
-    if not low <= value <= high:
-        raise ValueError(f"'{field.name}' takes {name}, from {low} to {high}; {value} is out of range")
+        raise ValueError(f"'{field.name}' takes {expected}, found {token.describe()}") from None
+    if isinstance(value, int) and field.cpp_type in _RANGES:
+        name, low, high = _RANGES[field.cpp_type]
+        if not low <= value <= high:
+            raise ValueError(f"'{field.name}' takes {name}, from {low} to {high}; {value} is out of range")
     return value
 
 
