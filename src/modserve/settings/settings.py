@@ -105,10 +105,9 @@ class HttpSettings(FrontEndSettings):
         "Seconds in which a client must finish a request's head, send more of its body (otherwise 408) or read more of "
         "a response (otherwise the connection is closed); 0: any time.",
     )
-    cors_origins: values.Origins = option(
+    cors_allow_origin: values.Origins = option(
         frozenset(),
         "Origin whose pages may call the server from a browser; may be repeated; * for any.",
-        "http-cors-allow-origin",
         value="ORIGIN",
         several=True,
     )
@@ -139,33 +138,21 @@ class GrpcSettings(FrontEndSettings):
         "grpc-max-message-size",
         default_in_words="an eighth of the memory, at most 512 MiB",
     )
-    max_streams: Count = option(
-        1_000,
-        "Calls that a client may have open on one connection, while its others wait; 0: any number.",
-        "grpc-max-concurrent-streams",
+    max_concurrent_streams: Count = option(
+        1_000, "Calls that a client may have open on one connection, while its others wait; 0: any number."
     )
     keepalive_time: Milliseconds = option(7_200_000, "Milliseconds until a silent client is sent a ping.")
     keepalive_timeout: Milliseconds = option(20_000, "Milliseconds until it must have replied, or is disconnected.")
     keepalive_permit_without_calls: bool = option(False, "Send pings on connections without calls, too.")
-    max_pings_without_data: Count = option(
-        2, "Pings sent with no data in between; 0: any number.", "grpc-http2-max-pings-without-data"
+    http2_max_pings_without_data: Count = option(2, "Pings sent with no data in between; 0: any number.")
+    http2_min_recv_ping_interval_without_data: Count = option(
+        300_000, "A client that pings more often than this (in milliseconds) without sending data gets a strike."
     )
-    min_recv_ping_interval_without_data: Count = option(
-        300_000,
-        "A client that pings more often than this (in milliseconds) without sending data gets a strike.",
-        "grpc-http2-min-recv-ping-interval-without-data",
+    http2_max_ping_strikes: Count = option(2, "Strikes until a client's connection is closed; 0: any number.")
+    max_connection_age: Count = option(
+        0, "Milliseconds until a connection is told to end, so that clients connect anew; 0: never."
     )
-    max_ping_strikes: Count = option(
-        2, "Strikes until a client's connection is closed; 0: any number.", "grpc-http2-max-ping-strikes"
-    )
-    max_age: Count = option(
-        0,
-        "Milliseconds until a connection is told to end, so that clients connect anew; 0: never.",
-        "grpc-max-connection-age",
-    )
-    max_age_grace: Count = option(
-        0, "Milliseconds that its calls may still take; 0: for ever.", "grpc-max-connection-age-grace"
-    )
+    max_connection_age_grace: Count = option(0, "Milliseconds that its calls may still take; 0: for ever.")
 
 
 class Settings(BaseModel):
