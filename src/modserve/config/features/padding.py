@@ -50,11 +50,10 @@ def validate(message: pb.ModelConfig, partial: bool) -> Faults:
         for text in _batch_sizes_faults(message, partial):
             yield ("parameters", _BATCH_SIZES), f"parameter '{_BATCH_SIZES}' {text}"
     if _ELEMENTS in message.parameters and not settings and not ragged:
-        yield (
-            ("parameters", _ELEMENTS),
-            f"parameter '{_ELEMENTS}' needs '{AXIS}<input>' or an input with allow_ragged_batch: other requests of "
-            "a batch are of equal size",
+        needs = (
+            f"needs '{AXIS}<input>' or an input with allow_ragged_batch: other requests of a batch are of equal size"
         )
+        yield ("parameters", _ELEMENTS), f"parameter '{_ELEMENTS}' {needs}"
 
 
 def padding(message: pb.ModelConfig) -> Padding | None:
@@ -129,15 +128,11 @@ def _axis_faults(text: str, side: str, tensor: AnyTensor, partial: bool) -> Iter
     if not dims and partial:
         return
     if not re.fullmatch("[0-9]{1,3}", text) or int(text) >= len(dims):
-        yield (
-            f"is '{text}', expected the number of one of the dims {dims} of {side} '{tensor.name}', the first being 0 "
-            "(the batch dimension does not count)"
-        )
+        expected = f"the number of one of the dims {dims} of {side} '{tensor.name}'"
+        yield f"is '{text}', expected {expected}, the first being 0 (the batch dimension does not count)"
     elif dims[int(text)] != -1:
-        yield (
-            f"is {text}, but that dimension of {side} '{tensor.name}' with dims {dims} has a fixed size, where "
-            "padding needs a variable one (-1)"
-        )
+        dimension = f"that dimension of {side} '{tensor.name}' with dims {dims}"
+        yield f"is {text}, but {dimension} has a fixed size, where padding needs a variable one (-1)"
     if isinstance(tensor, pb.ModelInput):
         yield from (f"names {side} '{tensor.name}', which {clause}" for clause in _unpaddable(tensor))
 

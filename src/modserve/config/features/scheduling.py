@@ -147,11 +147,8 @@ def _goal_faults(message: pb.ModelConfig) -> Faults:
     delay_us = message.dynamic_batching.max_queue_delay_microseconds
     tuned_us = batcher.get("p99_goal_ns", 0) // 1000  # the tuner then chooses the delay
     if tuned_us and goal_us < min(tuned_us, batcher.get("tuned_delay_limit_ns", tuned_us * 1000) // 1000):
-        yield (
-            ("parameters", _P99_GOAL),
-            f"parameter '{_P99_GOAL}' is {tuned_us}, expected no more than {goal}, or a '{_MAX_DELAY}' below that: "
-            "requests may wait longer for others",
-        )
+        expected = f"no more than {goal}, or a '{_MAX_DELAY}' below that: requests may wait longer for others"
+        yield ("parameters", _P99_GOAL), f"parameter '{_P99_GOAL}' is {tuned_us}, expected {expected}"
     elif not tuned_us and delay_us >= goal_us:
         text = f"is {delay_us}, expected less than {goal}: requests may wait as long for others"
         yield (_BATCHING, "max_queue_delay_microseconds"), f"max_queue_delay_microseconds {text}"

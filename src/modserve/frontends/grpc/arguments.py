@@ -15,7 +15,7 @@ _AGES = {
     "max_connection_age_grace": "grpc.max_connection_age_grace_ms",
 }
 _MAX_PENDING = 1_000_000
-"""Calls that wait in the core. Each holds some 3 KB, and no connection has more than `max_concurrent_streams` of them."""
+"""Calls that wait in the core, with some 3 KB each. No connection has more than `max_concurrent_streams` of them."""
 
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 """gRPC picks the algorithm by level from those that the client takes: gzip for low, deflate above."""
