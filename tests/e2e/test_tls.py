@@ -225,7 +225,7 @@ def test_a_new_certificate_is_for_new_connections(tmp_path: Path, authority: Aut
     first, second = authority.issue("first"), stranger.issue("second")
     install(first, live)
     options = ["--grpc-use-ssl=1", "--http-use-ssl=1", *files_of(live)]
-    unusable = rf"ERROR .*can not use private key '{live.key}': it holds no PEM-encoded private key"
+    unusable = rf"ERROR .*cannot use private key '{live.key}': it holds no PEM-encoded private key"
     with serving(EXAMPLES, options=options, errors=[unusable]) as server:
         context = context_for(authority.certificate)
         opened = grpc.secure_channel(
@@ -277,10 +277,10 @@ def test_the_server_does_not_start_with_files_it_can_not_use(tmp_path: Path, aut
     absent = tmp_path / "absent.pem"
     options = ["--grpc-use-ssl=1", f"--grpc-server-cert={absent}", f"--grpc-server-key={pair.key}"]
     with started(EXAMPLES, options=options) as server:
-        server.wait(1, errors=[rf"ERROR .*can not read certificate '{absent}': No such file or directory"])
+        server.wait(1, errors=[rf"ERROR .*cannot read certificate '{absent}': No such file or directory"])
         assert "Traceback" not in server.log
     with started(EXAMPLES, options=["--http-use-ssl=1", *files_of(Pair(pair.key, pair.certificate), "http")]) as server:
-        server.wait(1, errors=[rf"can not use certificate '{pair.key}': it holds no PEM-encoded certificate"])
+        server.wait(1, errors=[rf"cannot use certificate '{pair.key}': it holds no PEM-encoded certificate"])
 
 
 @pytest.fixture
@@ -296,19 +296,19 @@ def usable(tmp_path: Path, authority: Authority) -> TlsFiles:
 @pytest.mark.parametrize(
     ("which", "content", "text"),
     [
-        ("certificate", None, "can not read certificate '{certificate}': No such file or directory"),
-        ("key", None, "can not read private key '{key}': No such file or directory"),
-        ("root", None, "can not read root certificate '{root}': No such file or directory"),
-        ("certificate", "", "can not use certificate '{certificate}': it holds no PEM-encoded certificate"),
-        ("root", "x", "can not use root certificate '{root}': it holds no PEM-encoded certificate"),
-        ("key", "x", "can not use private key '{key}': it holds no PEM-encoded private key"),
+        ("certificate", None, "cannot read certificate '{certificate}': No such file or directory"),
+        ("key", None, "cannot read private key '{key}': No such file or directory"),
+        ("root", None, "cannot read root certificate '{root}': No such file or directory"),
+        ("certificate", "", "cannot use certificate '{certificate}': it holds no PEM-encoded certificate"),
+        ("root", "x", "cannot use root certificate '{root}': it holds no PEM-encoded certificate"),
+        ("key", "x", "cannot use private key '{key}': it holds no PEM-encoded private key"),
         (
             "key",
             "other",
-            "can not use certificate '{certificate}' with private key '{key}': they do not belong together",
+            "cannot use certificate '{certificate}' with private key '{key}': they do not belong together",
         ),
-        ("certificate", "cut", "can not use certificate '{certificate}' with private key '{key}': "),
-        ("root", "cut", "can not use root certificate '{root}': "),
+        ("certificate", "cut", "cannot use certificate '{certificate}' with private key '{key}': "),
+        ("root", "cut", "cannot use root certificate '{root}': "),
     ],
     ids=lambda value: value if value is None or len(value) < 12 else "",
 )

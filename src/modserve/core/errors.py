@@ -1,4 +1,4 @@
-"""The one error type, with Triton's eight codes. How a code is spelled on a wire is `protocol/status.py`'s business."""
+"""The one error type, with Triton's eight codes. `protocol/failures.py` spells them on both wires."""
 
 import enum
 from functools import partial

@@ -96,16 +96,16 @@ def _load(files: TlsFiles) -> Identity:
         context = _context(files)
         if _stamp(files) == before:
             return Identity(certificate, key, root, context)
-    raise CertificateError(f"can not read certificate '{files.certificate}': the files keep changing")
+    raise CertificateError(f"cannot read certificate '{files.certificate}': the files keep changing")
 
 
 def _read(path: Path, what: str, marker: bytes) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise CertificateError(f"can not read {what} '{path}': {error.strerror or error}") from None
+        raise CertificateError(f"cannot read {what} '{path}': {error.strerror or error}") from None
     if marker not in content:
-        raise CertificateError(f"can not use {what} '{path}': it holds no PEM-encoded {what.removeprefix('root ')}")
+        raise CertificateError(f"cannot use {what} '{path}': it holds no PEM-encoded {what.removeprefix('root ')}")
     return content
 
 
@@ -115,7 +115,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
         context.load_cert_chain(files.certificate, files.key, password=_no_password)
     except (OSError, ValueError) as error:
         raise CertificateError(
-            f"can not use certificate '{files.certificate}' with private key '{files.key}': {_reason(error)}"
+            f"cannot use certificate '{files.certificate}' with private key '{files.key}': {_reason(error)}"
         ) from None
     if files.mutual:
         if files.root is None:
@@ -123,7 +123,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
         try:
             context.load_verify_locations(files.root)
         except (OSError, ValueError) as error:
-            raise CertificateError(f"can not use root certificate '{files.root}': {_reason(error)}") from None
+            raise CertificateError(f"cannot use root certificate '{files.root}': {_reason(error)}") from None
         context.verify_mode = ssl.CERT_REQUIRED
         # A resumed session is not checked against the root certificates, which may have changed.
         context.options |= ssl.OP_NO_TICKET

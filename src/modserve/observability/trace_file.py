@@ -176,7 +176,7 @@ class Writer:
             if not self._failing:  # a full disk is logged once, not with every trace
                 self._failing = True
                 foreign = None if isinstance(error, OSError) else error
-                _log.error("a trace can not be written, and is left out: %s", error, exc_info=foreign)
+                _log.error("a trace cannot be written, and is left out: %s", error, exc_info=foreign)
         finally:
             with self._lock:
                 self._pending -= size

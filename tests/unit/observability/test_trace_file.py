@@ -65,7 +65,7 @@ def test_what_can_not_be_written_is_told_once(
         for _ in range(3):
             writer.put(lambda: output.append(b"1"))
     assert [record.message for record in caplog.records] == [
-        "a trace can not be written, and is left out: [Errno 28] No space left on device"
+        "a trace cannot be written, and is left out: [Errno 28] No space left on device"
     ]
     writer.put(lambda: output.append(b"2"))
     assert json.loads((tmp_path / "a").read_bytes()) == [2]

@@ -95,11 +95,6 @@ def wants_empty_final(message: pb.ModelInferRequest) -> bool:
     return _EMPTY_FINAL in message.parameters and message.parameters[_EMPTY_FINAL].bool_param
 
 
-def encode_response(response: InferenceResponse) -> bytes:
-    """A ``ModelInferResponse``, with all tensors raw and in the order of `outputs`, each copied once."""
-    return b"".join(_response_parts(response, response.parameters))
-
-
 def is_long(
     message: pb.ModelInferRequest, tensors: Tensors | None, cached: bool, most_elements: int, most_texts: int
 ) -> bool:
@@ -119,12 +114,6 @@ def is_long(
         return False
     contents = (values for tensor in message.inputs for _, values in tensor.contents.ListFields())
     return sum(map(len, contents)) > most_elements
-
-
-def encode_stream_response(response: InferenceResponse, final: bool) -> bytes:
-    """A ``ModelStreamInferResponse``, which tells whether the answer is the request's last one."""
-    parts = _response_parts(response, {**response.parameters, _FINAL: final})
-    return b"".join((b"\x12", written(sum(map(len, parts))), *parts))
 
 
 def encode_stream_error(
@@ -266,40 +255,54 @@ def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
     return (narrowed(name, datatype, wide, 0) if datatype.size < 4 else wide).tobytes()
 
 
-def _response_parts(response: InferenceResponse, parameters: Mapping[str, ParameterValue]) -> list[Buffer]:
-    """A message, field by field in the order of their numbers; the tensors as they are."""
-    parts: list[Buffer] = [_model_fields(response.model_name, response.model_version)]
-    if response.id:
-        text = response.id.encode()
-        parts += (b"\x1a", written(len(text)), text)
-    if parameters:
-        message = pb.ModelInferResponse()
-        for name, value in parameters.items():
-            setattr(message.parameters[name], _parameter_field(value), value)
-        parts.append(message.SerializeToString())
-    outputs = response.outputs
-    for name, tensor in outputs.items():
-        parts.append(_output_field(name, tensor.datatype.name, tensor.shape))
-    for tensor in outputs.values():
-        raw = tensor.raw
-        parts.append(_raw_tag(len(raw)))
-        parts.append(raw)
-    return parts
+class ResponseWriter:
+    """Writes responses. It remembers the fields that repeat from one to the next, so a front end has one."""
+
+    def __init__(self) -> None:
+        self._model_fields = lru_cache(1024)(_model_fields)
+        self._output_field = lru_cache(4096)(_output_field)
+        self._raw_tag = lru_cache(4096)(_raw_tag)
+
+    def encode(self, response: InferenceResponse) -> bytes:
+        """A ``ModelInferResponse``, with all tensors raw and in the order of `outputs`, each copied once."""
+        return b"".join(self._parts(response, response.parameters))
+
+    def encode_stream(self, response: InferenceResponse, final: bool) -> bytes:
+        """A ``ModelStreamInferResponse``, which says whether the response is the request's last one."""
+        parts = self._parts(response, {**response.parameters, _FINAL: final})
+        return b"".join((b"\x12", written(sum(map(len, parts))), *parts))
+
+    def _parts(self, response: InferenceResponse, parameters: Mapping[str, ParameterValue]) -> list[Buffer]:
+        """A message, field by field in the order of their numbers; the tensors as they are."""
+        parts: list[Buffer] = [self._model_fields(response.model_name, response.model_version)]
+        if response.id:
+            text = response.id.encode()
+            parts += (b"\x1a", written(len(text)), text)
+        if parameters:
+            message = pb.ModelInferResponse()
+            for name, value in parameters.items():
+                setattr(message.parameters[name], _parameter_field(value), value)
+            parts.append(message.SerializeToString())
+        outputs = response.outputs
+        for name, tensor in outputs.items():
+            parts.append(self._output_field(name, tensor.datatype.name, tensor.shape))
+        for tensor in outputs.values():
+            raw = tensor.raw
+            parts.append(self._raw_tag(len(raw)))
+            parts.append(raw)
+        return parts
 
 
-@lru_cache(1024)
 def _model_fields(name: str, version: int) -> bytes:
     return pb.ModelInferResponse(model_name=name, model_version=str(version)).SerializeToString()
 
 
-@lru_cache(4096)
 def _output_field(name: str, datatype: str, shape: Shape) -> bytes:
     message = pb.ModelInferResponse()
     message.outputs.add(name=name, datatype=datatype, shape=shape)
     return message.SerializeToString()
 
 
-@lru_cache(4096)
 def _raw_tag(size: int) -> bytes:
     """What stands before a tensor in ``raw_output_contents``."""
     return b"\x32" + written(size)

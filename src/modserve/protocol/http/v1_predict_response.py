@@ -125,6 +125,6 @@ def _check_rows(columns: Mapping[str, Any]) -> None:
     if None in sizes.values() or len(set(sizes.values())) > 1:
         listed = ", ".join(f"'{name}' {'none' if size is None else size}" for name, size in sizes.items())
         raise invalid(
-            f"the outputs do not have the same first dimension ({listed}), so they can not be given as 'predictions': "
+            f"the outputs do not have the same first dimension ({listed}), so they cannot be given as 'predictions': "
             "ask with 'inputs' (column format)"
         )

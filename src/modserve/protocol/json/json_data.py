@@ -128,7 +128,7 @@ def from_tensor(name: str, tensor: Tensor) -> bytes:
             return _written(flat, lambda some: orjson.dumps([element.decode() for element in some.tolist()]))
         except UnicodeDecodeError:
             raise invalid(
-                f"output '{name}' holds bytes that are not UTF-8, which JSON can not carry; "
+                f"output '{name}' holds bytes that are not UTF-8, which JSON cannot carry; "
                 "ask for it with the output parameter 'binary_data': true"
             ) from None
     if datatype.json_kind == "float":
