@@ -1,6 +1,7 @@
 """How much memory all requests together may hold, and the refusal of what would exceed it."""
 
 from collections import deque
+from dataclasses import dataclass
 
 from .errors import OverloadedError
 
@@ -15,6 +16,7 @@ class MemoryExhaustedError(OverloadedError):
         return type(self), (self.message,)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class MemoryBudget:
     """Bytes that requests hold at this moment, against one limit for the whole server.
 
@@ -25,15 +27,12 @@ class MemoryBudget:
     With a `limit` of 0 nothing is ever refused, but everything still counts.
     """
 
-    __slots__ = ("held", "limit", "peak", "refused")
-
-    def __init__(self, limit: int = 0) -> None:
-        self.limit = limit
-        self.held = 0
-        self.peak = 0
-        """The most that was held at one time."""
-        self.refused = 0
-        """How many requests were refused."""
+    limit: int = 0
+    held: int = 0
+    peak: int = 0
+    """The most that was held at one time."""
+    refused: int = 0
+    """How many requests were refused."""
 
     def __repr__(self) -> str:
         return f"MemoryBudget({self.held} of {self.limit} bytes held, {self.refused} refused)"

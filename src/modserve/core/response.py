@@ -55,7 +55,6 @@ class ResponseSink(Protocol):
 
         Models that are not decoupled have exactly one outcome. Must neither block nor raise.
         """
-        ...
 
 
 class _Nobody:

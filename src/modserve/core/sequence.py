@@ -11,7 +11,7 @@ from .dtypes import Datatype
 from .errors import ModserveError, internal, invalid
 from .request import InferenceRequest
 from .sequence_config import Control, ControlKind, InitialState, SequenceBatching, State
-from .tensor import Array, Shape, Tensor, TruncatedError, decode_elements, format_shape
+from .tensor import Array, Shape, Tensor, TruncatedError, decode_elements, format_shape, matches
 
 SequenceId: TypeAlias = int | str
 
@@ -87,10 +87,8 @@ class ControlTensors:
         return self._with_id(self._absent, 0)
 
     def _made(self, flags: list[Control], values: Mapping[ControlKind, bool]) -> dict[str, Tensor]:
-        return {
-            control.name: self._tensor(control.datatype, control.values[values.get(control.kind, False)])
-            for control in flags
-        }
+        states = [(flag, values.get(flag.kind, False)) for flag in flags]
+        return {flag.name: _filled(flag.datatype, self._shape, flag.values[is_on]) for flag, is_on in states}
 
     def _with_id(self, flags: Mapping[str, Tensor], value: SequenceId) -> dict[str, Tensor]:
         control = self._correlation
@@ -102,10 +100,7 @@ class ControlTensors:
         elif isinstance(value, int):
             # As Triton: a large id loses its upper half, or turns negative.
             content = np.uint64(value).astype(control.datatype.numpy)
-        return {**flags, control.name: self._tensor(control.datatype, content)}
-
-    def _tensor(self, datatype: Datatype, value: Any) -> Tensor:
-        return _filled(datatype, self._shape, value)
+        return {**flags, control.name: _filled(control.datatype, self._shape, content)}
 
 
 def file_state(state: State, initial: InitialState, content: bytes) -> Tensor:
@@ -141,13 +136,10 @@ class StateTable:
     def __init__(self, states: tuple[State, ...], batching: bool, files: Mapping[str, Tensor]) -> None:
         self.states = states
         self._batch: Shape = (1,) if batching else ()
-        self._initial = {state.input_name: self._tensor(state, files.get(state.input_name)) for state in states}
-
-    def _tensor(self, state: State, from_file: Tensor | None) -> Tensor:
-        shape = (*self._batch, *state.initial_dims)
-        if from_file is not None:
-            return from_file.reshaped(shape)
-        return _zeros(state.datatype, shape)
+        self._initial: dict[str, Tensor] = {}
+        for state in states:
+            name, shape = state.input_name, (*self._batch, *state.initial_dims)
+            self._initial[name] = files[name].reshaped(shape) if name in files else _zeros(state.datatype, shape)
 
     def fresh(self) -> "SequenceStates":
         """The states of a sequence that starts."""
@@ -208,11 +200,8 @@ class SequenceStates:
 
     def _fits(self, state: State, shape: Shape) -> bool:
         """Whether a sequence may go on with a state of this shape. Triton does not check that, and passes on any."""
-        dims = [-1] * len(state.dims) if state.growable else state.dims
-        expected = (*self._batch, *dims)
-        return len(shape) == len(expected) and all(
-            want in (-1, size) for want, size in zip(expected, shape, strict=True)
-        )
+        expected = (*self._batch, *([-1] * len(state.dims) if state.growable else state.dims))
+        return matches(expected, shape)
 
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -114,16 +114,16 @@ class TunerDecision(NamedTuple):
     """The size that batches are dispatched at from then on."""
 
 
+@dataclass(slots=True, eq=False)
 class TunerStatistics:
     """Where a model's tuner stands, and its latest decisions."""
 
-    def __init__(self, goal_ns: int, delay_ns: int, batch_size: int) -> None:
-        self.goal_ns = goal_ns
-        self.delay_ns = delay_ns
-        self.batch_size = batch_size
-        self.p99_ns = 0
-        """0 before the first decision."""
-        self.decisions: deque[TunerDecision] = deque(maxlen=RECENT_DECISIONS)
+    goal_ns: int
+    delay_ns: int
+    batch_size: int
+    p99_ns: int = 0
+    """0 before the first decision."""
+    decisions: deque[TunerDecision] = field(default_factory=lambda: deque(maxlen=RECENT_DECISIONS))
 
 
 class ModelStatistics:
@@ -186,9 +186,8 @@ class ModelStatistics:
         elements, padding = timing.elements, timing.padding
         self.elements += elements
         self.padding += padding
-        self.recent.append(
-            BatchRecord(now_unix_ms, batch_size, len(members), reason, waited_ns, compute_ns, elements, padding)
-        )
+        record = BatchRecord(now_unix_ms, batch_size, len(members), reason, waited_ns, compute_ns, elements, padding)
+        self.recent.append(record)
         self.last_inference_ms = now_unix_ms
         batch = self.batches.get(batch_size)
         if batch is None:

@@ -35,11 +35,9 @@ class StepOwner(Protocol):
     @property
     def callers(self) -> tuple[ModelId, ...]:
         """The ensemble, behind the models that wait for its response."""
-        ...
 
     def begun(self, step: "StepExecution") -> None:
         """The step had to wait for the limit, and begins now."""
-        ...
 
     def responded(self, step: "StepExecution", response: InferenceResponse, final: bool) -> None: ...
 
@@ -47,7 +45,6 @@ class StepOwner(Protocol):
 
     def completed(self, step: "StepExecution") -> None:
         """The model will give no more responses."""
-        ...
 
 
 class StepExecution:

@@ -16,19 +16,15 @@ class Scheduler(Protocol):
 
     def enqueue(self, inflight: Inflight) -> None:
         """Take the request, or raise UNAVAILABLE and leave it alone when full or stopping."""
-        ...
 
     def stop(self) -> None:
         """Take nothing new; what waits still runs."""
-        ...
 
     def close(self, error: ModserveError) -> None:
         """Take nothing new and fail what waits."""
-        ...
 
     def fail_waiting(self, error: ModserveError) -> None:
         """Fail what waits; what comes later is taken."""
-        ...
 
 
 SlotT = TypeVar("SlotT")
@@ -42,7 +38,6 @@ class BatchRunner(Protocol[SlotT]):
 
     def reserve(self) -> SlotT | None:
         """A free slot, or None. Call `run` or `release` with each reserved slot."""
-        ...
 
     def release(self, slot: SlotT) -> None: ...
 
@@ -51,7 +46,6 @@ class BatchRunner(Protocol[SlotT]):
 
         `close_reason` is a value of `batching.Reason`, for the records.
         """
-        ...
 
 
 class PinnedRunner(BatchRunner[SlotT], Protocol):
@@ -70,15 +64,12 @@ class PinnedRunner(BatchRunner[SlotT], Protocol):
     @property
     def count(self) -> int:
         """How many slots there are."""
-        ...
 
     def reserve_number(self, number: int) -> SlotT | None:
         """As `reserve`, for one of them: 0 to `count` - 1."""
-        ...
 
     def run(self, slot: SlotT, batch: list[Inflight], close_reason: str, rows: list[Inflight] | None = None) -> None:
         """As for any runner. `rows` are the requests in the model's rows, with fillers between, which count nowhere."""
-        ...
 
 
 OnDrop: TypeAlias = Callable[[Inflight, ModserveError], None]
@@ -98,7 +89,6 @@ class Clock(Protocol):
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         """Call back at `when_ns` or up to some milliseconds earlier: look at the clock then, and call this again."""
-        ...
 
 
 class Alarm:

@@ -19,11 +19,9 @@ class Lane(Protocol):
 
     def offer(self, row: int, inflight: Inflight) -> None:
         """The next request of the sequence in `row`; returns at once."""
-        ...
 
     def close(self, error: ModserveError) -> None:
         """Fail what waits."""
-        ...
 
 
 class OneSlot(Generic[SlotT]):
