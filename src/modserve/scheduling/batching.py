@@ -1,7 +1,7 @@
 """How many of the requests that may share a batch run together, and when: pure rules over order, sizes and ages."""
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -52,6 +52,7 @@ class WaitUntil:
 Decision: TypeAlias = Dispatch | WaitUntil
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Together:
     """The requests that may share a batch: iterating gives them, the most urgent first. There is at least one.
 
@@ -65,20 +66,20 @@ class Together:
     arrives from now on can join the next batch.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.size = 0
-        self.elements = 0
-        self.longest = 0
-        self.oldest_ns = FAR_NS
-        self.deadline_ns = 0
-        self.limit_ns = 0
-        self.stale = False
-        self.whole = True
-        self.closed = False
+    requests: Iterable[Inflight] = ()
+    count: int = 0
+    size: int = 0
+    elements: int = 0
+    longest: int = 0
+    oldest_ns: int = FAR_NS
+    deadline_ns: int = 0
+    limit_ns: int = 0
+    stale: bool = False
+    whole: bool = True
+    closed: bool = False
 
     def __iter__(self) -> Iterator[Inflight]:
-        raise NotImplementedError
+        return iter(self.requests)
 
     def joined(self, inflight: Inflight) -> None:
         """Bring the extremes up to date with a request that has just been counted."""

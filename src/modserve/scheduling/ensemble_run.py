@@ -15,7 +15,7 @@ from modserve.core.errors import ModserveError, cancelled, invalid, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
 from modserve.core.request import ParameterValue
-from modserve.core.response import InferenceResponse
+from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.servable import Borrow, Handle
 from modserve.core.tensor import Tensor
 from modserve.core.timing import ExecutionTiming
@@ -89,12 +89,8 @@ class EnsembleRun:
             for name, version in self.plan.needs:
                 self._handles[name, version] = self._surroundings.borrow(name, version)
             inflight = self.inflight
-            entries = {
-                spec.name: Value(inflight.inputs[spec.name], inflight.batch_size)
-                if spec.name in inflight.inputs
-                else Missing.ABSENT
-                for spec in self._config.inputs
-            }
+            entries: dict[str, dataflow.Entry] = {spec.name: Missing.ABSENT for spec in self._config.inputs}
+            entries |= {name: Value(tensor, inflight.batch_size) for name, tensor in inflight.inputs.items()}
             wave = Wave(self.plan)
             self._advance(wave, wave.settle(entries))
         except ModserveError as error:
@@ -126,56 +122,42 @@ class EnsembleRun:
         if not wave.held and (producer := self._producers.pop(wave, None)) is not None:
             producer.passed_on()
 
-    def responded(self, step: StepExecution, response: InferenceResponse, final: bool) -> None:
+    def settled(self, step: StepExecution, outcome: Outcome, final: bool) -> None:
         if final:
-            self._count_up(step)
+            self._steps.discard(step)
+            for index, ns in enumerate(step.compute_ns()):
+                self._compute_ns[index] += ns
+            if self._limits:
+                self._limits[step.index].give()
         if self.over:
             return
-        try:
-            wave = step.next_wave()
-            sequence = step.sequence
-            if not response.parameters.keys().isdisjoint(dataflow.SEQUENCE_PARAMETERS):
-                sequence = dataflow.sequence_parameters(response.parameters, step.parameters())
-            entries = dataflow.follow_up(
-                self.plan.steps[step.index],
-                response,
-                self.plan.requested[step.index],
-                step.batch_size,
-                sequence,
-            )
-            self._advance(wave, wave.settle(entries, step.waited_until(response)))
-        except ModserveError as error:
-            self.fail(error)
+        if isinstance(outcome, ModserveError):
+            self.fail(outcome)
             return
-        if step.decoupled:
-            if wave.held and not self.over:
-                self._producers[wave] = step
-            else:
-                step.passed_on()
-        if final:
-            self._steps.discard(step)
+        if outcome is not None:
+            try:
+                self._follow(step, outcome)
+            except ModserveError as error:
+                self.fail(error)
+                return
         self._flush()
-
-    def failed(self, step: StepExecution, error: ModserveError, final: bool) -> None:
-        if final:
-            self._count_up(step)
-            self._steps.discard(step)
-        if not self.over:
-            self.fail(error)
-
-    def completed(self, step: StepExecution) -> None:
-        self._count_up(step)
-        self._steps.discard(step)
-        self._flush()
-
-    def _count_up(self, step: StepExecution) -> None:
-        """A step is over: count what it took, and let the next request have its place."""
-        for index, ns in enumerate(step.compute_ns()):
-            self._compute_ns[index] += ns
-        if self._limits:
-            self._limits[step.index].give()
 
     # Steps
+
+    def _follow(self, step: StepExecution, response: InferenceResponse) -> None:
+        """Go on with what a response of a step makes ready."""
+        wave, sequence, index = step.next_wave(), step.sequence, step.index
+        if not response.parameters.keys().isdisjoint(dataflow.SEQUENCE_PARAMETERS):
+            sequence = dataflow.sequence_parameters(response.parameters, step.parameters())
+        outputs = self.plan.requested[index]
+        entries = dataflow.follow_up(self.plan.steps[index], response, outputs, step.batch_size, sequence)
+        self._advance(wave, wave.settle(entries, step.waited_until(response)))
+        if not step.decoupled:
+            return
+        if wave.held and not self.over:
+            self._producers[wave] = step
+        else:
+            step.passed_on()
 
     def _advance(self, wave: Wave, ready: list[int]) -> None:
         """Begin what is ready in a wave, or skip it, which may make more ready."""
@@ -261,21 +243,16 @@ class EnsembleRun:
             self._finish(None)
             self.inflight.settle(None)
         else:
-            self.fail(
-                invalid(
-                    f"{self.inflight.request.label}unexpected deadlock, at least one output is not set while no more "
-                    "ensemble steps can be made"
-                )
-            )
+            reason = "at least one output is not set while no more ensemble steps can be made"
+            self.fail(invalid(f"{self.inflight.request.label}unexpected deadlock, {reason}"))
 
     def _due(self) -> InferenceResponse | None:
         """The next response, if no other can come before it any more."""
         if self.over or not self._complete:
             return None
         first = self._first()
-        if first is not None and self._complete[0][0] > first:
-            return None
-        return heapq.heappop(self._complete)[1]
+        blocked = first is not None and self._complete[0][0] > first
+        return None if blocked else heapq.heappop(self._complete)[1]
 
     def _first(self) -> tuple[int, ...] | None:
         """The place of the first response that may still come."""

@@ -21,6 +21,7 @@ batch, the group of the request that came first, and those of the requests that 
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 from modserve.core.inflight import Inflight
@@ -32,23 +33,20 @@ _RIPE_LOOKED_AT = 8
 """A group with enough requests for a batch may still wait for a larger one: a look asks no more than so many."""
 
 
+@dataclass(slots=True)
 class _Level:
     """`size` is the sum of the requests' batch sizes."""
 
-    __slots__ = ("line", "size")
-
-    def __init__(self) -> None:
-        self.line: Line = OrderedDict()
-        self.size = 0
+    line: Line = field(default_factory=OrderedDict)
+    size: int = 0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Group(Together):
     """`last_arrival`: who arrived later than that does not join the next batch. `candidates` keeps it up to date."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lanes: dict[int, Line] = {}
-        self.last_arrival = 0
+    lanes: dict[int, Line] = field(default_factory=dict)
+    last_arrival: int = 0
 
     def __iter__(self) -> Iterator[Inflight]:
         for number in sorted(self.lanes):
@@ -62,7 +60,7 @@ class _Group(Together):
 
 
 class LevelQueue(RequestQueue):
-    """No call costs more because many requests wait, but for those that list them.
+    """Its calls are those of `PlainQueue`, `move` and `age`; none costs more because many wait, but those that list.
 
     Groups are ripe whose batch sizes sum to `ripe_size`, or which have so many `ripe_elements`; 0 for none, both.
     """

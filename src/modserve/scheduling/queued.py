@@ -9,7 +9,7 @@ from modserve.core.model_config import DynamicBatching
 from .adaptive.admission import Gate
 from .batching import FAR_NS, Dispatch, Reason, Rule, WaitUntil
 from .level_queue import LevelQueue
-from .queue import GONE, PlainQueue, RequestQueue
+from .queue import GONE, PlainQueue
 from .scheduler import Alarm, BatchRunner, Clock, OnDrop, SlotT
 
 TURN_NS = 1_000_000
@@ -49,16 +49,12 @@ class QueuedScheduler(Generic[SlotT]):
         self._counted = any(each.max_queue_size for each in policies)
         self._waiting: dict[int, int] = {}
         """How many wait by the priority they came with, if any queue has a limit."""
-        self._restricted = bool(
-            policy.priority_levels
-            or self._counted
-            or gate.predicts
-            or any(each.default_timeout_ns for each in policies)
-        )
+        has_timeout = any(each.default_timeout_ns for each in policies)
+        self._restricted = bool(policy.priority_levels or self._counted or gate.predicts or has_timeout)
         """Whether `_place` has something to say about every request, not only about those with a time-out."""
         sums = bool(policy.max_queue_delay_ns or policy.max_batch_elements)
         self._levels: LevelQueue | None = None
-        self._queue: RequestQueue
+        self._queue: PlainQueue | LevelQueue
         if alike and not policy.priority_levels and not any(each.delay for each in policies):
             self._queue = PlainQueue(sums=sums)
         else:
@@ -103,7 +99,6 @@ class QueuedScheduler(Generic[SlotT]):
         self._alarm.cancel()
 
     def fail_waiting(self, error: ModserveError) -> None:
-        """Fail what waits; what comes later is taken."""
         for inflight in list(self._queue):
             self._leave(inflight, error)
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import Protocol, TypeAlias, TypeVar
 
 from modserve.core.errors import ModserveError
@@ -125,15 +126,12 @@ class Alarm:
     def end(self) -> None:
         """Never ring again, and forget the callback."""
         self.cancel()
-        self._ring = _nothing
+        self._ring = lambda: None
 
     def _rings(self) -> None:
         self._timer = None
         self.when_ns = 0
         self._ring()
-
-
-def _nothing() -> None: ...
 
 
 _FAR_NS = 3_000_000
@@ -149,17 +147,16 @@ class LoopClock:
         self.loop = loop
         self.now_ns = time.monotonic_ns
         self.call_soon = loop.call_soon
-        self._exact: ExactTimers | None = None
-        self._inexact = False
+
+    @cached_property
+    def _exact(self) -> ExactTimers | None:
+        return exact_timers(self.loop)
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         left_ns = when_ns - time.monotonic_ns()
         if left_ns > _FAR_NS:
             # This rings early. Whoever calls again then gets an exact timer.
             return self.loop.call_later((left_ns - _EARLY_NS) // 1_000_000 / 1e3, callback)
-        if self._exact is None and not self._inexact:
-            self._exact = exact_timers(self.loop)
-            self._inexact = self._exact is None
         if self._exact is None:
             return self.loop.call_later(-(-max(0, left_ns) // 1_000_000) / 1e3, callback)
         return self._exact.call_at(when_ns, callback)

@@ -30,23 +30,13 @@ from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching, ModelConfig
 from modserve.core.request import InferenceRequest
 from modserve.core.response import NOBODY
-from modserve.core.sequence import (
-    ControlTensors,
-    Membership,
-    SequenceId,
-    StateTable,
-    check_id,
-    membership,
-    zeros_like,
-)
+from modserve.core.sequence import ControlTensors, Membership, SequenceId, StateTable, check_id, membership, zeros_like
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.tensor import Tensor
 
 from . import batching
-from .queued import QueuedScheduler
 from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
-from .sequence_lane import Lane, OldestLane, OneSlot
-from .sequence_rows import DirectLane
+from .sequence_lane import DirectLane, Lane, OldestLane, OneSlot
 from .sequence_state import Member, Places, Sequence
 
 _log = logging.getLogger(__name__)
@@ -112,7 +102,7 @@ class SequenceScheduler(Generic[SlotT]):
         """As for any scheduler. Also raises INVALID_ARG for a request that belongs to no sequence."""
         request = inflight.request
         says = membership(request)
-        if not (self._batching.iterative and not says.id):
+        if says.id or not self._batching.iterative:
             check_id(says.id, request, self._batching)
         if inflight.batch_size > 1:
             raise invalid(
@@ -152,8 +142,7 @@ class SequenceScheduler(Generic[SlotT]):
         self._members[inflight] = Member(sequence, says, now_ns, inflight.shape_key)
         sequence.waiting.append(inflight)
         sequence.idle_since_ns = now_ns
-        begin_by_ns = inflight.begin_by_ns
-        if begin_by_ns:
+        if begin_by_ns := inflight.begin_by_ns:
             sequence.alarm.by(begin_by_ns)
         sequence.alarm.by(now_ns + self._batching.max_idle_ns)
         self._advance(sequence)
@@ -271,15 +260,14 @@ class SequenceScheduler(Generic[SlotT]):
         del self._live[sequence]
         self._backlog.pop(sequence, None)
         self.on_end()
-        place = sequence.place
-        if place is None:
+        if sequence.place is None:
             return
         if self._backlog:
             following, _ = self._backlog.popitem(last=False)
-            following.place = place
+            following.place = sequence.place
             self._advance(following)
         else:
-            self._places.give_back(place)
+            self._places.give_back(sequence.place)
 
     def _close_to_more(self, sequence: Sequence) -> None:
         if self._open.get(sequence.id) is sequence:
@@ -338,7 +326,7 @@ class SequenceScheduler(Generic[SlotT]):
 
     # Lanes
 
-    def _lane(self, config: ModelConfig, slot: OneSlot[SlotT]) -> Lane:
+    def _lane(self, config: ModelConfig, slot: OneSlot[SlotT]) -> Lane[SlotT]:
         strategy = self._batching.strategy
         if not isinstance(strategy, OldestStrategy):
             return DirectLane(strategy, _places(config), slot, self._clock, self._dropped, self._filler)
@@ -347,7 +335,7 @@ class SequenceScheduler(Generic[SlotT]):
         )
         rule = batching.dynamic(policy, config.max_batch_size)
         size = batching.ripe_size(policy, config.max_batch_size)
-        return OldestLane(QueuedScheduler(rule, slot, self._clock, self._dropped, policy, ripe_size=size))
+        return OldestLane(rule, slot, self._clock, self._dropped, policy, ripe_size=size)
 
     def _filler(self, like: Inflight) -> Inflight:
         inputs = {**zeros_like(like.inputs), **self._controls.absent()}
