@@ -3,11 +3,10 @@
 import asyncio
 import enum
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 
 from .__about__ import __version__
-from .core.changes import Changes
 from .core.errors import Code, ModserveError, invalid, unavailable
 from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
@@ -53,6 +52,33 @@ class Phase(enum.Enum):
     """Nothing new is accepted; what was accepted is finished."""
 
 
+class Changes:
+    """Notifies its listeners one after the other, on the event loop's thread, without saying what has changed.
+
+    A listener must be quick and must not raise: it sets an event and looks later.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def listeners(self) -> int:
+        return len(self._listeners)
+
+    def notify(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
+    @contextmanager
+    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
+        """`listener` is notified while the context lasts."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+
 class Server:
     """Models, and what can be asked of them. Everything runs on one event loop's thread."""
 
@@ -87,6 +113,10 @@ class Server:
         self.failure_log = FailureLog()
         """Told by the front ends of each request that failed."""
 
+    def _check_running(self) -> None:
+        if self.phase is Phase.STOPPING:
+            raise unavailable("Server not ready")
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.phase.value}, {self._table!r})"
 
@@ -101,7 +131,7 @@ class Server:
         if self.phase is Phase.STOPPING:
             finishing = self._table.finishing(name, version)
             if finishing is None:
-                raise _not_ready()
+                raise unavailable("Server not ready")
             return finishing
         return self._table.get(name, version)
 
@@ -201,8 +231,7 @@ class Server:
 
         Raises UNAVAILABLE if the server is stopping.
         """
-        if self.phase is Phase.STOPPING:
-            raise _not_ready()
+        self._check_running()
         if only_ready:
             return [entry for entry in self.index() if entry.state is State.READY]
         return await self._control.index()
@@ -217,8 +246,7 @@ class Server:
 
         Raises NOT_FOUND or UNAVAILABLE if `name` has none, or `version` is given and is not READY.
         """
-        if self.phase is Phase.STOPPING:
-            raise _not_ready()
+        self._check_running()
         if name is None:
             return self.ready_models()
         latest = self._table.get(name, version)
@@ -263,11 +291,10 @@ class Server:
         a repository. Both are for this load only. Cancelling the caller does not end the load.
 
         Raises `ModserveError`: INVALID_ARG (with the reason of each version that failed), INTERNAL if the model is not
-        there or its configuration can not be read, or UNAVAILABLE if the model control mode is not explicit or the
+        there or its configuration cannot be read, or UNAVAILABLE if the model control mode is not explicit or the
         server is stopping.
         """
-        if self.phase is Phase.STOPPING:
-            raise _not_ready()
+        self._check_running()
         await self._control.load(name, config, files)
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
@@ -276,8 +303,7 @@ class Server:
         `unload_dependents` unloads the models that only this ensemble needs and nobody asked for by name, too. A model
         that is not loaded is no error. Raises UNAVAILABLE as `load_model` does.
         """
-        if self.phase is Phase.STOPPING:
-            raise _not_ready()
+        self._check_running()
         await self._control.unload(name, unload_dependents)
 
     @property
@@ -301,7 +327,7 @@ class Server:
     async def load(self) -> None:
         """Load what is to be loaded at the start, and be RUNNING. Models that fail are states with reasons.
 
-        Raises INVALID_ARG if a repository can not be read.
+        Raises INVALID_ARG if a repository cannot be read.
         """
         await self._control.start()
         if self.phase is Phase.STARTING:
@@ -317,7 +343,3 @@ class Server:
         """Accept nothing new, finish what was accepted, and unload everything."""
         self.stop_accepting()
         await self._control.stop()
-
-
-def _not_ready() -> ModserveError:
-    return unavailable("Server not ready")

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from .inflight import Inflight
+from .inflight import Inflight, RequestTrace
 from .model_config import ModelConfig
 from .request import InferenceRequest
 from .response import ResponseSink
 from .sequence import SequenceId
 from .statistics import ModelStatistics
-from .tracing import RequestTrace
 from .version import ModelId
 
 

@@ -9,16 +9,9 @@ from modserve.core.errors import ModserveError, unavailable
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
 from modserve.core.loading import Blueprint, DirectoryLease, Listing, Needs
 from modserve.core.servable import Handle, SequenceKeeper, Servable
-from modserve.core.version import (
-    no_available_versions,
-    not_ready,
-    still_loading,
-    unknown_model,
-    unknown_version,
-)
+from modserve.core.version import no_available_versions, not_ready, still_loading, unknown_model, unknown_version
 
-from .handle import Loans
-from .locks import NameLocks
+from .locks import Loans, NameLocks
 from .succession import Succession
 
 MOST_REMEMBERED = 10_000
