@@ -35,10 +35,8 @@ def membership(request: InferenceRequest) -> Membership:
     if type(id) is str:
         size = len(id.encode(errors="surrogatepass"))
         if size > _LONGEST_ID:
-            raise invalid(
-                f"{request.label}string correlation ID cannot be longer than {_LONGEST_ID} characters, got {size} "
-                "(bytes of UTF-8)"
-            )
+            limit = f"longer than {_LONGEST_ID} characters, got {size} (bytes of UTF-8)"
+            raise invalid(f"{request.label}string correlation ID cannot be {limit}")
     elif type(id) is not int or not 0 <= id <= _LARGEST_ID:
         raise invalid(
             f"{request.label}parameter 'sequence_id' is {id!r}, expected a string or an integer from 0 to 2^64 - 1"
@@ -79,7 +77,6 @@ class ControlTensors:
         self._absent = self._made(flags, {})
 
     def of(self, member: Membership) -> dict[str, Tensor]:
-        """The control inputs of a request of a sequence."""
         return self._with_id(self._flags[member.start, member.end], member.id)
 
     def absent(self) -> dict[str, Tensor]:
@@ -113,10 +110,8 @@ def file_state(state: State, initial: InitialState, content: bytes) -> Tensor:
     if datatype.size:
         size = count * datatype.size
         if len(content) < size:
-            raise invalid(
-                f"initial_state setting expects {size} bytes, but the data provided from {initial.file} only has "
-                f"{len(content)} bytes."
-            )
+            provided = f"the data provided from {initial.file} only has {len(content)} bytes."
+            raise invalid(f"initial_state setting expects {size} bytes, but {provided}")
         return Tensor.from_raw(datatype, dims, content[:size])
     try:
         elements = len(decode_elements(content))
@@ -142,7 +137,6 @@ class StateTable:
             self._initial[name] = files[name].reshaped(shape) if name in files else _zeros(state.datatype, shape)
 
     def fresh(self) -> "SequenceStates":
-        """The states of a sequence that starts."""
         return SequenceStates(self.states, dict(self._initial), self._batch)
 
 
@@ -184,13 +178,9 @@ class SequenceStates:
                     raise _wrong(model, state, f"has shape {format_shape(array.shape)}, expected {rows} rows")
                 array = array[row : row + 1]
             if not self._fits(state, array.shape):
-                said = format_shape((*self._batch, *state.dims))
-                raise _wrong(
-                    model,
-                    state,
-                    f"has shape {format_shape(array.shape)}, but the model configuration says {said}; a dimension "
-                    "whose size may change is -1",
-                )
+                wrong, right = format_shape(array.shape), format_shape((*self._batch, *state.dims))
+                shapes = f"has shape {wrong}, but the model configuration says {right}"
+                raise _wrong(model, state, f"{shapes}; a dimension whose size may change is -1")
             if state.datatype.size:
                 if array.dtype != state.datatype.numpy:
                     raise _wrong(model, state, f"is of type {array.dtype}, expected {state.datatype.config_name}")

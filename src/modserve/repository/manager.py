@@ -230,9 +230,8 @@ class ModelManager:
                     attempt += 1
                     if attempt > self._load_retries:
                         foreign = None if isinstance(error, ModserveError) else error
-                        _log.error(
-                            "model '%s', version %d: %s", listing.name, version, failure.message, exc_info=foreign
-                        )
+                        text = "model '%s', version %d: %s"
+                        _log.error(text, listing.name, version, failure.message, exc_info=foreign)
                         return failure
                     text = "model '%s', version %d: failed to load, attempt %d of %d: %s"
                     _log.warning(text, listing.name, version, attempt, self._load_retries + 1, failure.message)

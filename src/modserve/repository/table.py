@@ -261,7 +261,6 @@ class ModelTable:
                 self._step(row, State.LOADING)
 
     def fail(self, name: str, version: int, reason: str) -> None:
-        """A load has failed."""
         model = self.models[name]
         if model.versions[version].servable is None:
             self._step(model.versions[version], State.UNAVAILABLE, reason)

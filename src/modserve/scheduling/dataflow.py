@@ -158,7 +158,6 @@ class Wave:
         return self._has(self._plan.outputs)
 
     def outputs(self, names: Iterable[str]) -> dict[str, Entry]:
-        """The outputs that the client requested."""
         return {name: self._entries[name] for name in names}
 
     def _used(self, tensor: str) -> None:
@@ -228,8 +227,5 @@ def sequence_parameters(
     response: Mapping[str, ParameterValue], request: Mapping[str, ParameterValue]
 ) -> dict[str, ParameterValue]:
     """The sequence parameters of a response that sets some; the id is otherwise that of the request."""
-    return {
-        "sequence_id": response.get("sequence_id", request.get("sequence_id", 0)),
-        "sequence_start": response.get("sequence_start", False),
-        "sequence_end": response.get("sequence_end", False),
-    }
+    defaults = (request.get("sequence_id", 0), False, False)
+    return {name: response.get(name, default) for name, default in zip(SEQUENCE_PARAMETERS, defaults, strict=True)}

@@ -17,7 +17,7 @@ from modserve.core.timing import ExecutionTiming
 from .dataflow import Plan
 from .ensemble_run import EnsembleRun, Surroundings
 from .ensemble_step import StepLimit
-from .scheduler import Clock
+from .scheduler import STOPPING, Clock
 
 _MOST_PLANS = 64
 """Plans kept for the sets of outputs that clients ask for."""
@@ -49,10 +49,7 @@ class EnsembleScheduler:
 
     def enqueue(self, inflight: Inflight) -> None:
         if self._stopped:
-            raise unavailable(
-                f"{inflight.request.label}Server is stopping, scheduler for model has stopped accepting new "
-                "inference requests"
-            )
+            raise unavailable(f"{inflight.request.label}{STOPPING}")
         inflight.queue_start_ns = self._clock.now_ns()
         run = EnsembleRun(self._surroundings, self._plan(inflight.output_names), inflight, self._ended)
         self.runs.add(run)

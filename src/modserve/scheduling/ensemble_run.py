@@ -219,15 +219,9 @@ class EnsembleRun:
             if isinstance(entry, Value):
                 outputs[name] = dataflow.as_output(config.outputs_by_name[name], entry, inflight.batch_size > 0)
                 parameters = entry.sequence or parameters
-        response = InferenceResponse(
-            config.name,
-            self._surroundings.version,
-            outputs,
-            inflight.request.id,
-            parameters,
-            frozenset([name for name, entry in entries.items() if entry is Missing.SKIPPED]),
-            wave.waited_ns(entries),
-        )
+        skipped = frozenset([name for name, entry in entries.items() if entry is Missing.SKIPPED])
+        version, id, waited_ns = self._surroundings.version, inflight.request.id, wave.waited_ns(entries)
+        response = InferenceResponse(config.name, version, outputs, id, parameters, skipped, waited_ns)
         heapq.heappush(self._complete, (wave.order, response))
 
     def _flush(self) -> None:

@@ -87,7 +87,6 @@ class StepExecution:
         return {**self.owner.inflight.request.parameters, **(self.sequence or {})}
 
     def next_wave(self) -> Wave:
-        """What the next response belongs to."""
         if not self.decoupled:
             return self.wave
         wave = Wave(self.owner.plan, self.first)
@@ -216,11 +215,9 @@ class StepLimit:
         self._waiting.pop(step, None)
 
     def clear(self) -> None:
-        """Nobody waits any more."""
         self._waiting.clear()
 
     def give(self) -> None:
-        """A step is over."""
         self._free += 1
         if self._giving:
             return  # re-entrancy: what was submitted below failed at once

@@ -69,7 +69,6 @@ class RequestQueue:
         return [entries[0][2] for entries in (self._deadlines, self._timeouts) if _any_waits(entries)]
 
     def _remember(self, inflight: Inflight, timeout_ns: int) -> None:
-        """Keep the times of a request that has just come."""
         self.timed = True
         for entries, when_ns in ((self._deadlines, inflight.deadline_ns), (self._timeouts, timeout_ns)):
             if when_ns:
@@ -79,7 +78,6 @@ class RequestQueue:
                     heapq.heapify(entries)
 
     def _forget_times(self) -> None:
-        """Nobody waits."""
         self.timed = False
         self._deadlines.clear()
         self._timeouts.clear()

@@ -10,7 +10,7 @@ from .adaptive.admission import Gate
 from .batching import FAR_NS, Dispatch, Reason, Rule, WaitUntil
 from .level_queue import LevelQueue
 from .queue import GONE, PlainQueue
-from .scheduler import Alarm, BatchRunner, Clock, OnDrop, SlotT
+from .scheduler import STOPPING, Alarm, BatchRunner, Clock, OnDrop, SlotT
 
 TURN_NS = 1_000_000
 """How long a scheduler may start batches in one turn of the event loop; the rest goes on in the next."""
@@ -74,10 +74,7 @@ class QueuedScheduler(Generic[SlotT]):
 
     def enqueue(self, inflight: Inflight) -> None:
         if self._stopped:
-            raise unavailable(
-                f"{inflight.request.label}Server is stopping, scheduler for model has stopped accepting new "
-                "inference requests"
-            )
+            raise unavailable(f"{inflight.request.label}{STOPPING}")
         now_ns = self._clock.now_ns()
         level = timeout_ns = 0
         if self._restricted or inflight.request.timeout_ns:

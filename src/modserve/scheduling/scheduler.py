@@ -11,6 +11,8 @@ from modserve.core.inflight import Inflight
 
 from .timers import ExactTimers, exact_timers
 
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
 
 class Scheduler(Protocol):
     """Owns the waiting requests of one model version. All methods run on the event loop's thread and never wait."""

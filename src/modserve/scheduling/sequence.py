@@ -35,7 +35,7 @@ from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.tensor import Tensor
 
 from . import batching
-from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
+from .scheduler import STOPPING, Alarm, Clock, OnDrop, PinnedRunner, SlotT
 from .sequence_lane import DirectLane, Lane, OldestLane, OneSlot
 from .sequence_state import Member, Places, Sequence
 
@@ -105,10 +105,8 @@ class SequenceScheduler(Generic[SlotT]):
         if says.id or not self._batching.iterative:
             check_id(says.id, request, self._batching)
         if inflight.batch_size > 1:
-            raise invalid(
-                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
-                "batcher"
-            )
+            why = "due to requirements of sequence batcher"
+            raise invalid(f"inference request to model '{self._model}' must specify batch-size 1 {why}")
         if not says.id:
             if not self._batching.iterative:
                 raise invalid(
@@ -117,22 +115,17 @@ class SequenceScheduler(Generic[SlotT]):
             says = Membership(self._unused_id(), start=True)
         sequence = self._open.get(says.id)
         if self._stopped and says.start:
-            raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+            raise unavailable(STOPPING)
         if sequence is None and not says.start:
-            raise invalid(
-                f"inference request for sequence {says.id} to model '{self._model}' must specify the START flag on the "
-                "first request of the sequence"
-            )
+            first = "must specify the START flag on the first request of the sequence"
+            raise invalid(f"inference request for sequence {says.id} to model '{self._model}' {first}")
         now_ns = self._clock.now_ns()
         if sequence is None:
             sequence = self._begin(says.id)
         elif says.start:
-            _log.warning(
-                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
-                "start. Previous sequence will be terminated early.",
-                says.id,
-                self._model,
-            )
+            conflict = "The previous sequence did not end before this sequence start"
+            text = f"sequence %s for model '%s' has a conflict. {conflict}. Previous sequence will be terminated early."
+            _log.warning(text, says.id, self._model)
         if says.end:
             del self._open[says.id]
         if request.timeout_ns:  # there is no queue policy that could say what it means
@@ -330,9 +323,7 @@ class SequenceScheduler(Generic[SlotT]):
         strategy = self._batching.strategy
         if not isinstance(strategy, OldestStrategy):
             return DirectLane(strategy, _places(config), slot, self._clock, self._dropped, self._filler)
-        policy = DynamicBatching(
-            preferred_batch_sizes=strategy.preferred_batch_sizes, max_queue_delay_ns=strategy.max_queue_delay_ns
-        )
+        policy = DynamicBatching(strategy.preferred_batch_sizes, strategy.max_queue_delay_ns)
         rule = batching.dynamic(policy, config.max_batch_size)
         size = batching.ripe_size(policy, config.max_batch_size)
         return OldestLane(rule, slot, self._clock, self._dropped, policy, ripe_size=size)

@@ -38,16 +38,11 @@ class Adaptation:
             self.policy = replace(policy, preferred_batch_sizes=(), max_queue_delay_ns=policy.p99_goal_ns)
         else:
             self.rule = self._dynamic(policy, config.max_batch_size)
-        policies = (policy.default_policy, *policy.level_policies.values())
-        self.learns = bool(
-            self.policy.max_queue_delay_ns
-            or config.admission.by_deadline
-            or any(each.max_queue_size for each in policies)
-        )
+        limited = any(each.max_queue_size for each in (policy.default_policy, *policy.level_policies.values()))
+        self.learns = bool(self.policy.max_queue_delay_ns or config.admission.by_deadline or limited)
         """Whether the rule or the gate asks how long executions take."""
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
-        """A batch has been executed."""
         self._run_times.observe(timing.batch_size, timing.compute_end_ns - timing.compute_start_ns)
         if self._tuner is not None:
             self._tuner.observe(timing, members)

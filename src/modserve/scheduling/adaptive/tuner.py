@@ -113,7 +113,6 @@ class Controller:
         self._short_left = 0
 
     def decide(self, window: Window) -> Targets:
-        """The targets from now on."""
         ratio = window.p99_ns / self.goal_ns
         self._floor_left -= 1
         if self._floor_left <= 0:
@@ -252,7 +251,6 @@ class Tuner:
         return self._rule(together, now_ns)
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
-        """A batch has been executed."""
         end_ns, since_ns, goal_ns = timing.compute_end_ns, self._since_ns, self._controller.goal_ns
         self._items += timing.batch_size
         self._batches += 1
