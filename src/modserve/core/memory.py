@@ -1,7 +1,7 @@
 """How much memory all requests together may hold, and the refusal of what would exceed it."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .errors import OverloadedError
 
@@ -79,17 +79,15 @@ class MemoryBudget:
         )
 
 
+@dataclass(slots=True, eq=False)
 class UnsentResponses:
     """The memory of one request's responses while they wait for a client that takes its time to read.
 
     The responses exist, so they are never refused. `release` is called in the end, however the request ends.
     """
 
-    __slots__ = ("_budget", "_sizes")
-
-    def __init__(self, budget: MemoryBudget) -> None:
-        self._budget = budget
-        self._sizes: deque[int] = deque()
+    _budget: MemoryBudget
+    _sizes: deque[int] = field(default_factory=deque)
 
     def add(self, size: int) -> None:
         """A response of `size` bytes, 0 for a failure or a bare end, waits behind the others."""

@@ -154,15 +154,7 @@ class ModelControl:
     # Explicit calls
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load a model, or load it again; on return it is READY in all its versions.
-
-        A version that is READY and has not changed is left alone. If a version fails, none is taken, and what was
-        served serves on. The models that it is made of are loaded before it. `config` (JSON) replaces the model's
-        configuration until the model's files change or it is unloaded; `files`, by path in the model's directory,
-        replace all its files, for this load only. A caller that goes away changes nothing.
-
-        Raises INVALID_ARG or INTERNAL, as Triton does, and UNAVAILABLE when the mode is not explicit.
-        """
+        """As `Server.load_model`. `config` holds until the model's files change or it is unloaded."""
         self._check_explicit()
         overrides.check_model_name(name)
         if files and config is None:
@@ -170,12 +162,7 @@ class ModelControl:
         await self._operate(self._load(name, config, files or {}))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """Take a model out of service, after the operations on it that have begun.
-
-        Returns when it takes nothing new; what it has accepted is finished later. With `dependents`, also the models
-        that it is made of, unless somebody requested them by name or another model needs them. A model that is not
-        loaded is no error. Raises UNAVAILABLE when the mode is not explicit.
-        """
+        """As `Server.unload_model`, after the operations on the model that have begun."""
         self._check_explicit()
         await self._operate(self._unload(name, dependents))
 

@@ -322,20 +322,17 @@ class ModelTable:
         """Drop those of some models that have nothing to list, and the oldest ones if too many are idle."""
         for name in names:
             model = self.models.get(name)
-            if (
-                name not in self.locks.busy
-                and model is not None
-                and not (model.versions or model.problem or model.finishing)
-            ):
+            if model is None or name in self.locks.busy:
+                continue
+            if not (model.versions or model.problem or model.finishing):
                 del self.models[name]
         if len(self.models) > MOST_REMEMBERED:
-            idle = [name for name, model in self.models.items() if name not in self.locks.busy and _is_idle(model)]
+            used = [model.blueprint or model.latest or model.finishing for model in self.models.values()]
+            idle = [
+                name for name, use in zip(self.models, used, strict=True) if not use and name not in self.locks.busy
+            ]
             for name in idle[: len(self.models) - MOST_REMEMBERED]:
                 del self.models[name]
-
-
-def _is_idle(model: Model) -> bool:
-    return model.blueprint is None and model.latest is None and not model.finishing
 
 
 def _finish(model: Model, loaded: Loaded | None) -> list[Loaded]:

@@ -1,6 +1,6 @@
 """One request to an ensemble: starts its steps as their inputs come, and puts its responses in order.
 
-A thin loop around `dataflow`, which says what is ready. It is a `StepOwner` for its steps, and knows no other request.
+A thin loop around `dataflow`, which says what is ready. It owns its steps, and knows no other request.
 """
 
 import copy
@@ -45,7 +45,7 @@ OnEnd: TypeAlias = Callable[["EnsembleRun", ExecutionTiming, ModserveError | Non
 
 
 class EnsembleRun:
-    """Implements `ensemble_step.StepOwner`.
+    """Owns its steps, which call `begun` and `settled`; these never raise.
 
     It borrows all models that it needs from `start` to its end. A failed step ends it, and then the other steps under
     way are cancelled. Only `_finish` sets `over`, once; after that no step begins, and the client hears no more.
@@ -79,6 +79,7 @@ class EnsembleRun:
 
     @property
     def callers(self) -> tuple[ModelId, ...]:
+        """The ensemble, behind the models that wait for its response."""
         return (*self.inflight.callers, ModelId(self._config.name, self._surroundings.version))
 
     def start(self) -> None:
@@ -117,12 +118,14 @@ class EnsembleRun:
     # What steps tell
 
     def begun(self, step: StepExecution) -> None:
+        """The step had to wait for the limit, and begins now."""
         wave = step.wave
         wave.held -= 1
         if not wave.held and (producer := self._producers.pop(wave, None)) is not None:
             producer.passed_on()
 
     def settled(self, step: StepExecution, outcome: Outcome, final: bool) -> None:
+        """The step's model has given an outcome, the last one if `final`; or the step could not be submitted."""
         if final:
             self._steps.discard(step)
             for index, ns in enumerate(step.compute_ns()):

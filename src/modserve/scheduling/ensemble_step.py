@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from modserve.core.errors import from_exception, unavailable
 from modserve.core.inflight import Inflight
@@ -15,33 +15,17 @@ from modserve.core.request import InferenceRequest, ParameterValue
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.servable import Handle, submit_traced
 from modserve.core.tensor import Tensor
-from modserve.core.version import ModelId
 from modserve.resources.flow import Flow
 
 from . import dataflow
-from .dataflow import Plan, Value, Wave
-from .scheduler import Clock
+from .dataflow import Value, Wave
+
+if TYPE_CHECKING:
+    from .ensemble_run import EnsembleRun
 
 STUCK_S = 60.0
-"""How long a decoupled step waits for those behind it while nothing moves. They may wait for what it holds itself."""
-
-
-class StepOwner(Protocol):
-    """The request to the ensemble that a step belongs to. The methods never raise."""
-
-    inflight: Inflight
-    plan: Plan
-    clock: Clock
-
-    @property
-    def callers(self) -> tuple[ModelId, ...]:
-        """The ensemble, behind the models that wait for its response."""
-
-    def begun(self, step: "StepExecution") -> None:
-        """The step had to wait for the limit, and begins now."""
-
-    def settled(self, step: "StepExecution", outcome: Outcome, final: bool) -> None:
-        """The step's model has given an outcome, the last one if `final`; or the step could not be submitted."""
+"""How long a decoupled step waits for those behind it while nothing moves. They may wait for what it holds itself, so
+it then waits no more, and its responses are kept."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -52,7 +36,7 @@ class StepExecution:
     before it have waited, and later also how long it has waited for the limit.
     """
 
-    owner: StepOwner
+    owner: "EnsembleRun"
     index: int
     wave: Wave
     handle: Handle
@@ -145,7 +129,7 @@ class StepExecution:
         plan, model = self.owner.plan, self.handle.servable.id.name
         alone = sum(step.model == model for step in plan.steps) == 1
         if plan.most_inflight and alone and not inflight.ordered and not inflight.settled:
-            inflight.flow = Flow(_goes_on, STUCK_S, threading.TIMEOUT_MAX, most=plan.most_inflight)
+            inflight.flow = Flow(lambda waiting: None, STUCK_S, threading.TIMEOUT_MAX, most=plan.most_inflight)
 
     def passed_on(self) -> None:
         """One of its responses has reached the steps behind it."""
@@ -227,7 +211,3 @@ class StepLimit:
             self._free -= 1
             step.submit()
         self._giving = False
-
-
-def _goes_on(waiting: int) -> None:
-    """Nothing behind a model has moved for `STUCK_S`: it waits no more, and its responses are kept."""

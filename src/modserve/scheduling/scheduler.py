@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -94,16 +95,14 @@ class Clock(Protocol):
         """Call back at `when_ns` or up to some milliseconds earlier: look at the clock then, and call this again."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Alarm:
     """One moment at which to be called, which can be moved. `when_ns` is that moment, 0 for none."""
 
-    __slots__ = ("_clock", "_ring", "_timer", "when_ns")
-
-    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
-        self.when_ns = 0
-        self._clock = clock
-        self._ring = ring
-        self._timer: TimerHandle | None = None
+    _clock: Clock
+    _ring: Callable[[], None]
+    when_ns: int = 0
+    _timer: TimerHandle | None = None
 
     def at(self, when_ns: int) -> None:
         """Ring then, and at no other time; never if that is 0."""

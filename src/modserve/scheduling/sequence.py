@@ -71,8 +71,11 @@ class SequenceScheduler(Generic[SlotT]):
         self.on_end: Callable[[], None] = lambda: None
         """Called when a sequence has ended."""
         self._slots = [OneSlot(runner, number, self._on_run) for number in range(runner.count)]
-        self._lanes = [self._lane(config, slot) for slot in self._slots]
-        self._places = Places(_places(config), runner.count)
+        strategy = self._batching.strategy
+        candidates = strategy.max_candidate_sequences if isinstance(strategy, OldestStrategy) else 0
+        rows = candidates if candidates > 0 else max(1, config.max_batch_size)
+        self._lanes = [self._lane(slot, rows, config.max_batch_size) for slot in self._slots]
+        self._places = Places(rows, runner.count)
         runner.on_free = self._on_free
         runner.on_done = self._on_done
         runner.on_again = self._on_again
@@ -319,13 +322,13 @@ class SequenceScheduler(Generic[SlotT]):
 
     # Lanes
 
-    def _lane(self, config: ModelConfig, slot: OneSlot[SlotT]) -> Lane[SlotT]:
+    def _lane(self, slot: OneSlot[SlotT], rows: int, max_batch_size: int) -> Lane[SlotT]:
         strategy = self._batching.strategy
         if not isinstance(strategy, OldestStrategy):
-            return DirectLane(strategy, _places(config), slot, self._clock, self._dropped, self._filler)
+            return DirectLane(strategy, rows, slot, self._clock, self._dropped, self._filler)
         policy = DynamicBatching(strategy.preferred_batch_sizes, strategy.max_queue_delay_ns)
-        rule = batching.dynamic(policy, config.max_batch_size)
-        size = batching.ripe_size(policy, config.max_batch_size)
+        rule = batching.dynamic(policy, max_batch_size)
+        size = batching.ripe_size(policy, max_batch_size)
         return OldestLane(rule, slot, self._clock, self._dropped, policy, ripe_size=size)
 
     def _filler(self, like: Inflight) -> Inflight:
@@ -335,14 +338,6 @@ class SequenceScheduler(Generic[SlotT]):
         filler.length = like.length
         filler.settled = True
         return filler
-
-
-def _places(config: ModelConfig) -> int:
-    """How many sequences an instance has at a time."""
-    assert config.sequence_batching is not None, "only called for models that have it: this is a bug"
-    strategy = config.sequence_batching.strategy
-    candidates = strategy.max_candidate_sequences if isinstance(strategy, OldestStrategy) else 0
-    return candidates if candidates > 0 else max(1, config.max_batch_size)
 
 
 def _expired() -> ModserveError:
