@@ -35,10 +35,7 @@ def make_request(
 
 
 async def response(servable: Submitter, request: InferenceRequest, now_ns: int) -> InferenceResponse:
-    """Submit a request that arrived at `now_ns` and await its one response. Cancelling the caller cancels it.
-
-    Raises what keeps the request from being accepted, and its failure.
-    """
+    """Submit a request that arrived at `now_ns` and await its response. Raises its failure; cancelling cancels it."""
     sink = _FutureSink(asyncio.get_running_loop())
     inflight = servable.submit(request, sink, now_ns)
     try:

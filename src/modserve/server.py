@@ -102,6 +102,11 @@ class Server:
         """Told whenever readiness, of the server or of a model, may be another."""
         self._table = manager.table
         self._table.on_change = self.changes.notify
+        self.model_names, self.index = manager.table.names, manager.table.index
+        self.unready_reasons = manager.table.unready
+        """The model versions that keep the server from being ready."""
+        self.sequence_keepers = manager.table.keepers
+        """All that have sequences which have begun, whether they are READY or not."""
         self._control = ModelControl(manager, repositories, control or ControlOptions())
         self._strict_readiness = strict_readiness
         self._logs = logs
@@ -205,10 +210,6 @@ class Server:
         """Whether inference may be sent: running, and (strictly) every model version READY or unloaded on purpose."""
         return self.phase is Phase.RUNNING and not (self._strict_readiness and self._table.unready())
 
-    def unready_reasons(self) -> list[IndexEntry]:
-        """The model versions that keep the server from being ready."""
-        return self._table.unready()
-
     def model_ready(self, name: str, version: int | None) -> bool:
         """Whether a model (version) takes requests. Raises NOT_FOUND for one that is not there."""
         return self._table.is_ready(name, version) and self.live
@@ -219,18 +220,8 @@ class Server:
     def extensions(self) -> Sequence[str]:
         return EXTENSIONS if self._logs is None else (*EXTENSIONS, "logging")
 
-    def model_names(self) -> list[str]:
-        return self._table.names()
-
-    def index(self) -> list[IndexEntry]:
-        """Every model version with its state and reason."""
-        return self._table.index()
-
     async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
-        """`index` as clients may ask for it, with the models in the repositories that were never loaded.
-
-        Raises UNAVAILABLE if the server is stopping.
-        """
+        """`index` with the models in the repositories that were never loaded. Raises UNAVAILABLE when stopping."""
         self._check_running()
         if only_ready:
             return [entry for entry in self.index() if entry.state is State.READY]
@@ -263,10 +254,6 @@ class Server:
             if isinstance(servable, RequestHolder) and servable.outstanding:
                 counts[servable.id.name] = counts.get(servable.id.name, 0) + servable.outstanding
         return counts
-
-    def sequence_keepers(self) -> list[Servable]:
-        """All that have sequences which have begun, whether they are READY or not."""
-        return self._table.keepers()
 
     def with_statistics(self, name: str = "", version: int | None = None) -> list[Servable]:
         """The READY model versions whose statistics a call asks for. Raises INVALID_ARG, as Triton does here."""
@@ -314,10 +301,7 @@ class Server:
         return self._logs
 
     def tracer_for(self, model: str) -> Tracer:
-        """The tracer, for a call about a model's settings or, with an empty name, those of all models.
-
-        Raises INVALID_ARG for a model that is not there or not READY.
-        """
+        """The tracer, for calls about a model, or all if empty. Raises INVALID_ARG for a model that is not READY."""
         if model and not self._table.ready_versions(model):
             raise invalid(f"Request for unknown model : {model}")
         return self.tracer

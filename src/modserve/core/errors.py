@@ -39,10 +39,7 @@ class ModserveError(Exception):
 
 
 class OverloadedError(ModserveError):
-    """There is too much to do: UNAVAILABLE, or for those who tell the two apart, too many requests.
-
-    `retry_after_ns`: when trying again is likely to help; 0 = nobody knows.
-    """
+    """There is too much to do: UNAVAILABLE, or too many requests. `retry_after_ns`: when to try again; 0 = unknown."""
 
     def __init__(self, message: str, retry_after_ns: int = 0, *, too_many: bool = False) -> None:
         super().__init__(Code.UNAVAILABLE, message)

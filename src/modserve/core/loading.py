@@ -114,10 +114,7 @@ class ModelLoader(Protocol):
     """Makes servables of models. The caller maps all exceptions that are no `ModserveError`."""
 
     async def inspect(self, listing: Listing) -> Blueprint:
-        """Read and check a configuration.
-
-        Raises `UnreadableModelError`, or another `ModserveError` for a configuration that cannot be used.
-        """
+        """Read and check a configuration. Raises `UnreadableModelError`, or another `ModserveError` if unusable."""
 
     def forget(self, name: str) -> None:
         """No version of a model is loaded any more: what was reserved for it is free."""

@@ -65,7 +65,10 @@ class Signature:
                 raise self._unknown_input(name)
             spec, expected = rule
             if tensor.datatype is not spec.datatype:
-                raise self._wrong_datatype(request, spec, tensor)
+                raise invalid(
+                    f"{request.label}inference input '{spec.name}' data-type is '{tensor.datatype.name}', "
+                    f"but model '{config.name}' expects '{spec.datatype.name}'"
+                )
             shape = tensor.shape
             item = shape[1:] if batching else shape
             if item != spec.dims or -1 in item:
@@ -243,12 +246,6 @@ class Signature:
             f"{request.label}expected {expected} but got {len(request.inputs)} inputs for model '{config.name}'. "
             f"Got input(s) {_names(request.inputs)}, but missing required input(s) {_names(missing)}. "
             "Please provide all required input(s)."
-        )
-
-    def _wrong_datatype(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor) -> ModserveError:
-        return invalid(
-            f"{request.label}inference input '{spec.name}' data-type is '{tensor.datatype.name}', "
-            f"but model '{self.config.name}' expects '{spec.datatype.name}'"
         )
 
     def _wrong_size(self, request: InferenceRequest, spec: TensorSpec, expected: int, got: int) -> ModserveError:

@@ -56,10 +56,7 @@ class Tensor:
 
     @classmethod
     def from_array(cls, array: Array, datatype: Datatype | None = None) -> "Tensor":
-        """A tensor over `array`, converted to `datatype` if one is given.
-
-        Raises INVALID_ARG for an array type which the protocol lacks.
-        """
+        """A tensor over `array`, or of it as `datatype`. Raises INVALID_ARG for a type which the protocol lacks."""
         datatype = datatype or dtypes.from_numpy(array.dtype)
         if datatype is None:
             raise invalid(
@@ -113,10 +110,7 @@ class Tensor:
         return self._raw if self._array is None else None
 
     def count_elements(self) -> int:
-        """How many elements are in the raw form of BYTES, one too many standing for more. Counted once.
-
-        Raises `TruncatedError`.
-        """
+        """How many elements the raw form of BYTES has, one too many standing for more. Raises `TruncatedError`."""
         counted = self._counted
         if counted is None:
             try:
@@ -260,10 +254,7 @@ def _decode_some(data: bytes) -> Iterator[list[bytes]]:
 
 
 def count_elements(raw: Buffer, most: int = _MOST) -> int:
-    """How many elements a raw BYTES tensor has. Raises `TruncatedError`.
-
-    Of a long one that has more than `most`, only `most` + 1 are counted.
-    """
+    """How many elements a raw BYTES tensor has; of a long one at most `most` + 1. Raises `TruncatedError`."""
     view = memoryview(raw)
     unpack = _LENGTH.unpack_from
     count = 0

@@ -96,10 +96,7 @@ class ModelControl:
         return f"ModelControl({self._options.mode.value}, {len(self._targets)} models wanted)"
 
     async def start(self) -> None:
-        """Load what is to be loaded at the start, and begin to poll. Models that fail are states with reasons.
-
-        Raises INVALID_ARG if a repository cannot be read.
-        """
+        """Load what is to be loaded at the start, then begin to poll. Raises INVALID_ARG if a repository is unreadable."""
         self._table.expect(None)
         try:
             await self._start()

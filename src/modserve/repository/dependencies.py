@@ -47,10 +47,7 @@ def turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
 
 
 def orphans(name: str, graph: Graph, keep: Container[str]) -> list[str]:
-    """The models that no other model needs when `name` is gone, but for those in `keep`.
-
-    As Triton's ``unload_dependents`` (core, DependencyGraph::RemoveNodes).
-    """
+    """The models that no other needs when `name` is gone, but `keep`: Triton's ``DependencyGraph::RemoveNodes``."""
     gone = [name]
     for model in gone:  # which grows
         for need in sorted(graph.get(model, ())):

@@ -82,10 +82,7 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
 
 
 def _marks(root: Path) -> Iterator[tuple[str, *tuple[int, ...]]]:
-    """The path of everything in a directory, for files with time of modification and size.
-
-    Leaves out what cannot be read or vanishes meanwhile.
-    """
+    """The path of all that can be read in a directory, for files with time of modification and size."""
     pending = [(root, "", frozenset[tuple[int, int]]())]
     while pending:
         directory, below, above = pending.pop()

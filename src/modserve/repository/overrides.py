@@ -100,10 +100,7 @@ def _shown(text: str) -> str:
 
 
 def write(name: str, files: Mapping[str, bytes]) -> TemporaryRepository:
-    """A repository with one model made of files by their path in its directory. Blocking.
-
-    The caller releases it. Raises INVALID_ARG, or INTERNAL if the files cannot be written.
-    """
+    """A repository with one model of `files`, for the caller to release. Blocking. Raises INVALID_ARG or INTERNAL."""
     check_files(files)
     repository = None
     try:

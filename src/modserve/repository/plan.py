@@ -133,10 +133,7 @@ def decide(
     waiting: Container[str],
     failures: Mapping[str, ModserveError],
 ) -> Action:
-    """What to do with a model in its turn.
-
-    `waiting` are the models of the update that have not had their turn, `failures` what others have failed with.
-    """
+    """What to do with a model: `waiting` have not had their turn, `failures` is what others have failed with."""
 
     def is_renewed(needs: Iterable[str]) -> bool:
         return any(

@@ -1,7 +1,7 @@
 """The scheduler of ensembles.
 
-Four files, each of which knows only those behind it: `ensemble` (all requests to an ensemble), `ensemble_run` (one of
-them), `ensemble_step` (one step of it), `dataflow` (pure rules).
+Four files, each of which builds on those behind it: `ensemble` (all requests to an ensemble), `ensemble_run` (one of
+them), `ensemble_step` (one step of it, which calls its run back), `dataflow` (pure rules).
 """
 
 from collections.abc import Callable

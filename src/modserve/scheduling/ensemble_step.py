@@ -122,10 +122,7 @@ class StepExecution:
             self.owner.settled(self, from_exception(error, f"step {self.index} failed"), True)
 
     def _pace(self, inflight: Inflight) -> None:
-        """Let the model wait while the steps behind it have no room for its responses.
-
-        Not where one of them is the same model, which could wait for itself.
-        """
+        """Let the model wait for those behind it, unless one of them is the same model: it could wait for itself."""
         plan, model = self.owner.plan, self.handle.servable.id.name
         alone = sum(step.model == model for step in plan.steps) == 1
         if plan.most_inflight and alone and not inflight.ordered and not inflight.settled:

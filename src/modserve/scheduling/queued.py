@@ -100,10 +100,7 @@ class QueuedScheduler(Generic[SlotT]):
             self._leave(inflight, error)
 
     def _place(self, inflight: Inflight, now_ns: int) -> tuple[int, int]:
-        """The level of a request, and when it has waited too long for its policy; 0 for never.
-
-        Raises UNAVAILABLE if there is no room for it, or it would come too late.
-        """
+        """The level of a request, and when it has waited too long for its policy, 0 for never. Raises UNAVAILABLE."""
         policy, priority = self._policy.default_policy, 0
         if self._policy.priority_levels:
             priority = self._priority(inflight)
@@ -201,10 +198,7 @@ class QueuedScheduler(Generic[SlotT]):
             alarm.cancel()
 
     def _expire(self, now_ns: int) -> int:
-        """Refuse what is past its deadline or queue limit, put back what its policy delays.
-
-        Returns when to look again, 0 for never.
-        """
+        """Refuse what is too late, put back what its policy delays. Returns when to look again, 0 for never."""
         queue = self._queue
         next_ns = queue.next_time_ns()
         if not next_ns or next_ns > now_ns:

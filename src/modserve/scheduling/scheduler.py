@@ -46,10 +46,7 @@ class BatchRunner(Protocol[SlotT]):
     def release(self, slot: SlotT) -> None: ...
 
     def run(self, slot: SlotT, batch: list[Inflight], close_reason: str) -> None:
-        """Execute and settle every request of `batch`, which is never empty. Returns at once.
-
-        `close_reason` is a value of `batching.Reason`, for the records.
-        """
+        """Execute and settle all of a `batch`, never empty; returns at once. `close_reason`: a value of `Reason`."""
 
 
 class PinnedRunner(BatchRunner[SlotT], Protocol):

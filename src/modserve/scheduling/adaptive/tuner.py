@@ -217,10 +217,7 @@ class Tuner:
         make_rule: Callable[[DynamicBatching, int], Rule],
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`make_rule` makes the dynamic batcher's rule for a policy and a largest batch size.
-
-        `run_ns` predicts how long a batch of a size runs.
-        """
+        """`make_rule` makes the rule for a policy and a largest batch size; `run_ns` predicts how long a size runs."""
         largest = max(1, max_batch_size)
         self._policy = policy
         self._rule_for = make_rule
