@@ -128,9 +128,9 @@ class Server:
     # Inference
 
     def model(self, name: str, version: int | None = None) -> Servable:
-        """The READY model version that would answer; requests are given to its `submit`.
+        """The READY model version that would respond; requests go to its `submit`.
 
-        One that is being unloaded answers while it has sequences that have begun, also when the server is stopping.
+        One that is being unloaded responds while it has sequences that have begun, also when the server is stopping.
         Raises NOT_FOUND, or UNAVAILABLE if it is not READY or the server is stopping.
         """
         if self.phase is Phase.STOPPING:

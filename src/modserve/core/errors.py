@@ -59,7 +59,7 @@ unsupported = partial(ModserveError, Code.UNSUPPORTED)
 internal = partial(ModserveError, Code.INTERNAL)
 """Our fault, or the model's."""
 cancelled = partial(ModserveError, Code.CANCELLED, "")
-"""Triton answers a cancelled request with an empty message."""
+"""Triton responds to a cancelled request with an empty message."""
 
 
 def from_exception(error: BaseException, doing: str) -> ModserveError:

@@ -191,10 +191,9 @@ class Signature:
     def _check_empty(self, spec: TensorSpec, tensor: Tensor) -> None:
         """An empty tensor has the right size whatever its other dimensions are, but no array may have them all."""
         if math.prod(size or 1 for size in tensor.shape) * (spec.datatype.size or 8) > _MOST:
-            raise invalid(
-                f"invalid shape for input '{spec.name}': shape {format_shape(tensor.shape)} causes total element "
-                f"count to exceed maximum size of {_MOST}"
-            )
+            shape = format_shape(tensor.shape)
+            effect = f"causes total element count to exceed maximum size of {_MOST}"
+            raise invalid(f"invalid shape for input '{spec.name}': shape {shape} {effect}")
 
     def _check_bytes(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor, raw: Buffer) -> None:
         count = math.prod(tensor.shape)

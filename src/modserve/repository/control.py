@@ -96,7 +96,7 @@ class ModelControl:
         return f"ModelControl({self._options.mode.value}, {len(self._targets)} models wanted)"
 
     async def start(self) -> None:
-        """Load what is to be loaded at the start, then begin to poll. Raises INVALID_ARG if a repository is unreadable."""
+        """Load what is to be loaded at the start, then poll. Raises INVALID_ARG for an unreadable repository."""
         self._table.expect(None)
         try:
             await self._start()

@@ -147,8 +147,8 @@ def dynamic(
     Requests join in order while their sizes sum to at most `max_batch_size`. Reaching a preferred size dispatches at
     once, with the largest such size; so does a request that leaps over all of them, with what came before it.
     Otherwise everything that fits goes when the oldest request has waited for the queue delay, or the batch cannot grow
-    to a preferred size any more. It also goes when a request would otherwise be answered after its deadline, or begin
-    after its queue limit; `run_ns` predicts how long a batch of a size runs.
+    to a preferred size any more. It also goes when a request would otherwise get its response after its deadline, or
+    begin after its queue limit; `run_ns` predicts how long a batch of a size runs.
 
     With `max_batch_elements` a batch also ends before the request with which its `cost` would be above that, and when
     it has reached it. A single request may be larger.

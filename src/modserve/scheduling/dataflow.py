@@ -82,14 +82,9 @@ def _needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, ...]:
     """Backwards from the outputs."""
     needed: set[int] = set()
     tensors = set(outputs)
-    grown = True
-    while grown:
-        grown = False
-        for index, step in enumerate(steps):
-            if index not in needed and not tensors.isdisjoint(step.outputs.values()):
-                needed.add(index)
-                tensors |= step.needs
-                grown = True
+    while writers := {i for i, step in enumerate(steps) if not tensors.isdisjoint(step.outputs.values())} - needed:
+        needed |= writers
+        tensors.update(*(steps[index].needs for index in writers))
     return tuple(sorted(needed))
 
 

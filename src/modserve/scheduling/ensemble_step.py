@@ -1,6 +1,6 @@
 """One step of an ensemble in one wave: a request to the step's model, and the responses to it.
 
-This file knows nothing of limits, other steps or the ensemble's response; `ensemble_run` does.
+This file knows nothing of limits, other steps or the ensemble's response; `ensemble` does.
 """
 
 import threading
@@ -21,7 +21,7 @@ from . import dataflow
 from .dataflow import Value, Wave
 
 if TYPE_CHECKING:
-    from .ensemble_run import EnsembleRun
+    from .ensemble import EnsembleRun
 
 STUCK_S = 60.0
 """How long a decoupled step waits for those behind it while nothing moves. They may wait for what it holds itself, so

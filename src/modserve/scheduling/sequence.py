@@ -19,8 +19,9 @@ failure, a time-out or a cancellation of one request aborts the whole sequence: 
 
 import itertools
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic
 
@@ -30,16 +31,56 @@ from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching, ModelConfig
 from modserve.core.request import InferenceRequest
 from modserve.core.response import NOBODY
-from modserve.core.sequence import ControlTensors, Membership, SequenceId, StateTable, check_id, membership, zeros_like
+from modserve.core.sequence import (
+    ControlTensors,
+    Membership,
+    SequenceId,
+    SequenceStates,
+    StateTable,
+    check_id,
+    membership,
+    zeros_like,
+)
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.tensor import Tensor
 
 from . import batching
 from .scheduler import STOPPING, Alarm, Clock, OnDrop, PinnedRunner, SlotT
-from .sequence_lane import DirectLane, Lane, OldestLane, OneSlot
-from .sequence_state import Member, Places, Sequence
+from .sequence_lane import DirectLane, Lane, OldestLane, OneSlot, Places
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A sequence that has begun, and has not ended or has something left to do. See above for its states."""
+
+    id: SequenceId
+    idle_since_ns: int
+    alarm: Alarm = field(init=False)
+    """Rings when the sequence, or a request that waits, may have waited for too long."""
+    place: tuple[int, int] | None = None
+    """Its row and the number of its instance; None while it is in the backlog."""
+    waiting: deque[Inflight] = field(default_factory=deque)
+    """Its requests that no lane has, in order."""
+    busy: Inflight | None = None
+    """Its request that the lane or the instance has."""
+    running: bool = False
+    """Whether `busy` runs; otherwise it waits in the lane."""
+    states: SequenceStates | None = None
+    failure: ModserveError | None = None
+    """Why it was ended early."""
+    over: bool = False
+
+
+@dataclass(slots=True)
+class Member:
+    """What the scheduler remembers of a request until it is over."""
+
+    sequence: Sequence
+    says: Membership
+    arrived_ns: int
+    shape_key: object
 
 
 class SequenceScheduler(Generic[SlotT]):

@@ -35,8 +35,7 @@ class _Handle:
 class ExactTimers:
     """Calls back at moments of the monotonic clock. All methods run on the event loop's thread.
 
-    It is for moments that are near: a cancelled timer is kept until its time has come. Making it raises OSError or
-    AttributeError where the machine has no such timers, NotImplementedError where the loop cannot watch descriptors.
+    It is for moments that are near: a cancelled timer is kept until its time has come.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
