@@ -3,6 +3,7 @@
 import asyncio
 import enum
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 
@@ -240,8 +241,8 @@ class Server:
         self._check_running()
         if name is None:
             return self.ready_models()
-        latest = self._table.get(name, version)
-        return self._table.ready_versions(name) if version is None else [latest]
+        servable = self._table.get(name, version)
+        return self._table.ready_versions(name) if version is None else [servable]
 
     def ready_models(self) -> list[Servable]:
         """Every READY version of every model, whatever the server's phase: what the metrics page shows."""
@@ -249,11 +250,11 @@ class Server:
 
     def in_flight(self) -> dict[str, int]:
         """The requests that READY models have accepted and not settled, by model; models without any are left out."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for servable in self.ready_models():
-            if isinstance(servable, RequestHolder) and servable.outstanding:
-                counts[servable.id.name] = counts.get(servable.id.name, 0) + servable.outstanding
-        return counts
+            if isinstance(servable, RequestHolder):
+                counts[servable.id.name] += servable.outstanding
+        return +counts
 
     def with_statistics(self, name: str = "", version: int | None = None) -> list[Servable]:
         """The READY model versions whose statistics a call asks for. Raises INVALID_ARG, as Triton does here."""

@@ -69,10 +69,9 @@ class MemoryBudget:
     def exhausted(self, size: int) -> MemoryExhaustedError:
         """The refusal of a request that needs `size` more bytes."""
         if size > self.limit:
-            return MemoryExhaustedError(
-                f"the request needs {size} bytes of memory, and the server allows {self.limit} bytes for all requests "
-                "together. Send a smaller request, or raise --request-memory-limit."
-            )
+            limit = f"the server allows {self.limit} bytes for all requests together"
+            advice = "Send a smaller request, or raise --request-memory-limit."
+            return MemoryExhaustedError(f"the request needs {size} bytes of memory, and {limit}. {advice}")
         return MemoryExhaustedError(
             f"the server is out of memory for requests: those under way hold {self.held} of {self.limit} bytes, and "
             f"this one needs {size} more. Try again later, or raise --request-memory-limit."

@@ -56,10 +56,9 @@ def check_id(id: SequenceId, request: InferenceRequest, batching: SequenceBatchi
     control = batching.correlation
     datatype = dtypes.BYTES if isinstance(id, str) else dtypes.UINT64
     if control is not None and (datatype is dtypes.BYTES) is not (control.datatype is dtypes.BYTES):
-        raise invalid(
-            f"{request.label}sequence batching control '{control.name}' data-type is '{datatype.name}', but model "
-            f"'{request.model_name}' expects '{control.datatype.name}'"
-        )
+        expected = f"model '{request.model_name}' expects '{control.datatype.name}'"
+        what = f"sequence batching control '{control.name}' data-type is '{datatype.name}'"
+        raise invalid(f"{request.label}{what}, but {expected}")
 
 
 class ControlTensors:
@@ -118,10 +117,9 @@ def file_state(state: State, initial: InitialState, content: bytes) -> Tensor:
     except TruncatedError as error:
         elements = error.complete
     if elements != count:
-        raise invalid(
-            f"initial_state setting expects {count} strings, each behind its length in 4 bytes, but the data provided "
-            f"from {initial.file} has {elements}"
-        )
+        expected = f"{count} strings, each behind its length in 4 bytes"
+        provided = f"the data provided from {initial.file} has {elements}"
+        raise invalid(f"initial_state setting expects {expected}, but {provided}")
     return Tensor.from_raw(datatype, dims, content)
 
 

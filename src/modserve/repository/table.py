@@ -60,12 +60,8 @@ class Model:
     @property
     def failure(self) -> str:
         """Why no version is READY, in Triton's words; empty where nothing has failed."""
-        lines = [
-            f"version {version} is at UNAVAILABLE state: {row.state.reason};"
-            for version, row in sorted(self.versions.items())
-            if row.state.failed
-        ]
-        return self.problem or " ".join(lines)
+        failed = [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
+        return self.problem or " ".join([f"version {each} is at UNAVAILABLE state: {why};" for each, why in failed])
 
     def is_current(self, listing: Listing, version: int) -> bool:
         """Whether a version is in service just as it would be loaded from `listing`."""

@@ -134,7 +134,9 @@ class PlainQueue(RequestQueue):
     def take(self, together: Together, count: int) -> list[Inflight]:
         """Remove the first `count` of a group."""
         line = self._line
-        batch = [line.popitem(last=False)[0] for _ in range(count)]
+        batch: list[Inflight] = []
+        while len(batch) < count:
+            batch.append(line.popitem(last=False)[0])
         self._uncount(batch)
         return batch
 

@@ -127,11 +127,9 @@ class SequenceScheduler(Generic[SlotT]):
 
     @property
     def open_sequences(self) -> int:
-        """The sequences that have begun and not ended."""
         return len(self._live)
 
     def has(self, id: SequenceId) -> bool:
-        """Whether a sequence has begun, and more of its requests may come."""
         return id in self._open
 
     def abandon(self, id: SequenceId) -> None:
