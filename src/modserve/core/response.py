@@ -90,9 +90,9 @@ class SingleResponseSink(ABC):
         elif isinstance(outcome, InferenceResponse):
             if held is not None:
                 outcome = unsupported(
-                    "this call doesn't support models with decoupled transaction policy that respond more than once, as "
-                    f"model '{outcome.model_name}' did; use ModelStreamInfer over gRPC, infer_stream or generate_stream "
-                    "over HTTP"
+                    "this call doesn't support models with decoupled transaction policy that respond more than once, "
+                    f"as model '{outcome.model_name}' did; use ModelStreamInfer over gRPC, infer_stream or "
+                    "generate_stream over HTTP"
                 )
             elif not final:
                 self._held = outcome
