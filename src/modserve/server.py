@@ -81,7 +81,7 @@ class Changes:
 
 
 class Server:
-    """Models, and what can be asked of them. Everything runs on one event loop's thread."""
+    """Models, and all that clients can do with them. Everything runs on one event loop's thread."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Server:
         self.version = __version__
         self.phase = Phase.STARTING
         self.changes = Changes()
-        """Told whenever readiness, of the server or of a model, may be another."""
+        """Notified whenever the readiness of the server or of a model may have changed."""
         self._table = manager.table
         self._table.on_change = self.changes.notify
         self.model_names, self.index = manager.table.names, manager.table.index
@@ -117,7 +117,7 @@ class Server:
         self.memory = MemoryBudget() if memory is None else memory
         """What requests hold, against the server's limit."""
         self.failure_log = FailureLog()
-        """Told by the front ends of each request that failed."""
+        """The front ends record each request that failed in it."""
 
     def _check_running(self) -> None:
         if self.phase is Phase.STOPPING:
@@ -129,9 +129,9 @@ class Server:
     # Inference
 
     def model(self, name: str, version: int | None = None) -> Servable:
-        """The READY model version that would respond; requests go to its `submit`.
+        """The READY model version that serves requests, by its `submit`.
 
-        One that is being unloaded responds while it has sequences that have begun, also when the server is stopping.
+        One that is being unloaded serves them while it has sequences that have begun, also when the server is stopping.
         Raises NOT_FOUND, or UNAVAILABLE if it is not READY or the server is stopping.
         """
         if self.phase is Phase.STOPPING:
@@ -142,10 +142,10 @@ class Server:
         return self._table.get(name, version)
 
     def borrow(self, name: str, version: int | None = None) -> Handle:
-        """As `model`, for who submits later than in this turn of the event loop.
+        """Like `model`, but keeps the version alive until the handle is released.
 
-        Until it is given back it takes requests, also while another one takes its place, it is being unloaded or the
-        server is stopping.
+        It takes requests until then, also while another version takes its place, it is being unloaded or the server is
+        stopping. For callers that submit later than in this turn of the event loop.
         """
         return self._table.lend(self.model(name, version))
 
@@ -163,7 +163,7 @@ class Server:
         """Run one inference and return its response.
 
         `inputs` are numpy arrays by input name, with the batch dimension if the model has one. `outputs` names the
-        wanted outputs, all by default. `version` is the latest ready one by default. `timeout` (seconds) is how long
+        requested outputs, all by default. `version` is the latest ready one by default. `timeout` (seconds) is how long
         the request may wait before it runs. Cancelling the caller cancels the request.
 
         Raises `ModserveError`: INVALID_ARG, NOT_FOUND, UNAVAILABLE (also past the timeout) or INTERNAL.
@@ -230,13 +230,13 @@ class Server:
 
     @property
     def waiting_models(self) -> Sequence[str]:
-        """The models in the repositories that were not loaded at the start, since nobody had asked for them."""
+        """The models in the repositories that were not loaded at the start, since no request had named them."""
         return self._control.waiting
 
     def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
         """The READY versions of a model, or of all models for None, by name and version.
 
-        Raises NOT_FOUND or UNAVAILABLE if `name` has none, or `version` is given and is not READY.
+        Raises NOT_FOUND or UNAVAILABLE if `name` has none, or `version` is not None and not READY.
         """
         self._check_running()
         if name is None:
@@ -273,8 +273,8 @@ class Server:
         """Load a model of the repositories, or load it again; on return it is READY.
 
         What has not changed since it was loaded is left alone. What is being served is served until its replacement
-        is READY, and on if that fails; of several versions all are taken or none. The models that an ensemble is made
-        of are loaded before it. `config`, a model configuration as JSON, takes the place of that in the repository.
+        is READY, and on if that fails; of several versions all are replaced or none. The models of an ensemble are
+        loaded before it. `config`, a model configuration as JSON, takes the place of that in the repository.
         `files`, by ``<version>/<path>``, are all the files of the model, which then needs a `config` and need not be in
         a repository. Both are for this load only. Cancelling the caller does not end the load.
 
@@ -288,8 +288,8 @@ class Server:
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Take a model out of service. What it has accepted is finished after this returns, and then it is unloaded.
 
-        `unload_dependents` unloads the models that only this ensemble needs and nobody asked for by name, too. A model
-        that is not loaded is no error. Raises UNAVAILABLE as `load_model` does.
+        `unload_dependents` also unloads the models that only this ensemble needs and that were not loaded by name. A
+        model that is not loaded is no error. Raises UNAVAILABLE as `load_model` does.
         """
         self._check_running()
         await self._control.unload(name, unload_dependents)

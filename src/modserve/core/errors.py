@@ -19,7 +19,7 @@ class Code(enum.Enum):
 
 
 class ModserveError(Exception):
-    """A failure that a client is told about: `code` says what kind, `message` what, where and what would be right."""
+    """A failure that a client gets to know: `code` says what kind, `message` what, where and what would be right."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -39,7 +39,10 @@ class ModserveError(Exception):
 
 
 class OverloadedError(ModserveError):
-    """There is too much to do: UNAVAILABLE, or too many requests. `retry_after_ns`: when to try again; 0 = unknown."""
+    """There is too much to do: UNAVAILABLE or, where a protocol distinguishes the two, too many requests.
+
+    `retry_after_ns`: when trying again is likely to help; 0 = nobody knows.
+    """
 
     def __init__(self, message: str, retry_after_ns: int = 0, *, too_many: bool = False) -> None:
         super().__init__(Code.UNAVAILABLE, message)
@@ -59,7 +62,7 @@ unsupported = partial(ModserveError, Code.UNSUPPORTED)
 internal = partial(ModserveError, Code.INTERNAL)
 """Our fault, or the model's."""
 cancelled = partial(ModserveError, Code.CANCELLED, "")
-"""Triton responds to a cancelled request with an empty message."""
+"""A cancelled request, for which Triton's message is empty."""
 
 
 def from_exception(error: BaseException, doing: str) -> ModserveError:
