@@ -63,7 +63,7 @@ class CachedModel(ModelWrapper):
         looked_ns: int,
     ) -> Inflight:
         """Take a request whose response is known. It comes in the next turn of the event loop."""
-        inflight = Inflight(request, sink, request.inputs, tuple(kept.outputs), 0, None, now_ns)
+        inflight = Inflight(request, sink, request.inputs, tuple(kept.outputs), 0, None, now_ns, request.deadline_ns)
         inflight.queue_start_ns = start_ns
 
         def respond() -> None:

@@ -216,7 +216,7 @@ def _changed(
 
 
 class Trace:
-    """Implements `core.tracing.RequestTrace`: the records of one request, and those of its children.
+    """Implements `core.inflight.RequestTrace`: the records of one request, and those of its children.
 
     The front end adds its own stamps, and calls `end` when the response is sent or nobody waits for it any more. The
     children, requests that a model made for this one, are written with it.

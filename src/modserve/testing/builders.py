@@ -90,7 +90,8 @@ def inflight(
 ) -> Inflight:
     """An accepted request, as schedulers see it."""
     asked = request(batch_size=batch_size, deadline_ns=deadline_ns)
-    return RecordedInflight(asked, sink or RecordingSink(), asked.inputs, ("OUTPUT0",), batch_size, shape_key, 0)
+    sink = sink or RecordingSink()
+    return RecordedInflight(asked, sink, asked.inputs, ("OUTPUT0",), batch_size, shape_key, 0, deadline_ns)
 
 
 def write_model(repository: Path, name: str, config_text: str = "", versions: tuple[str, ...] = ("1",)) -> Path:
