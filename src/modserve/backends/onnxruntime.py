@@ -20,12 +20,7 @@ import onnxruntime as ort
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import invalid, unsupported
-from modserve.core.model_config import (
-    DescribedTensor,
-    InstanceKind,
-    ModelConfig,
-    ModelDescription,
-)
+from modserve.core.model_config import DescribedTensor, InstanceKind, ModelConfig, ModelDescription
 from modserve.core.tensor import Array
 
 from .api import InstanceSpec, ModelSource, Placement

@@ -44,7 +44,7 @@ _SESSION_PARAMETERS = (
     SHRINKAGE,
 )
 _WITHOUT_EFFECT = {
-    "share_session_between_instances": "instances on the CPU always share one session, those on GPUs never do",
+    "share_session_between_instances": "instances on the CPU always share one session, those on GPUs never do"
 }
 _THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
 _OTHERS = ("session.", "padding.", "scheduling.", "ensemble.")

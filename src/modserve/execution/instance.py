@@ -7,7 +7,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
-from modserve.backends.api import BackendInstance, RequestInstance, data_dependent
+from modserve.backends.api import BackendInstance, RequestInstance
 from modserve.core.model_config import ModelConfig
 from modserve.core.version import ModelId
 
@@ -38,19 +38,15 @@ class Instance(Protocol):
 
     def start(self, job: Job) -> None:
         """Run a job, after those that were started before. Returns at once."""
-        ...
 
     def execute(self, job: Job) -> None:
         """Run a job on the calling thread, which blocks; never raises. Only for instances that may be `quick`."""
-        ...
 
     def end(self) -> None:
         """Nothing more is started. Does not wait; the engine's instance stays open."""
-        ...
 
     def close(self) -> None:
         """Finish the jobs at hand and close the engine's instance. Blocks until that is done; once, on any thread."""
-        ...
 
 
 Done: TypeAlias = Callable[["Instance", Job], None]
@@ -76,7 +72,9 @@ class ThreadInstance:
         self.name = name
         self.number = number
         by_request = isinstance(engine, RequestInstance)
-        self.quick = QuickRule() if may_be_quick and not by_request and not data_dependent(engine) else None
+        self.quick = (
+            QuickRule() if may_be_quick and not by_request and not getattr(engine, "data_dependent", True) else None
+        )
         self.job: Job | None = None
         self.gone = False
         self._closed = False

@@ -13,13 +13,16 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Array, Shape, Tensor, format_shape
 from modserve.core.timing import ExecutionTiming
 
-from .batch import join, requested_outputs, take_rows
+from .batch import join, requested_outputs, respond_with, take_rows
 
 _NONE = Padding({})
 
 
 class PaddedLayout:
-    """Implements `layout.Layout`. Added rows repeat the last one: no engine meets values it does not know."""
+    """Merges and splits padded batches. Added rows repeat the last one: no engine meets values it does not know.
+
+    Without state of its own, as `RaggedLayout`: any thread may use it.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -64,15 +67,7 @@ class PaddedLayout:
         for name in requested_outputs(members):
             column = take_rows(name, outputs, [*sizes, added] if added else sizes, config)
             columns[name] = self._cut(name, column, members) if name in unpad else column
-        return [
-            InferenceResponse(
-                config.name,
-                version,
-                {name: columns[name][index] for name in inflight.output_names},
-                inflight.request.id,
-            )
-            for index, inflight in enumerate(members)
-        ]
+        return respond_with(columns, members, config, version)
 
     def _length(self, members: Sequence[Inflight]) -> int:
         return self._padding.padded(max([inflight.length for inflight in members]))

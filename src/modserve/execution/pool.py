@@ -12,12 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from modserve.backends.api import (
-    AsyncInstance,
-    AsyncRequestInstance,
-    Executor,
-    InstanceLostError,
-)
+from modserve.backends.api import AsyncInstance, AsyncRequestInstance, Executor, InstanceLostError
 from modserve.core.errors import ModserveError, forget_frames, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
