@@ -65,16 +65,12 @@ class ThreadInstance:
         engine: BackendInstance | RequestInstance,
         done: Done,
         deliver: Deliver,
-        *,
-        number: int = 0,
-        may_be_quick: bool = False,
+        number: int,
+        may_be_quick: bool,
     ) -> None:
         self.name = name
         self.number = number
-        by_request = isinstance(engine, RequestInstance)
-        self.quick = (
-            QuickRule() if may_be_quick and not by_request and not getattr(engine, "data_dependent", True) else None
-        )
+        self.quick: QuickRule | None = None
         self.job: Job | None = None
         self.gone = False
         self._closed = False
@@ -86,6 +82,8 @@ class ThreadInstance:
             self._run = partial(self._run_requests, engine)
         else:
             self._run = partial(self._run_batch, engine)
+            if may_be_quick and not getattr(engine, "data_dependent", True):
+                self.quick = QuickRule()
         self._done = done
         self._deliver = deliver
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -128,14 +126,12 @@ class ThreadInstance:
         job.timing.compute_end_ns = time.monotonic_ns()
 
     def _run_batch(self, engine: BackendInstance, job: Job) -> None:
-        inputs, names = self._batch_work.inputs(job)
-        outputs = engine.execute(inputs, names)
+        outputs = engine.execute(*self._batch_work.inputs(job))
         job.timing.compute_output_start_ns = time.monotonic_ns()
         self._batch_work.outputs(job, outputs)
 
     def _run_requests(self, engine: RequestInstance, job: Job) -> None:
-        requests = self._batch_work.requests(job, self._deliver)
-        engine.execute_requests(requests)
+        engine.execute_requests(self._batch_work.requests(job, self._deliver))
         job.timing.compute_output_start_ns = time.monotonic_ns()
 
 

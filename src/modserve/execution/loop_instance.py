@@ -34,7 +34,6 @@ LARGE_BYTES = 256 * 1024
 """Inputs and outputs of this size are merged and taken on a thread: copying them may hold the event loop too long."""
 _LONGEST_DETACH_S = 10.0
 
-
 OnLost: TypeAlias = Callable[[Instance, InstanceLostError], None]
 
 
@@ -55,8 +54,7 @@ class LoopInstance:
         deliver: Deliver,
         on_lost: OnLost,
         loop: asyncio.AbstractEventLoop,
-        *,
-        number: int = 0,
+        number: int,
     ) -> None:
         self.name = name
         self.number = number
@@ -211,11 +209,7 @@ class LoopInstance:
         """Whether merging takes long. A single request's arrays are taken as they are, unless the engine has memory."""
         if len(job.rows) == 1 and not hasattr(self._engine, "allocate"):
             return False
-        size = 0
-        for inflight in job.rows:
-            for tensor in inflight.inputs.values():
-                size += tensor.size
-        return size > LARGE_BYTES
+        return sum([tensor.size for inflight in job.rows for tensor in inflight.inputs.values()]) > LARGE_BYTES
 
     # The end
 

@@ -27,7 +27,7 @@ from modserve.scheduling.scheduler import LoopClock
 from . import advice
 from .assembly import assemble_model, wrapped
 from .calls import ModelCalls, ModelControl
-from .ensemble_loader import LoadedEnsemble, assemble, nothing_to_borrow, read_ensemble
+from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
 from .instances import make_anew, make_instance, specs_of
 from .model import Opened
 
@@ -142,9 +142,7 @@ class Loader:
         self, draft: model_config.Draft, path: Path, version: int, share: int, calls: ModelCalls
     ) -> Opened | LoadedEnsemble:
         if draft.is_ensemble:
-            ensemble = read_ensemble(draft, auto_complete=self._options.auto_complete)
-            for warning in ensemble.warnings:
-                _log.warning("%s", warning)
+            ensemble = self._finish(draft, None)
             return LoadedEnsemble(ensemble, _read_labels(path, ensemble.config))
         backend, provisional = self._backend(draft)
         filename = provisional.default_model_filename or backend.default_model_filename
@@ -173,21 +171,12 @@ class Loader:
             raise _advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:
-            complete = model_config.finish(
-                draft,
-                _description(draft.backend, engine),
-                default_cpu_instances=backend.default_cpu_instances,
-                default_model_filename=backend.default_model_filename,
-                gpu_count=_gpu_count(draft.backend, backend),
-                auto_complete=self._options.auto_complete,
-            )
-            for warning in complete.warnings:
-                _log.warning("%s", warning)
+            complete = self._finish(draft, backend, _description(draft.backend, engine))
             specs = specs_of(complete, _place(complete.config, backend))
             for spec in specs:
                 instances.append((spec.name, make_instance(engine, spec)))
         except BaseException:
-            _close_all(engine, instances)
+            _close(engine, instances)
             raise
         message = complete.message.SerializeToString(deterministic=True)
         return Opened(
@@ -201,6 +190,22 @@ class Loader:
             lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),
             self._on_health,
         )
+
+    def _finish(
+        self, draft: model_config.Draft, backend: Backend | None, description: ModelDescription | None = None
+    ) -> model_config.Complete:
+        """The complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG."""
+        complete = model_config.finish(
+            draft,
+            description,
+            default_cpu_instances=1 if backend is None else backend.default_cpu_instances,
+            default_model_filename="" if backend is None else backend.default_model_filename,
+            gpu_count=0 if backend is None else _gpu_count(draft.backend, backend),
+            auto_complete=self._options.auto_complete,
+        )
+        for warning in complete.warnings:
+            _log.warning("%s", warning)
+        return complete
 
     def _draft(self, listing: Listing) -> model_config.Draft:
         """The configuration as far as it is known without the engine's help."""
@@ -293,13 +298,15 @@ def _description(name: str, engine: BackendModel) -> ModelDescription | None:
     return description
 
 
-def _close_all(engine: BackendModel, instances: Sequence[tuple[str, Executor]]) -> None:
-    """Close what a failed load has opened; whatever of it fails to close, the rest is closed."""
-    with ExitStack() as stack:
-        stack.push(lambda *failure: True)
-        stack.callback(engine.close)
-        for _, instance in instances:
-            stack.callback(instance.close)
+def _close(engine: BackendModel, instances: Sequence[tuple[str, Executor]]) -> None:
+    """Close what a load has made and nobody takes; whatever of it fails to close, the rest is closed. Never raises."""
+    try:
+        with ExitStack() as stack:
+            stack.callback(engine.close)
+            for _, instance in instances:
+                stack.callback(instance.close)
+    except BaseException:
+        _log.exception("closing a model that was not taken failed")
 
 
 def _advised(error: ModserveError, advice: str) -> ModserveError:
@@ -313,55 +320,42 @@ def _doing(name: str, version: int) -> str:
 
 def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
-    if loading.cancelled() or loading.exception() is not None:
-        return
-    loaded = loading.result()
-    if isinstance(loaded, LoadedEnsemble):
-        return
-    try:
-        with ExitStack() as stack:
-            stack.callback(loaded.engine.close)
-            for _, instance in loaded.instances:
-                stack.callback(instance.close)
-    except Exception:
-        _log.exception("closing a model that was not taken failed")
+    if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), Opened):
+        _close(loaded.engine, loaded.instances)
 
 
 def _read_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The lines of each output's label file. Raises INTERNAL, as Triton does, for a file that can not be read."""
+    """The lines of each output's label file. Raises as `_read`."""
     labels: dict[str, tuple[str, ...]] = {}
     for output in config.outputs:
         if not output.label_filename:
             continue
-        path = directory / output.label_filename
-        try:
-            text = path.read_bytes().decode(errors="surrogateescape")
-        except OSError as error:
-            raise internal(
-                f"failed to open text file for read {path}: {error.strerror} "
-                f"(label_filename of output '{output.name}' of model '{config.name}')"
-            ) from error
+        who = f"label_filename of output '{output.name}' of model '{config.name}'"
+        text = _read(directory / output.label_filename, who).decode(errors="surrogateescape")
         labels[output.name] = tuple(text.removesuffix("\n").split("\n")) if text else ()
     return labels
 
 
 def _read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """The states of new sequences that come from files, by input. Raises INTERNAL for a file that can not be read."""
+    """The states of new sequences that come from files, by input. Raises as `_read`."""
     states: dict[str, Tensor] = {}
     for state in config.sequence_batching.states if config.sequence_batching is not None else ():
         initial = state.initial
         if initial is None or not initial.file:
             continue
-        path = directory / INITIAL_STATE_FOLDER / initial.file
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise internal(
-                f"failed to open text file for read {path}: {error.strerror} (data_file of the initial_state of state "
-                f"'{state.input_name}' of model '{config.name}')"
-            ) from error
-        states[state.input_name] = file_state(state, initial, content)
+        who = f"data_file of the initial_state of state '{state.input_name}' of model '{config.name}'"
+        states[state.input_name] = file_state(
+            state, initial, _read(directory / INITIAL_STATE_FOLDER / initial.file, who)
+        )
     return states
+
+
+def _read(path: Path, who: str) -> bytes:
+    """A file that the configuration names. Raises INTERNAL, as Triton does, if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise internal(f"failed to open text file for read {path}: {error.strerror} ({who})") from error
 
 
 def _count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
