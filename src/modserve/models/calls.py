@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from typing import Protocol, TypeVar
 
 from modserve.backends.api import EngineRequest, OnResponse
@@ -43,9 +42,7 @@ class ModelControl(Protocol):
     async def load_model(
         self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
     ) -> None: ...
-
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None: ...
-
     def model_ready(self, name: str, version: int | None) -> bool: ...
 
 
@@ -58,8 +55,8 @@ class ModelCalls:
         self.model = model
         self.borrow = borrow
         self.memory = MemoryBudget() if control is None else control.memory
+        self.loop = loop
         self._control = control
-        self._loop = loop
         # It is made on the event loop's thread.
         self._thread = threading.get_ident()
 
@@ -74,8 +71,7 @@ class ModelCalls:
         parent: EngineRequest | None = None,
         paced: bool = False,
     ) -> "RunningCall":
-        parents = _parents(parent)
-        call = RunningCall(self, request, on_response, parents, paced)
+        call = RunningCall(self, request, on_response, _parents(parent), paced)
         if isinstance(parent, RunningRequest):
             call.withdraw = parent.on_cancel(call.cancel)
         self.on_loop(call.begin)
@@ -103,7 +99,8 @@ class ModelCalls:
         return future
 
     def stream(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> Iterator[InferenceResponse]:
-        self._check_thread()
+        if threading.get_ident() == self._thread:
+            raise RuntimeError(_BLOCKING)
         outcomes: queue.SimpleQueue[tuple[Outcome, bool]] = queue.SimpleQueue()
         call = self.submit(request, lambda *outcome: outcomes.put(outcome), parent=parent, paced=True)
         try:
@@ -119,10 +116,10 @@ class ModelCalls:
             call.cancel()
 
     def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> "Future[None]":
-        return asyncio.run_coroutine_threadsafe(self._server.load_model(name, config, files), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._server.load_model(name, config, files), self.loop)
 
     def unload(self, name: str, unload_dependents: bool = False) -> "Future[None]":
-        return asyncio.run_coroutine_threadsafe(self._server.unload_model(name, unload_dependents), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._server.unload_model(name, unload_dependents), self.loop)
 
     def is_ready(self, name: str, version: int | None = None) -> "Future[bool]":
         future: _CallFuture[bool] = _CallFuture(self._thread)
@@ -146,26 +143,15 @@ class ModelCalls:
             raise unavailable("models cannot be loaded or unloaded by other models here")
         return self._control
 
-    def pace(self, inflight: Inflight) -> None:
-        """Keep the callee from running ahead of the model that takes its responses."""
-        flow.pace(inflight, self.memory, self._loop)
-
     def on_loop(self, callback: Callable[[], object]) -> None:
         """Call back on the event loop's thread: at once if this is it."""
         if threading.get_ident() == self._thread:
             callback()
             return
         try:
-            self._loop.call_soon_threadsafe(callback)
+            self.loop.call_soon_threadsafe(callback)
         except RuntimeError as error:
             raise unavailable("the server has ended") from error
-
-    def soon(self, callback: Callable[[], object]) -> None:
-        self._loop.call_soon(callback)
-
-    def _check_thread(self) -> None:
-        if threading.get_ident() == self._thread:
-            raise RuntimeError(_BLOCKING)
 
 
 class RunningCall:
@@ -205,7 +191,7 @@ class RunningCall:
         """On the event loop's thread; never raises, and settles nothing before it returns."""
         if self._over:
             return
-        request, parents = self._request, self._parents
+        request, parents, self._parents = self._request, self._parents, []
         try:
             self._handle = self._calls.borrow(request.model_name, request.version)
             servable = self._handle.servable
@@ -220,14 +206,12 @@ class RunningCall:
                 inflight = submit_traced(trace.child(servable.id), servable, request, self, now_ns)
         except Exception as error:
             failure = from_exception(error, f"failed to call model '{request.model_name}'")
-            self._calls.soon(partial(self.settle, failure, True))
+            self._calls.loop.call_soon(self.settle, failure, True)
             return
-        finally:
-            self._parents = []
         inflight.callers = callers
         self._inflight = inflight
         if self._paced:
-            self._calls.pace(inflight)
+            flow.pace(inflight, self._calls.memory, self._calls.loop)
 
     def settle(self, outcome: Outcome, final: bool) -> None:
         if self._over:
@@ -238,15 +222,13 @@ class RunningCall:
         try:
             on_response(outcome, final)
         except Exception:
-            _log.exception("model '%s' failed to take a response of model '%s'", *self._names)
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        return self._calls.model.name, self._request.model_name
+            _log.exception(
+                "model '%s' failed to take a response of model '%s'", self._calls.model.name, self._request.model_name
+            )
 
     def _end(self) -> None:
         self._over = True
-        self._on_response = _ignore
+        del self._on_response
         self._inflight = None  # which refers to this as its sink
         self.withdraw()
         self.withdraw = _nothing
@@ -317,6 +299,3 @@ def _ring(models: tuple[ModelId, ...]) -> ModserveError:
 
 
 def _nothing() -> None: ...
-
-
-def _ignore(outcome: Outcome, final: bool) -> None: ...
