@@ -30,12 +30,11 @@ from .onnxruntime_options import (
     MAX_BATCH_SIZE,
     SHRINKAGE,
     SILENT,
-    check_graph_level,
     cuda_options,
     global_threads,
     integer,
     session_options,
-    shrinkage,
+    shrunk_devices,
     visible_gpus,
     warnings,
 )
@@ -93,8 +92,6 @@ class OnnxRuntimeBackend:
         global_threads.configure(source.options)
         for warning in warnings(source.config, self.gpu_count()):
             _log.warning("%s", warning)
-        if warning := check_graph_level(source.config):
-            _log.warning("%s", warning)
         return OnnxRuntimeModel(source)
 
 
@@ -107,7 +104,7 @@ class OnnxRuntimeModel:
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
-        self._shrinkage = shrinkage(source.config)
+        self._shrunk = shrunk_devices(source.config)
         self._cpu_session: ort.InferenceSession | None = None
         self._spare: tuple[int, ort.InferenceSession] | None = None
         """A session on a GPU that no instance has, and its device."""
@@ -130,18 +127,16 @@ class OnnxRuntimeModel:
         )
 
     def instance(self, spec: InstanceSpec) -> "OnnxRuntimeInstance":
-        config, placement = spec.config, spec.placement
-        if placement.kind is not InstanceKind.GPU:
-            return self._wrapped(self._on_cpu(), config, self._shrinkage.entry(None))
-        session = self._spare[1] if self._spare is not None and self._spare[0] == placement.device else None
-        if session is None:
-            session = self._session(placement)
+        gpu = spec.device if spec.kind is InstanceKind.GPU else None
+        if gpu is None:
+            session = self._on_cpu()
+        elif self._spare is not None and self._spare[0] == gpu:
+            session, self._spare = self._spare[1], None
         else:
-            self._spare = None
-        return self._wrapped(session, config, self._shrinkage.entry(placement.device))
-
-    def _wrapped(self, session: ort.InferenceSession, config: ModelConfig, shrink: str) -> "OnnxRuntimeInstance":
-        return OnnxRuntimeInstance(session, config, shrink, data_dependent=self._data_dependent)
+            session = self._session(spec.placement)
+        # ONNX Runtime refuses to run with the names of devices that a session does not use.
+        shrink = ";".join(each for each in self._shrunk if each in ("cpu:0", f"gpu:{gpu}"))
+        return OnnxRuntimeInstance(session, spec.config, shrink, data_dependent=self._data_dependent)
 
     def close(self) -> None:
         self._cpu_session = self._spare = None

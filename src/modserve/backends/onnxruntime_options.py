@@ -8,7 +8,6 @@ import difflib
 import re
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import onnxruntime as ort
 
@@ -61,7 +60,7 @@ BACKEND_OPTIONS: Mapping[str, str] = {
 
 
 def warnings(config: ModelConfig, gpus: int) -> list[str]:
-    """What a model's parameters say that has no effect, and why."""
+    """What a model's parameters and its graph level say that has no effect, and why."""
     notes = []
     for key in config.parameters:
         who = f"model '{config.name}': parameter '{key}' has no effect"
@@ -76,6 +75,12 @@ def warnings(config: ModelConfig, gpus: int) -> list[str]:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             notes.append(f"{who}: backend 'onnxruntime' does not know it{hint}")
+    level = config.graph_optimization_level or 0
+    if level and level not in _GRAPH_LEVELS:
+        notes.append(
+            f"model '{config.name}': optimization.graph.level is {level}, which stands for all optimisations, as 0 "
+            "does; others are -1 (basic), 1 (extended) and 2 (none)"
+        )
     return notes
 
 
@@ -99,17 +104,6 @@ class GlobalThreads:
 
 
 global_threads = GlobalThreads()
-
-
-def check_graph_level(config: ModelConfig) -> str:
-    """A warning for a number that stands for nothing; empty if there is nothing to warn of."""
-    level = config.graph_optimization_level
-    if level in (None, 0) or level in _GRAPH_LEVELS:
-        return ""
-    return (
-        f"model '{config.name}': optimization.graph.level is {level}, which stands for all optimisations, as 0 does; "
-        "others are -1 (basic), 1 (extended) and 2 (none)"
-    )
 
 
 def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
@@ -139,32 +133,18 @@ def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
     return options
 
 
-@dataclass(frozen=True)
-class Shrinkage:
-    """Whose memory is given back after each execution: the values of `SHRINKAGE` for sessions on the CPU and on GPUs.
-
-    ONNX Runtime refuses to run with the names of devices that a session does not use.
-    """
-
-    devices: tuple[str, ...] = ()
-
-    def entry(self, gpu: int | None) -> str:
-        """For an instance on a GPU, or on the CPU for None; empty if nothing of its memory is meant."""
-        return ";".join(each for each in self.devices if each in ("cpu:0", f"gpu:{gpu}"))
-
-
-def shrinkage(config: ModelConfig) -> Shrinkage:
-    """Raises INVALID_ARG for what names no devices."""
+def shrunk_devices(config: ModelConfig) -> tuple[str, ...]:
+    """Whose memory is given back after each execution. Raises INVALID_ARG for what names no devices."""
     text = config.parameters.get(SHRINKAGE, "")
     if not text:
-        return Shrinkage()
+        return ()
     devices = tuple(part.strip() for part in text.split(";"))
     who = f"model '{config.name}': parameter '{SHRINKAGE}' is '{text}'"
     if not all(re.fullmatch(r"cpu:0|gpu:[0-9]+", device) for device in devices):
         raise invalid(f"{who}, expected devices such as 'cpu:0' or 'cpu:0;gpu:0'")
     if "cpu:0" in devices and not _flag(config, "enable_mem_arena"):
         raise invalid(f"{who}, but 'enable_mem_arena' is 0: without the arena there is nothing to shrink")
-    return Shrinkage(devices)
+    return devices
 
 
 def cuda_options(config: ModelConfig, device: int) -> dict[str, str]:

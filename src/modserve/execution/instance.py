@@ -25,14 +25,13 @@ class Instance(Protocol):
     name: str
     number: int
     """Its place among the instances of the pool."""
-    max_in_flight: int
-    quick: QuickRule | None
+    max_in_flight: int = 1
+    quick: QuickRule | None = None
     """Whether batches may run on the event loop's thread; None for never."""
-    job: Job | None
+    job: Job | None = None
     """What it executes, or is about to: the latest, if there are several. Kept by the pool."""
-    gone: bool
+    gone: bool = False
     """It was lost: it cannot run anything any more. Kept by the pool."""
-
     open: set[Running]
     """The requests without a final response, of an engine that responds to each by itself."""
 
@@ -52,10 +51,8 @@ class Instance(Protocol):
 Done: TypeAlias = Callable[["Instance", Job], None]
 
 
-class ThreadInstance:
+class ThreadInstance(Instance):
     """Executes jobs one by one on its thread, and tells `done` (on that thread) of each."""
-
-    max_in_flight = 1
 
     def __init__(
         self,
@@ -70,9 +67,6 @@ class ThreadInstance:
     ) -> None:
         self.name = name
         self.number = number
-        self.quick: QuickRule | None = None
-        self.job: Job | None = None
-        self.gone = False
         self._closed = False
         self._engine = engine
         self._batch_work = Work(model, name, config, engine)

@@ -25,7 +25,6 @@ from modserve.core.version import ModelId
 
 from .instance import Done, Instance
 from .job import Job, Work
-from .quick import QuickRule
 from .running import Deliver, Report, Running, Stamp
 
 _log = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ _LONGEST_DETACH_S = 10.0
 OnLost: TypeAlias = Callable[[Instance, InstanceLostError], None]
 
 
-class LoopInstance:
+class LoopInstance(Instance):
     """Implements `instance.Instance` and `backends.api.InstanceHandle`.
 
     `done`, `deliver` and `on_lost` are called on the event loop's thread, where it is made. Raises what the engine's
@@ -58,12 +57,9 @@ class LoopInstance:
     ) -> None:
         self.name = name
         self.number = number
-        self.job: Job | None = None
-        self.gone = False
-        self.quick: QuickRule | None = None
         self.loop = loop
-        several = config.sequence_batching is None and not reuses_outputs(engine)
-        self.max_in_flight = max(1, int(getattr(engine, "max_in_flight", 1))) if several else 1
+        if config.sequence_batching is None and not reuses_outputs(engine):
+            self.max_in_flight = max(1, int(getattr(engine, "max_in_flight", 1)))
         self._engine = engine
         self._work = Work(model, name, config, engine)
         self.open = self._work.open
@@ -89,9 +85,6 @@ class LoopInstance:
 
     def execute(self, job: Job) -> None:
         raise RuntimeError(f"{self!r} blocks no thread: this is a bug")
-
-    def lost(self, error: InstanceLostError) -> None:
-        self._post(partial(self._lose, error))
 
     def end(self) -> None:
         self._end(unavailable(f"instance '{self.name}' was closed before the execution was over"))
@@ -145,8 +138,7 @@ class LoopInstance:
     ) -> None:
         if execution not in self._executions or merging.cancelled():
             return
-        error = merging.exception()
-        if error is not None:
+        if (error := merging.exception()) is not None:
             self._failed(execution, error)
             return
         assert isinstance(self._engine, AsyncInstance), "only merged batches are merged: this is a bug"
@@ -212,6 +204,9 @@ class LoopInstance:
         return sum([tensor.size for inflight in job.rows for tensor in inflight.inputs.values()]) > LARGE_BYTES
 
     # The end
+
+    def lost(self, error: InstanceLostError) -> None:
+        self._post(partial(self._lose, error))
 
     def _lose(self, error: InstanceLostError) -> None:
         if self._attached:

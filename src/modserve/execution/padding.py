@@ -51,12 +51,11 @@ class PaddedLayout:
                 merged[name] = pad(tensors, 1 + axis, length, total, self._fill[name])
         if padding.mask:
             merged[padding.mask] = self._mask(members, length, total)
+        timing.elements = rows
         if padding.axes:
             timing.elements = sum([inflight.batch_size * inflight.length for inflight in members])
-            timing.padding = total * length - timing.elements
-        else:
-            timing.elements = rows
-            timing.padding = total - rows
+            total *= length
+        timing.padding = total - timing.elements
         return merged
 
     def split(self, outputs: Mapping[str, Array], members: Sequence[Inflight], version: int) -> list[InferenceResponse]:
@@ -116,9 +115,7 @@ def fill_value(text: str, datatype: Datatype) -> object:
     kind = datatype.json_kind
     if kind == "bool":
         return text == "true"
-    if kind == "int":
-        return int(text or "0")
-    return float(text or "0")
+    return int(text or "0") if kind == "int" else float(text or "0")
 
 
 def pad(tensors: Sequence[Tensor], axis: int, length: int, rows: int, value: object) -> Array:

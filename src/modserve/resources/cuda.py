@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from modserve.core.errors import ModserveError, internal, invalid
+from modserve.core.errors import internal, invalid
 from modserve.core.shared_memory import CudaRegion
 from modserve.core.tensor import Buffer
 
@@ -120,7 +120,7 @@ def _find(load: Callable[[], ctypes.CDLL | None]) -> _Driver | None:
         driver.call("cuInit", 0)
         driver.call("cuDeviceGetCount", ctypes.byref(count))
     except _DriverError as error:
-        _log.warning("there is a CUDA driver, but it can not be used: %s", error)
+        _log.warning("there is a CUDA driver, but it cannot be used: %s", error)
         return None
     return driver if count.value else None
 
@@ -174,7 +174,4 @@ class CudaMemory:
             with self._driver.on(self._region.device_id):
                 self._driver.call(name, *arguments)
         except _DriverError as error:
-            raise self._failure(error) from None
-
-    def _failure(self, error: _DriverError) -> ModserveError:
-        return internal(f"CUDA shared memory region '{self._region.name}': {error}")
+            raise internal(f"CUDA shared memory region '{self._region.name}': {error}") from None

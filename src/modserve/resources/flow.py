@@ -25,7 +25,6 @@ STALLED_S = 10.0
 LONGEST_S = 300.0
 """How long an engine waits in all, over one request, for a client that takes something now and then."""
 
-
 _UNLIMITED = MemoryBudget()
 
 
@@ -149,13 +148,14 @@ class Flow:
         with self._changed:
             if self._unsent:  # a response that ends its request was never counted
                 self._held -= self._unsent.popleft()
-            callbacks = self._progressed()
-        _call_all(callbacks)
+        self.progressed()
 
     def progressed(self) -> None:
         """A part of a response has been sent."""
         with self._changed:
-            callbacks = self._progressed()
+            self._steps += 1
+            self._changed.notify()
+            callbacks = self._callbacks_with_room()
         _call_all(callbacks)
 
     def release(self) -> None:
@@ -167,11 +167,6 @@ class Flow:
             callbacks = self._callbacks_with_room()
         _call_all(callbacks)
 
-    def _progressed(self) -> list[Callable[[], None]]:
-        self._steps += 1
-        self._changed.notify()
-        return self._callbacks_with_room()
-
 
 def _call_all(callbacks: list[Callable[[], None]]) -> None:
     for callback in callbacks:
@@ -181,8 +176,7 @@ def _call_all(callbacks: list[Callable[[], None]]) -> None:
             _log.exception("an engine failed when it heard that there is room for responses")
 
 
-def _nothing(waiting: int) -> None:
-    pass
+def _nothing(waiting: int) -> None: ...
 
 
 def pace(inflight: Inflight, memory: MemoryBudget, loop: AbstractEventLoop) -> None:
