@@ -79,20 +79,22 @@ class ModelCalls:
 
     def infer(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> "Future[InferenceResponse]":
         future: _CallFuture[InferenceResponse] = _CallFuture(self._thread)
-        held: list[InferenceResponse] = []
+        responses: list[InferenceResponse] = []
 
         def take(outcome: Outcome, final: bool) -> None:
             if isinstance(outcome, InferenceResponse):
-                held.append(outcome)
+                responses.append(outcome)
+            if future.done():
+                return
             if isinstance(outcome, ModserveError):
-                _fail(future, outcome)
-            elif len(held) > 1:
-                _fail(future, unsupported(f"model '{request.model_name}' responded more than once; use 'stream'"))
-            elif final and not future.done():
-                if held:
-                    future.set_result(held[0])
-                else:
-                    _fail(future, internal(f"model '{request.model_name}' gave no response"))
+                future.set_exception(outcome)
+            elif len(responses) > 1:
+                who = f"model '{request.model_name}'"
+                future.set_exception(unsupported(f"{who} responded more than once; use 'stream'"))
+            elif final and responses:
+                future.set_result(responses[0])
+            elif final:
+                future.set_exception(internal(f"model '{request.model_name}' gave no response"))
 
         call = self.submit(request, take, parent=parent)
         future.add_done_callback(lambda _: call.cancel())  # which does nothing to a call that is over
@@ -131,8 +133,8 @@ class ModelCalls:
             except ModserveError as error:
                 if error.code is Code.NOT_FOUND:
                     future.set_result(False)
-                else:
-                    _fail(future, error)
+                elif not future.done():
+                    future.set_exception(error)
 
         self.on_loop(look)
         return future
@@ -261,11 +263,6 @@ class _CallFuture(Future[T]):
 
 
 _BLOCKING = "a call to another model cannot be awaited on the event loop's thread: use 'submit', or a done callback"
-
-
-def _fail(future: "Future[T]", error: ModserveError) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 def _parents(parent: EngineRequest | None) -> list[Inflight]:

@@ -4,16 +4,10 @@ Three small objects: a `Backend` (one in the process) opens model files; a `Back
 an instance executes batches. A package offers a backend by an entry point in the group ``modserve.backends`` whose name
 is the one that configurations use and whose value is a class without constructor arguments.
 
-There are four kinds of instance. An engine chooses by what it needs, and is recognised by the method it has:
-
-======================  =================================  ===========================================================
-class                   its method                         runs
-======================  =================================  ===========================================================
-`BackendInstance`       ``execute``                        on a thread: a merged batch, arrays in and arrays out
-`RequestInstance`       ``execute_requests``               on a thread: the requests of a batch, one by one
-`AsyncInstance`         ``start``                          on the event loop: a merged batch, with a completion callback
-`AsyncRequestInstance`  ``start_requests``                 on the event loop: the requests of a batch, one by one
-======================  =================================  ===========================================================
+There are four kinds of instance. An engine chooses by what it needs, and is recognised by the method it has: on a thread
+of its own ``execute`` (`BackendInstance`: a merged batch, arrays in and arrays out) or ``execute_requests``
+(`RequestInstance`: the requests of a batch, one by one); on the event loop ``start`` (`AsyncInstance`) or
+``start_requests`` (`AsyncRequestInstance`).
 
 Any exception an engine raises fails the requests at hand (or the load) with its text. Engines that know better whose
 fault it was raise `modserve.ModserveError`; `InstanceLostError` says that the instance itself is gone, and is replaced.
@@ -41,7 +35,7 @@ class InstanceLostError(ModserveError):
     """The instance cannot run anything any more: its process has ended, its device is gone.
 
     An instance on a thread raises it; one on the event loop reports it through its `InstanceHandle`. The requests at
-    hand fail with UNAVAILABLE and this text. The server closes the instance and makes another one in its place.
+    hand fail with UNAVAILABLE and this text, and the server makes another instance.
     """
 
     def __init__(self, message: str) -> None:
@@ -54,15 +48,11 @@ class InstanceLostError(ModserveError):
 class BackendInstance(Protocol):
     """One executor, used by one thread at a time: always the same, unless its backend says `any_thread`.
 
-    It may have these attributes and methods besides; the other kinds of instance may have all but `data_dependent`:
-
-    `reuses_outputs` (bool, False where it is absent): the engine uses the memory of its outputs again, see `execute`.
-
-    `data_dependent` (bool, True where it is absent): executions of the same shapes may take very different times,
-    because of the values in them. Only where it is False, and the backend says `any_thread`, may very short executions
-    run on the event loop's thread, where one that takes long stops the whole server.
-
-    ``allocate``, an `Allocate`: memory of the engine, which the server asks for each merged input of each execution.
+    It may have these attributes besides, and the other kinds of instance all but `data_dependent`: `reuses_outputs`
+    (bool, False where it is absent): the engine uses the memory of its outputs again, see `execute`; `allocate`, an
+    `Allocate`, asked for each merged input; `data_dependent` (bool, True where it is absent): executions of the same
+    shapes may take very different times. Only where it is False, and the backend says `any_thread`, may very short
+    executions run on the event loop's thread, where one that takes long stops the whole server.
     """
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
@@ -96,17 +86,13 @@ each execution. Inputs of BYTES are not asked for.
 
 @runtime_checkable
 class RequestInstance(Protocol):
-    """An executor that gets the requests of a batch one by one, and responds to each by itself.
+    """An executor that gets the requests of a batch one by one, and responds to each by itself, as often as it likes.
 
-    For engines that need more of a request than its tensors, and for decoupled models with any number of responses.
     With `reuses_outputs`, what it gives to `respond` is copied.
     """
 
     def execute_requests(self, requests: Sequence[EngineRequest]) -> None:
-        """Begin to respond to requests, blocking as long as it keeps the instance busy.
-
-        What it raises is the response to those that have no final one by then.
-        """
+        """Begin to respond, blocking while the instance is busy. Raising is the response to those without a final one."""
 
     def close(self) -> None:
         """Let go of everything. No execution is under way; requests may still be open at the end of the process."""
@@ -121,8 +107,7 @@ class InstanceHandle(Protocol):
     def lost(self, error: InstanceLostError) -> None:
         """The instance is gone, whatever it was doing. Any thread; the first call counts.
 
-        All executions under way fail with `error`, and so do the requests that it has not responded to. The server then
-        calls `detach` and `close`, and makes another instance.
+        All executions and requests under way fail with `error`. The server calls `detach` and `close`.
         """
 
 
@@ -135,15 +120,11 @@ RequestsDone: TypeAlias = Callable[[BaseException | None], None]
 class _OnLoop(Protocol):
     """What the two kinds of instance on the event loop have in common.
 
-    They may have the attribute `max_in_flight` (int, 1 where it is absent): how many executions may be under way at a
-    time. Models with ``sequence_batching`` have one at a time nevertheless.
+    `max_in_flight` (int, 1 where it is absent, and for models with ``sequence_batching``): the executions at a time.
     """
 
     def attach(self, handle: InstanceHandle) -> None:
-        """Once, before anything is started: the place for `loop.add_reader`. On the event loop's thread.
-
-        What it raises makes the load fail.
-        """
+        """Once, on the event loop's thread, before anything is started. What it raises makes the load fail."""
 
     def detach(self) -> None:
         """Let go of the event loop: nothing more is started. On the event loop's thread, before `close`."""
@@ -211,10 +192,7 @@ class InstanceSpec:
 
     @property
     def config_json(self) -> str:
-        """The whole normalised configuration as JSON with the names of ``config.pbtxt``, as Triton hands it to models.
-
-        The text is made when the first instance of a model reads it, and then kept.
-        """
+        """The whole normalised configuration as JSON with the names of ``config.pbtxt``, as Triton hands it to models."""
         return self.write_config()
 
     @property

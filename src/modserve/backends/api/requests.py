@@ -69,9 +69,8 @@ class EngineRequest(Protocol):
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` once if the request is cancelled: on the event loop's thread, which it must not hold up.
 
-        It is called at once, on this thread, if the request is cancelled already, and never after the final response.
-        Returns a function that withdraws the callback. A callback that refers to the request keeps it from being
-        failed when the engine lets go of it.
+        At once, on this thread, if it is cancelled already; never after the final response. Returns a function that
+        withdraws the callback. One that refers to the request keeps it from being failed when the engine forgets it.
         """
 
     def stamp(self, activity: str) -> None:
@@ -96,10 +95,7 @@ class EngineRequest(Protocol):
         """
 
     def on_room(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when there is room for another response, or the request has ended.
-
-        It is called at once, on this thread, if there is room now; else on the event loop's.
-        """
+        """Call `callback` when there is room or the request has ended: now, or else on the event loop's thread."""
 
     def fail(self, error: ModserveError, *, final: bool = True, wait: bool = True) -> bool:
         """Respond with a failure, after which decoupled models may go on if it is not `final`; else as `respond`."""
@@ -136,11 +132,9 @@ class ModelCaller(Protocol):
     """Calls other models of the server, from any thread and from the event loop's.
 
     A call with a `parent`, the request that the engine is working on, has no more time than that, is cancelled with it,
-    appears in its trace, and belongs to its sequence, if `request.parameters` do not say which it belongs to. In
-    ``execute``, which gets no requests, the calls belong to the batch at hand: they have the time of the request that
-    waits longest, and the trace and the sequence of a request that is alone.
-
-    A model that calls itself, or one that waits for it, would wait for ever: that call fails with UNSUPPORTED.
+    appears in its trace, and belongs to its sequence, if `request.parameters` name no other. Calls in ``execute`` have
+    the time of the request of the batch that waits longest, and the trace and the sequence of one that is alone.
+    A call that would wait for itself, through any number of models, fails with UNSUPPORTED.
     """
 
     def submit(
@@ -160,10 +154,7 @@ class ModelCaller(Protocol):
         """The one response: for threads by ``result()``, which raises `ModserveError`. Cancelling cancels the call."""
 
     def stream(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> Iterator[InferenceResponse]:
-        """All responses, one after the other, blocking: for threads. Closing the iterator cancels the call.
-
-        Raises `ModserveError` for a failure, which ends it.
-        """
+        """All responses, blocking, for threads; raises `ModserveError`. Closing the iterator cancels the call."""
 
     def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> "Future[None]":
         """Load a model, or load it again, as the call of the repository extension does."""
