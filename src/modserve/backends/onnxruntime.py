@@ -8,7 +8,7 @@ import ctypes
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 # Since 1.29 it reports models' names and more to its maker over the Internet unless this is set before the import.
@@ -119,11 +119,10 @@ class OnnxRuntimeModel:
 
     def describe(self) -> ModelDescription:
         session = self._described
-        default = integer("backend option 'default-max-batch-size'", self._source.options, MAX_BATCH_SIZE)
         return ModelDescription(
             tuple(_describe(argument) for argument in session.get_inputs()),
             tuple(_describe(argument) for argument in session.get_outputs()),
-            _DEFAULT_MAX_BATCH_SIZE if default is None else default,
+            integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE),
         )
 
     def instance(self, spec: InstanceSpec) -> "OnnxRuntimeInstance":
@@ -187,9 +186,9 @@ class OnnxRuntimeInstance:
         if config.sequence_batching is not None:
             inputs += config.sequence_batching.inputs
             outputs += config.sequence_batching.state_outputs
-        self._strings = _names(inputs, dtypes.BYTES)
-        self._bfloat16 = _names(inputs, dtypes.BF16)
-        self._gives_bfloat16 = bool(_names(outputs, dtypes.BF16))
+        self._strings = [name for name, datatype in inputs if datatype is dtypes.BYTES]
+        self._bfloat16 = [name for name, datatype in inputs if datatype is dtypes.BF16]
+        self._gives_bfloat16 = any(datatype is dtypes.BF16 for _, datatype in outputs)
         if self._gives_bfloat16 and self._strings:
             raise unsupported(
                 f"model '{config.name}': ONNX Runtime's Python interface cannot give BF16 outputs to a model that "
@@ -232,10 +231,6 @@ _CLIENT_FAULTS = frozenset({"InvalidArgument"})
 """ONNX Runtime's exception types for inputs that do not fit the graph."""
 
 
-def _names(tensors: Iterable[tuple[str, Datatype]], datatype: Datatype) -> list[str]:
-    return [name for name, each in tensors if each is datatype]
-
-
 def _to_value(array: Array) -> ort.OrtValue:
     """A bfloat16 array as a value over the same memory."""
     bits = np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)
@@ -260,9 +255,8 @@ def _describe(argument: ort.NodeArg) -> DescribedTensor:
     datatype = _ELEMENT_TYPES.get(match[2]) if match else None
     if match is None or datatype is None:
         hint = _ZIPMAP if "map(" in argument.type else ""
-        raise invalid(
-            f"tensor '{argument.name}' of the ONNX graph is a {argument.type}, which has no v2 datatype{hint}"
-        )
+        what = f"tensor '{argument.name}' of the ONNX graph is a {argument.type}"
+        raise invalid(f"{what}, which has no v2 datatype{hint}")
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in argument.shape)
     return DescribedTensor(argument.name, datatype, shape, optional=match[1] is not None)
 

@@ -34,34 +34,22 @@ _CUDA_CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Triton's numbers → the values of ONNX Runtime's options."""
 _CUDA_PARAMETERS = (*_CUDA_CHOICES, "gpu_mem_limit")
-_SESSION_PARAMETERS = (
-    "intra_op_thread_count",
-    "inter_op_thread_count",
-    "execution_mode",
-    "enable_mem_arena",
-    "enable_mem_pattern",
-    SHRINKAGE,
-)
+_THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
+_SESSION_PARAMETERS = (*_THREAD_COUNTS, "execution_mode", "enable_mem_arena", "enable_mem_pattern", SHRINKAGE)
 _WITHOUT_EFFECT = {
     "share_session_between_instances": "instances on the CPU always share one session, those on GPUs never do"
 }
-_THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
 _OTHERS = ("session.", "padding.", "scheduling.", "ensemble.")
 """Parameters that ONNX Runtime reads by their own keys, or that are the server's."""
 
 MAX_BATCH_SIZE = "default-max-batch-size"
 _GLOBAL_THREADS = "enable-global-threadpool"
-BACKEND_OPTIONS: Mapping[str, str] = {
-    MAX_BATCH_SIZE: "",
-    _GLOBAL_THREADS: "",
-    "intra_op_thread_count": "",
-    "inter_op_thread_count": "",
-}
+BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((MAX_BATCH_SIZE, _GLOBAL_THREADS, *_THREAD_COUNTS), "")
 
 
 def warnings(config: ModelConfig, gpus: int) -> list[str]:
     """What a model's parameters and its graph level say that has no effect, and why."""
-    notes = []
+    notes, known = [], (*_SESSION_PARAMETERS, *_CUDA_PARAMETERS)
     for key in config.parameters:
         who = f"model '{config.name}': parameter '{key}' has no effect"
         if key in _WITHOUT_EFFECT:
@@ -70,8 +58,7 @@ def warnings(config: ModelConfig, gpus: int) -> list[str]:
             notes.append(f"{who}: it is for GPUs, and ONNX Runtime can use none here")
         elif key in _THREAD_COUNTS and global_threads.enabled:
             notes.append(f"{who}: --backend-config=onnxruntime,{_GLOBAL_THREADS}=1 gives all models the same threads")
-        elif key not in (*_SESSION_PARAMETERS, *_CUDA_PARAMETERS, *_THREAD_COUNTS) and not key.startswith(_OTHERS):
-            known = (*_SESSION_PARAMETERS, *_CUDA_PARAMETERS)
+        elif key not in known and not key.startswith(_OTHERS):
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             notes.append(f"{who}: backend 'onnxruntime' does not know it{hint}")
@@ -93,10 +80,9 @@ class GlobalThreads:
 
     def configure(self, options: Mapping[str, str]) -> None:
         """Make them if the server's options for the backend say so. Raises INVALID_ARG."""
-        where = "backend option"
-        if not flag(f"{where} '{_GLOBAL_THREADS}'", options, _GLOBAL_THREADS, default=False):
+        if not flag("backend option", options, _GLOBAL_THREADS, default=False):
             return
-        counts = [integer(f"{where} '{key}'", options, key) or 0 for key in _THREAD_COUNTS]
+        counts = [integer("backend option", options, key, 0) for key in _THREAD_COUNTS]
         with self._lock:
             if not self.enabled:
                 ort.set_global_thread_pool_sizes(*counts)
@@ -153,46 +139,37 @@ def cuda_options(config: ModelConfig, device: int) -> dict[str, str]:
     for key, values in _CUDA_CHOICES.items():
         number = _integer(config, key, -1)
         if number >= len(values):
-            raise invalid(
-                f"model '{config.name}': parameter '{key}' is {number}, expected a number from 0 to {len(values) - 1}"
-            )
+            who = f"model '{config.name}': parameter '{key}' is {number}"
+            raise invalid(f"{who}, expected a number from 0 to {len(values) - 1}")
         if number >= 0:
             options[key] = values[number]
-    limit = _integer(config, "gpu_mem_limit", 0)
-    if limit:
+    if limit := _integer(config, "gpu_mem_limit", 0):
         options["gpu_mem_limit"] = str(limit)
     return options
 
 
 def _integer(config: ModelConfig, parameter: str, default: int) -> int:
-    value = integer(f"model '{config.name}': parameter '{parameter}'", config.parameters, parameter)
-    return default if value is None else value
+    return integer(f"model '{config.name}': parameter", config.parameters, parameter, default)
 
 
 def _flag(config: ModelConfig, parameter: str) -> bool:
-    return flag(f"model '{config.name}': parameter '{parameter}'", config.parameters, parameter, default=True)
+    return flag(f"model '{config.name}': parameter", config.parameters, parameter, default=True)
 
 
-def integer(where: str, values: Mapping[str, str], key: str) -> int | None:
-    """The number under `key`, None if there is none. Raises INVALID_ARG."""
+def integer(where: str, values: Mapping[str, str], key: str, default: int) -> int:
+    """The number under `key`. Raises INVALID_ARG."""
     text = values.get(key)
     if text is None:
-        return None
+        return default
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise invalid(f"{where} is '{text}', expected an integer of 0 or more")
+        raise invalid(f"{where} '{key}' is '{text}', expected an integer of 0 or more")
     return int(text)
-
-
-_FLAGS = {"true": True, "false": False}
 
 
 def flag(where: str, values: Mapping[str, str], key: str, *, default: bool) -> bool:
     """As `integer`, for a number of which only zero or not counts, or ``true`` or ``false``."""
     text = values.get(key, "").lower()
-    if text in _FLAGS:
-        return _FLAGS[text]
-    number = integer(where, values, key)
-    return default if number is None else bool(number)
+    return text == "true" if text in ("true", "false") else bool(integer(where, values, key, default))
 
 
 def visible_gpus(present: Iterable[str], visible: str | None) -> int:

@@ -4,6 +4,7 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -90,15 +91,13 @@ class _Cancellation:
         self.call()
 
     def call(self) -> None:
-        while self.callbacks:
-            try:
+        with suppress(IndexError):
+            while True:
                 callback = self.callbacks.pop()  # which is atomic: a callback is called once
-            except IndexError:
-                return
-            try:
-                callback()
-            except Exception:
-                _log.exception("an engine failed when it heard that a request is cancelled")
+                try:
+                    callback()
+                except Exception:
+                    _log.exception("an engine failed when it heard that a request is cancelled")
 
 
 class RunningRequest:
@@ -236,9 +235,8 @@ class RunningRequest:
     def reschedule(self) -> None:
         batching = self._config.sequence_batching
         if batching is None or not batching.iterative:
-            raise RuntimeError(
-                f"{self!r} cannot run again: that takes sequence_batching {{ iterative_sequence: true }}"
-            )
+            needs = "sequence_batching { iterative_sequence: true }"
+            raise RuntimeError(f"{self!r} cannot run again: that takes {needs}")
         self._say(Again.AGAIN, True, time.monotonic_ns())
 
     def _say(

@@ -205,18 +205,14 @@ def contents(directory: Path) -> str:
     names = _listed(directory)
     if not names:
         return f"'{directory}' is empty"
-    shown = []
-    for name in names:
-        if (directory / name).is_dir():
-            below = _listed(directory / name)
-            shown.append(f"{name}/ ({_some(below, _MOST_BELOW) if below else 'empty'})")
-        else:
-            shown.append(name)
+    shown = [
+        f"{name}/ ({_some(_listed(directory / name), _MOST_BELOW) or 'empty'})" if (directory / name).is_dir() else name
+        for name in names
+    ]
     return f"'{directory}' holds: {_some(shown, _MOST_NAMES)}"
 
 
 def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
-    """What is often done wrong, and how it is done right."""
     names = _listed(directory)
     if parse_directory(directory.name) is not None and any(not (directory / name).is_dir() for name in names):
         yield (
@@ -273,7 +269,6 @@ def _rename(file: str, name: str) -> str:
 
 
 def _content(path: Path) -> str:
-    """What a file is by how it begins."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)

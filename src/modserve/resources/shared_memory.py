@@ -122,8 +122,8 @@ class SharedMemory:
         """The regions of a kind, sorted by name, or only the named one. Raises NOT_FOUND."""
         if not name:
             with self._lock:
-                regions = [registered.region for registered in self._regions.values()]
-            return sorted((region for region in regions if isinstance(region, kind)), key=lambda region: region.name)
+                regions = [each.region for each in self._regions.values() if isinstance(each.region, kind)]
+            return sorted(regions, key=lambda region: region.name)
         registered = self._regions.get(name)
         if registered is None:
             raise not_found(f"Unable to find {_KINDS[kind].lower()} shared memory region: '{name}'")

@@ -4,8 +4,8 @@ Three small objects: a `Backend` (one in the process) opens model files; a `Back
 an instance executes batches. A package offers a backend by an entry point in the group ``modserve.backends`` whose name
 is the one that configurations use and whose value is a class without constructor arguments.
 
-There are four kinds of instance. An engine chooses by what it needs, and is recognised by the method it has: on a thread
-of its own ``execute`` (`BackendInstance`: a merged batch, arrays in and arrays out) or ``execute_requests``
+There are four kinds of instance. An engine chooses by what it needs, and is recognised by the method it has: on its own
+thread ``execute`` (`BackendInstance`: a merged batch, arrays in and arrays out) or ``execute_requests``
 (`RequestInstance`: the requests of a batch, one by one); on the event loop ``start`` (`AsyncInstance`) or
 ``start_requests`` (`AsyncRequestInstance`).
 
@@ -92,7 +92,7 @@ class RequestInstance(Protocol):
     """
 
     def execute_requests(self, requests: Sequence[EngineRequest]) -> None:
-        """Begin to respond, blocking while the instance is busy. Raising is the response to those without a final one."""
+        """Begin to respond, blocking while the instance is busy. Raising fails those without a final response."""
 
     def close(self) -> None:
         """Let go of everything. No execution is under way; requests may still be open at the end of the process."""
@@ -192,7 +192,7 @@ class InstanceSpec:
 
     @property
     def config_json(self) -> str:
-        """The whole normalised configuration as JSON with the names of ``config.pbtxt``, as Triton hands it to models."""
+        """The whole normalised configuration as JSON with the names of ``config.pbtxt``, as Triton hands it over."""
         return self.write_config()
 
     @property
