@@ -2,6 +2,7 @@
 
     python scripts/call_chain.py http            every call, indented by depth
     python scripts/call_chain.py grpc --summary  their number, the modules, and the moves between packages
+    python scripts/call_chain.py --write         put the ways in and out, over both wires, into docs/design.md
 
 The request goes to the model `simple`, whose executions are short enough to run on the event loop after a few dozen, so
 that all of its way is on one thread. What a library's own code calls (uvloop, grpc, onnxruntime) is not recorded; that
@@ -10,14 +11,16 @@ of modserve which it calls back is.
 
 import argparse
 import asyncio
+import gc
 import json
+import re
 import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import dropwhile, pairwise, takewhile
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -30,6 +33,9 @@ import modserve
 
 _REPOSITORY = Path(__file__).parents[1] / "model_repository"
 _SOURCE = Path(modserve.__file__).parent
+PAGE = Path(__file__).parents[1] / "docs" / "design.md"
+_DOOR = "InstancePool.run"
+_OUTCOME = "Inflight.settle"
 _WARM_UP = 100
 _ATTEMPTS = 200
 """A busy machine makes executions look long, and then they go to a thread for a while."""
@@ -53,13 +59,34 @@ class Recording:
             self._depth = max(self._depth - 1, 0)
 
     def start(self) -> None:
+        gc.disable()  # whose callbacks would be among the calls
         sys.setprofile(self._event)
 
     def stop(self) -> None:
         sys.setprofile(None)
+        gc.enable()
 
     def lines(self) -> list[str]:
-        return [f"{'  ' * depth}{code.co_qualname}  {_module(code)}" for depth, code in self.calls]
+        return _lines(self.calls)
+
+    def way_in(self) -> list[str]:
+        """From the bytes to the pool of instances, which runs the batch on the event loop or on a thread."""
+        end = next(index for index, (_, code) in enumerate(self.calls) if code.co_qualname == _DOOR)
+        return _lines(self.calls[: end + 1])
+
+    def way_out(self) -> list[str]:
+        """From the outcome of the request to its bytes, maybe in a later turn of the event loop."""
+        begin = next(index for index, (_, code) in enumerate(self.calls) if code.co_qualname == _OUTCOME)
+        depth, rest = self.calls[begin][0], self.calls[begin + 1 :]
+        inner = list(takewhile(lambda call: call[0] > depth, rest))
+        lines = _lines([self.calls[begin], *inner])
+        ours, before = False, {code for _, code in self.calls[:begin]}
+        for depth, code in dropwhile(lambda call: call[0] > 0, rest[len(inner) :]):
+            if not depth:
+                ours = code in before  # a coroutine that goes on, and nobody's timer
+            if ours:
+                lines += [f"{'  ' * depth}{line}" for line in _lines([(0, code)])]
+        return lines
 
     @property
     def engine(self) -> int:
@@ -79,6 +106,21 @@ class Recording:
             f"{len(moves)} moves between packages, {_climbs(moves, floors)} of them up "
             f"({_climbs(inward, floors)} on the way to the engine)"
         )
+
+
+def _lines(calls: Sequence[tuple[int, CodeType]]) -> list[str]:
+    outermost = min((depth for depth, _ in calls), default=0)
+    return [f"{'  ' * (depth - outermost)}{code.co_qualname}  {_module(code)}" for depth, code in calls]
+
+
+def renewed(page: str, recordings: Mapping[str, Recording]) -> str:
+    """A page with the ways in and out as they were recorded, each in the block of code behind its comment."""
+    for wire, recording in recordings.items():
+        for name, lines in (("in", recording.way_in()), ("out", recording.way_out())):
+            block = rf"(<!-- {wire}, the way {name} -->\n\n```\n).*?(```)"
+            text = "".join(f"{line}\n" for line in lines)
+            page = re.sub(block, lambda match, text=text: f"{match[1]}{text}{match[2]}", page, flags=re.DOTALL)  # type: ignore[misc]
+    return page
 
 
 def _climbs(moves: list[tuple[str, str]], floors: dict[str, int]) -> int:
@@ -179,11 +221,20 @@ async def record(wire: str) -> Recording:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wire", choices=_CLIENTS)
+    parser.add_argument("wire", nargs="?", choices=_CLIENTS, default="http")
     parser.add_argument("--summary", action="store_true", help="print numbers in place of the calls")
+    parser.add_argument("--ways", action="store_true", help="print the ways in and out alone")
+    parser.add_argument("--write", action="store_true", help="renew docs/design.md")
     arguments = parser.parse_args()
+    if arguments.write:
+        recordings = {wire: uvloop.run(record(wire)) for wire in _CLIENTS}
+        PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8"), recordings), encoding="utf-8")
+        return
     recording = uvloop.run(record(arguments.wire))
-    print(recording.summary() if arguments.summary else "\n".join(recording.lines()))
+    if arguments.summary:
+        print(recording.summary())
+    else:
+        print("\n".join([*recording.way_in(), *recording.way_out()] if arguments.ways else recording.lines()))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class Phase(enum.Enum):
 
 
 class Server:
-    """Models, and what can be asked of them. Everything runs on one event loop's thread."""
+    """Models, and all that clients can do with them. Everything runs on one event loop's thread."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Server:
         self.version = __version__
         self.phase = Phase.STARTING
         self.changes = Changes()
-        """Told whenever readiness, of the server or of a model, may be another."""
+        """Notified whenever the readiness of the server or of a model may have changed."""
         self._table = manager.table
         self._table.on_change = self.changes.notify
         self._control = ModelControl(manager, repositories, control or ControlOptions())
@@ -85,7 +85,7 @@ class Server:
         self.memory = MemoryBudget() if memory is None else memory
         """What requests hold, against the server's limit."""
         self.failure_log = FailureLog()
-        """Told by the front ends of each request that failed."""
+        """The front ends record each request that failed in it."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.phase.value}, {self._table!r})"
@@ -93,9 +93,9 @@ class Server:
     # Inference
 
     def model(self, name: str, version: int | None = None) -> Servable:
-        """The READY model version that would answer; requests are given to its `submit`.
+        """The READY model version that serves requests, by its `submit`.
 
-        One that is being unloaded answers while it has sequences that have begun, also when the server is stopping.
+        One that is being unloaded serves them while it has sequences that have begun, also when the server is stopping.
         Raises NOT_FOUND, or UNAVAILABLE if it is not READY or the server is stopping.
         """
         if self.phase is Phase.STOPPING:
@@ -106,10 +106,10 @@ class Server:
         return self._table.get(name, version)
 
     def borrow(self, name: str, version: int | None = None) -> Handle:
-        """As `model`, for who submits later than in this turn of the event loop.
+        """Like `model`, but keeps the version alive until the handle is released.
 
-        Until it is given back it takes requests, also while another one takes its place, it is being unloaded or the
-        server is stopping.
+        It takes requests until then, also while another version takes its place, it is being unloaded or the server is
+        stopping. For callers that submit later than in this turn of the event loop.
         """
         return self._table.lend(self.model(name, version))
 
@@ -127,7 +127,7 @@ class Server:
         """Run one inference and return its response.
 
         `inputs` are numpy arrays by input name, with the batch dimension if the model has one. `outputs` names the
-        wanted outputs, all by default. `version` is the latest ready one by default. `timeout` (seconds) is how long
+        requested outputs, all by default. `version` is the latest ready one by default. `timeout` (seconds) is how long
         the request may wait before it runs. Cancelling the caller cancels the request.
 
         Raises `ModserveError`: INVALID_ARG, NOT_FOUND, UNAVAILABLE (also past the timeout) or INTERNAL.
@@ -209,13 +209,13 @@ class Server:
 
     @property
     def waiting_models(self) -> Sequence[str]:
-        """The models in the repositories that were not loaded at the start, since nobody had asked for them."""
+        """The models in the repositories that were not loaded at the start, since no request had named them."""
         return self._control.waiting
 
     def models(self, name: str | None = None, version: int | None = None) -> list[Servable]:
         """The READY versions of a model, or of all models for None, by name and version.
 
-        Raises NOT_FOUND or UNAVAILABLE if `name` has none, or `version` is given and is not READY.
+        Raises NOT_FOUND or UNAVAILABLE if `name` has none, or `version` is not None and not READY.
         """
         if self.phase is Phase.STOPPING:
             raise _not_ready()
@@ -257,13 +257,13 @@ class Server:
         """Load a model of the repositories, or load it again; on return it is READY.
 
         What has not changed since it was loaded is left alone. What is being served is served until its replacement
-        is READY, and on if that fails; of several versions all are taken or none. The models that an ensemble is made
-        of are loaded before it. `config`, a model configuration as JSON, takes the place of that in the repository.
+        is READY, and on if that fails; of several versions all are replaced or none. The models of an ensemble are
+        loaded before it. `config`, a model configuration as JSON, takes the place of that in the repository.
         `files`, by ``<version>/<path>``, are all the files of the model, which then needs a `config` and need not be in
         a repository. Both are for this load only. Cancelling the caller does not end the load.
 
         Raises `ModserveError`: INVALID_ARG (with the reason of each version that failed), INTERNAL if the model is not
-        there or its configuration can not be read, or UNAVAILABLE if the model control mode is not explicit or the
+        there or its configuration cannot be read, or UNAVAILABLE if the model control mode is not explicit or the
         server is stopping.
         """
         if self.phase is Phase.STOPPING:
@@ -273,8 +273,8 @@ class Server:
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
         """Take a model out of service. What it has accepted is finished after this returns, and then it is unloaded.
 
-        `unload_dependents` unloads the models that only this ensemble needs and nobody asked for by name, too. A model
-        that is not loaded is no error. Raises UNAVAILABLE as `load_model` does.
+        `unload_dependents` also unloads the models that only this ensemble needs and that were not loaded by name. A
+        model that is not loaded is no error. Raises UNAVAILABLE as `load_model` does.
         """
         if self.phase is Phase.STOPPING:
             raise _not_ready()
@@ -301,7 +301,7 @@ class Server:
     async def load(self) -> None:
         """Load what is to be loaded at the start, and be RUNNING. Models that fail are states with reasons.
 
-        Raises INVALID_ARG if a repository can not be read.
+        Raises INVALID_ARG if a repository cannot be read.
         """
         await self._control.start()
         if self.phase is Phase.STARTING:

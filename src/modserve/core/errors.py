@@ -19,7 +19,7 @@ class Code(enum.Enum):
 
 
 class ModserveError(Exception):
-    """A failure that a client is told about: `code` says what kind, `message` what, where and what would be right."""
+    """A failure that a client gets to know: `code` says what kind, `message` what, where and what would be right."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class ModserveError(Exception):
 
 
 class OverloadedError(ModserveError):
-    """There is too much to do: UNAVAILABLE, or for those who tell the two apart, too many requests.
+    """There is too much to do: UNAVAILABLE or, where a protocol distinguishes the two, too many requests.
 
     `retry_after_ns`: when trying again is likely to help; 0 = nobody knows.
     """
@@ -77,7 +77,7 @@ def internal(message: str) -> ModserveError:
 
 
 def cancelled() -> ModserveError:
-    """Triton answers a cancelled request with an empty message."""
+    """A cancelled request, for which Triton's message is empty."""
     return ModserveError(Code.CANCELLED, "")
 
 

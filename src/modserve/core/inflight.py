@@ -56,7 +56,7 @@ class Inflight:
 
     `inputs` have the model's shapes (batch dimension kept, reshapes applied). `batch_size` is 0 for models without a
     batch dimension. `length` is that of its paddable dimension, or the number of ragged elements of one item; 0 for
-    models without either. `deadline_ns` is when its client stops waiting for the answer, `queue_limit_ns` when it has
+    models without either. `deadline_ns` is when its client stops waiting, `queue_limit_ns` when it has
     waited too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
     its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
     server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
@@ -121,7 +121,7 @@ class Inflight:
         """Set by `servable.submit_traced`, None once the request is settled."""
         self.states: SequenceStates | None = None
         self.ordered = False
-        """Its answers wait for those of the requests before it."""
+        """Its responses wait for those of the requests before it."""
         self.flow: FlowControl | None = None
         """For requests with many responses; None for all others."""
         self.cancelled = False
@@ -135,12 +135,12 @@ class Inflight:
         return min(self.deadline_ns, self.queue_limit_ns) or self.deadline_ns or self.queue_limit_ns
 
     def sent(self) -> None:
-        """One of the responses that the sink got has been sent."""
+        """One of the outcomes that the sink has received has been sent."""
         if self.flow is not None:
             self.flow.sent()
 
     def sent_some(self) -> None:
-        """A part of a response that the sink got has been sent."""
+        """A part of an outcome that the sink has received has been sent."""
         if self.flow is not None:
             self.flow.progressed()
 

@@ -1,4 +1,4 @@
-"""An inference request as the client said it."""
+"""An inference request as its client sent it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ ParameterValue: TypeAlias = bool | int | float | str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InferenceRequest:
-    """One call as decoded. Tensors carry the shapes the client gave; `core.normalize` checks them against the model.
+    """One call as decoded. Tensors have the client's shapes; `core.normalize` checks them against the model.
 
-    `version` None asks for the latest ready one. `outputs` names the wanted outputs, empty for all.
+    `version` None stands for the latest ready one. `outputs` names the requested outputs, empty for all.
     `deadline_ns` is on the monotonic clock; past it the request is dropped wherever it waits; 0 = none. `timeout_ns` is
-    how long the client lets it wait in a queue, whose policy decides what comes of that; 0 = for ever.
+    how long the client lets it wait in a queue, whose policy says what happens then; 0 = for ever.
     """
 
     model_name: str

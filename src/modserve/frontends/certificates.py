@@ -1,6 +1,6 @@
 """Certificates in files, read again when the files change: what both TLS front ends present and check.
 
-New handshakes take what the files hold by then; connections that are open go on. A change that can not be used is
+New handshakes take what the files hold by then; connections that are open go on. A change that cannot be used is
 logged once, and what was good before stays in use until the files change again.
 """
 
@@ -23,7 +23,7 @@ _ATTEMPTS = 3
 
 
 class CertificateError(Exception):
-    """A file that can not be used; the text names it, and the reason."""
+    """A file that cannot be used; the text names it, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Identity:
 class Certificates:
     """The files, as they are now. Usable from any thread.
 
-    Raises `CertificateError` if they can not be used at the start.
+    Raises `CertificateError` if they cannot be used at the start.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -80,10 +80,10 @@ def _stamp(files: TlsFiles) -> tuple[object, ...]:
 
 def _file_stamp(path: Path) -> tuple[int, ...]:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         return (error.errno or 0,)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _load(files: TlsFiles) -> Identity:

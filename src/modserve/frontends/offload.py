@@ -108,14 +108,14 @@ class RequestMemory:
 
         Raises `MemoryExhaustedError`, and CANCELLED if nobody wants the response any more.
         """
-        answer: concurrent.futures.Future[ModserveError | None] = concurrent.futures.Future()
-        self._loop.call_soon_threadsafe(self._take, size, answer)
-        refusal = answer.result()
+        outcome: concurrent.futures.Future[ModserveError | None] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(self._take, size, outcome)
+        refusal = outcome.result()
         if refusal is not None:
             try:
                 raise refusal
             finally:  # its traceback has this frame
-                del refusal, answer
+                del refusal, outcome
 
     def force(self, size: int) -> None:
         """Hold `size` more bytes, on the event loop's thread: what is there already."""
@@ -123,20 +123,20 @@ class RequestMemory:
         self._size += size
 
     def release(self) -> None:
-        """Give everything back, on the event loop's thread. Nothing can be taken any more."""
+        """Give everything back, on the event loop's thread. Later calls of `take` fail."""
         self._released = True
         size, self._size = self._size, 0
         if size:
             self._budget.give_back(size)
 
-    def _take(self, size: int, answer: "concurrent.futures.Future[ModserveError | None]") -> None:
+    def _take(self, size: int, outcome: "concurrent.futures.Future[ModserveError | None]") -> None:
         if self._released:
-            answer.set_result(cancelled())
+            outcome.set_result(cancelled())
             return
         try:
             self._budget.take(size)
         except MemoryExhaustedError as error:
-            answer.set_result(error.with_traceback(None))
+            outcome.set_result(error.with_traceback(None))
             return
         self._size += size
-        answer.set_result(None)
+        outcome.set_result(None)

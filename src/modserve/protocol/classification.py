@@ -24,7 +24,7 @@ _RANKED = frozenset({kind for kind in dtypes.ALL if kind.json_kind in _SPELL} - 
 def classified(response: InferenceResponse, counts: Mapping[str, int], servable: Servable) -> InferenceResponse:
     """The response with the outputs that `counts` names replaced by their best classes, at most that many.
 
-    Raises INVALID_ARG for an output that can not be ranked.
+    Raises INVALID_ARG for an output that cannot be ranked.
     """
     if not counts:
         return response
@@ -51,15 +51,15 @@ def top_classes(tensor: Tensor, count: int, labels: Sequence[str], batching: boo
     if width > _MOST_ELEMENTS:
         raise invalid("classification output tensor too large")
     spell = _SPELL[tensor.datatype.json_kind]
-    found = np.empty((rows, min(count, width)), dtype=object)
+    classes = np.empty((rows, min(count, width)), dtype=object)
     for row, values in enumerate(array.reshape(rows, width)):
         for place, index in enumerate(_best(values, count).tolist()):
             text = f"{spell(values[index])}:{index}"
             if index < len(labels) and labels[index]:
                 text = f"{text}:{labels[index]}"
-            found[row, place] = text.encode(errors="surrogateescape")
-    shape = found.shape if per_row else found.shape[1:]
-    return Tensor(dtypes.BYTES, shape, None, found.reshape(shape))
+            classes[row, place] = text.encode(errors="surrogateescape")
+    shape = classes.shape if per_row else classes.shape[1:]
+    return Tensor(dtypes.BYTES, shape, None, classes.reshape(shape))
 
 
 def _best(values: Array, count: int) -> Array:
@@ -71,5 +71,5 @@ def _best(values: Array, count: int) -> Array:
         border = len(values) - count
         candidates = np.flatnonzero(values >= np.partition(values, border)[border])
     backwards = candidates[::-1]  # a stable ascending sort of these, read from its end, keeps equal ones in order
-    found: Array = backwards[np.argsort(values[backwards], kind="stable")][::-1][:count]
-    return found
+    classes: Array = backwards[np.argsort(values[backwards], kind="stable")][::-1][:count]
+    return classes

@@ -10,7 +10,7 @@ ACCEPTED = "gzip, deflate"
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _LEVEL = 6
 _FIRST = 1024 * 1024
-"""Bytes that are inflated before it is asked for more memory."""
+"""Bytes that are inflated before more memory is reserved."""
 
 
 def _nothing(size: int) -> None:

@@ -1,4 +1,4 @@
-"""How a failure is told beside its message: statuses and headers over HTTP, codes and metadata over gRPC."""
+"""What a failure is beside its message: statuses and headers over HTTP, codes and metadata over gRPC."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -17,14 +17,14 @@ _RESERVED = frozenset(
 
 
 def matching(pattern: re.Pattern[str] | None, headers: Iterable[tuple[str, str]]) -> Forwarded:
-    """The headers in whose names the pattern is found. What was sent several times is one value, joined by commas."""
+    """The headers in whose names the pattern occurs. Those sent several times are one value, joined by commas."""
     if pattern is None:
         return ()
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in headers:
         if pattern.search(name):
-            found[name] = f"{found[name]}, {value}" if name in found else value
-    return tuple(found.items())
+            values[name] = f"{values[name]}, {value}" if name in values else value
+    return tuple(values.items())
 
 
 def from_metadata(pattern: re.Pattern[str] | None, metadata: Iterable[tuple[str, str | bytes]] | None) -> Forwarded:

@@ -121,10 +121,10 @@ class Restriction:
         return f"This {self.word} is restricted, expecting header '{self.name}'"
 
     def granted(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> bool:
-        """Whether the headers, which are given in lower case, open the call. Time tells nothing of the value."""
+        """Whether the headers, whose names are in lower case, open the call. Time tells nothing of the value."""
         name, value = self.name.lower().encode(), self.value.encode()
-        given = [_bytes(text) for key, text in headers if _bytes(key) == name]
-        return len(given) == 1 and hmac.compare_digest(given[0], value)
+        sent = [_bytes(text) for key, text in headers if _bytes(key) == name]
+        return len(sent) == 1 and hmac.compare_digest(sent[0], value)
 
 
 def http_restrictions(settings: Mapping[CategoryT, tuple[str, str]]) -> dict[str, Restriction]:

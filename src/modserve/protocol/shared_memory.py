@@ -34,15 +34,15 @@ def moved(response: InferenceResponse, places: Mapping[str, Place], lease: Regio
     Raises INVALID_ARG, having written nothing, if one is too large. Triton's code for that is INTERNAL, though it was
     the client that chose the size.
     """
-    found = [(name, place, response.outputs[name]) for name, place in places.items() if name in response.outputs]
-    for name, place, tensor in found:
+    writes = [(name, place, response.outputs[name]) for name, place in places.items() if name in response.outputs]
+    for name, place, tensor in writes:
         if len(tensor.raw) > place.byte_size:
             raise invalid(
                 f"shared memory size specified with the request for output '{name}' ({place.byte_size} bytes) should "
                 f"be at least {len(tensor.raw)} bytes to hold the results"
             )
     outputs = dict(response.outputs)
-    for name, place, tensor in found:
+    for name, place, tensor in writes:
         lease.write(place, tensor.raw)
         outputs[name] = Tensor(tensor.datatype, tensor.shape, b"", None)
     return replace(response, outputs=outputs)
@@ -68,22 +68,22 @@ def _json_number(options: JsonObject, key: str) -> int:
     return value
 
 
-def message_place(name: str, given: Mapping[str, pb.InferParameter]) -> Place | None:
+def message_place(name: str, parameters: Mapping[str, pb.InferParameter]) -> Place | None:
     """The place that the parameters of tensor `name` name, if they do. Raises INVALID_ARG."""
-    if REGION not in given:
+    if REGION not in parameters:
         for key in (OFFSET, BYTE_SIZE):
-            if key in given:
+            if key in parameters:
                 raise invalid(f"'{key}' can not be specified without '{REGION}' parameter for tensor '{name}'")
         return None
-    region = _typed(name, given, REGION, "string_param").string_param
-    offset = _typed(name, given, OFFSET, "int64_param").int64_param if OFFSET in given else 0
-    if BYTE_SIZE not in given:
+    region = _typed(name, parameters, REGION, "string_param").string_param
+    offset = _typed(name, parameters, OFFSET, "int64_param").int64_param if OFFSET in parameters else 0
+    if BYTE_SIZE not in parameters:
         raise invalid(f"'{BYTE_SIZE}' must be specified along with '{REGION}' parameter for tensor '{name}'")
-    return Place(region, offset, _typed(name, given, BYTE_SIZE, "int64_param").int64_param)
+    return Place(region, offset, _typed(name, parameters, BYTE_SIZE, "int64_param").int64_param)
 
 
-def _typed(name: str, given: Mapping[str, pb.InferParameter], key: str, expected: str) -> pb.InferParameter:
-    parameter = given[key]
+def _typed(name: str, parameters: Mapping[str, pb.InferParameter], key: str, expected: str) -> pb.InferParameter:
+    parameter = parameters[key]
     if parameter.WhichOneof("parameter_choice") != expected:
         raise invalid(f"invalid value type for '{key}' parameter for tensor '{name}', expected {expected}.")
     return parameter

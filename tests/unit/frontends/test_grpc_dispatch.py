@@ -73,6 +73,11 @@ class Ending(FakeContext):
         self.callback(self)
 
 
+def test_one_file_knows_the_library_s_server() -> None:
+    files = [file for file in Path(aio.__file__).parent.glob("*.py") if "import grpc\n" in file.read_text()]
+    assert [file.name for file in files] == ["aio.py"]
+
+
 # Messages
 
 

@@ -32,7 +32,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
-from modserve.frontends.http.rest.disconnect import unless_gone
+from modserve.frontends.http.rest.disconnect import unless_disconnected
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.frontends.offload import on_thread
 from modserve.settings import HttpSettings
@@ -260,14 +260,14 @@ def _fail_at_once() -> None:
     raise internal("no")
 
 
-@pytest.mark.parametrize("helper", ["unless_gone", "on_thread"])
+@pytest.mark.parametrize("helper", ["unless_disconnected", "on_thread"])
 async def test_what_raises_leaves_no_cycle(helper: str) -> None:
     """Whoever catches the error keeps no frame that has it."""
 
     async def once() -> None:
         with contextlib.suppress(ModserveError):
-            if helper == "unless_gone":
-                await unless_gone(_Waiting(), _fail())  # type: ignore[arg-type]
+            if helper == "unless_disconnected":
+                await unless_disconnected(_Waiting(), _fail())  # type: ignore[arg-type]
             else:
                 await on_thread(_fail_at_once)
         await asyncio.sleep(0)

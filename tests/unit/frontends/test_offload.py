@@ -2,11 +2,19 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
-from modserve.core.errors import invalid
-from modserve.frontends.offload import on_thread
+from modserve.core import dtypes
+from modserve.core.errors import Code, invalid
+from modserve.core.response import InferenceResponse
+from modserve.core.tensor import Tensor
+from modserve.frontends.errors import to_client_error
+from modserve.frontends.offload import is_long_response, on_thread
+from modserve.protocol.reply import BINARY, Reply
+from modserve.settings.limits import Limits
+from modserve.testing import tensor
 
 
 async def test_what_the_work_returns_or_raises() -> None:
@@ -43,3 +51,47 @@ async def test_who_is_cancelled_waits_for_the_thread(fails: bool) -> None:
     go.set()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+NUMBERS, TEXTS = tensor(dtypes.INT32, (2, 3)), Tensor.from_raw(dtypes.BYTES, (5,), b"\0\0\0\0" * 5)
+
+
+@pytest.mark.parametrize(
+    ("reply", "limits", "copied", "expected"),
+    [
+        (Reply(), Limits(elements=11), False, False),
+        (Reply(), Limits(elements=10), False, True),
+        (Reply(binary=frozenset({"A"})), Limits(elements=5), False, False),
+        (Reply(binary=frozenset({"T"})), Limits(elements=5), False, True),
+        (BINARY, Limits(elements=5), False, False),
+        (BINARY, Limits(elements=4), False, True),
+        (replace(BINARY, classes={"A": 1}), Limits(elements=5), False, True),
+        (BINARY, Limits(message=43), True, True),
+        (BINARY, Limits(message=44), True, False),
+        (BINARY, Limits(message=43), False, False),
+    ],
+    ids=[
+        "JSON",
+        "much JSON",
+        "one as JSON",
+        "the other as JSON",
+        "binary",
+        "many texts",
+        "ranked",
+        "much to copy",
+        "less to copy",
+        "nothing to copy",
+    ],
+)
+def test_which_responses_take_long(reply: Reply, limits: Limits, copied: bool, expected: bool) -> None:
+    response = InferenceResponse("m", 1, {"A": NUMBERS, "T": TEXTS})
+    assert is_long_response(response, reply, limits, copied) is expected
+
+
+def test_errors_that_are_not_ours_become_internal(caplog: pytest.LogCaptureFixture) -> None:
+    ours = invalid("no")
+    assert to_client_error(ours, "a call") is ours
+    assert not caplog.records
+    error = to_client_error(ValueError("oops"), "a call")
+    assert (error.code, error.message) == (Code.INTERNAL, "unforeseen ValueError: oops")
+    assert [record.getMessage() for record in caplog.records] == ["a call failed unforeseen"]

@@ -18,6 +18,7 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.protocol.http import infer_body, infer_request, infer_response
+from modserve.protocol.http.infer_request import JsonHeads
 from modserve.protocol.reply import Reply
 from modserve.testing import config
 
@@ -753,3 +754,64 @@ def test_no_json_brings_the_decoder_down(document: object, binary: bytes | None)
 def test_no_bytes_bring_the_decoder_down(body: bytes, length: int | None) -> None:
     with pytest.raises(ModserveError):
         infer_request.decode_request("m", None, body, length if length is None else min(length, len(body)))
+
+
+# The memory of requests' JSON
+
+BINARY_TENSOR = b'{%b"inputs":[{"name":"A","shape":[2],"datatype":"UINT8","parameters":{"binary_data_size":2}}]}'
+
+
+def decode_with(heads: JsonHeads, json: bytes, data: bytes) -> list[int]:
+    request, _ = infer_request.decode_request("m", None, json + data, len(json), heads=heads)
+    values: list[int] = request.inputs["A"].array.tolist()
+    return values
+
+
+def test_json_that_comes_again_is_bound_to_other_data() -> None:
+    heads = JsonHeads()
+    assert [decode_with(heads, BINARY_TENSOR % b"", data) for data in (b"\1\2", b"\3\4")] == [[1, 2], [3, 4]]
+    assert list(heads.known) == [BINARY_TENSOR % b""]
+    with pytest.raises(ModserveError, match="unexpected size"):
+        decode_with(heads, BINARY_TENSOR % b"", b"\1")
+
+
+@pytest.mark.parametrize(
+    "json",
+    [
+        BINARY_TENSOR % b'"id":"7",',
+        BINARY_TENSOR % (b" " * 4096),
+        b'{"inputs":[{"name":"A","shape":[1],"datatype":"UINT8","data":[1]}]}',
+    ],
+    ids=["with an id", "long", "with a tensor in it"],
+)
+def test_json_that_is_not_worth_remembering(json: bytes) -> None:
+    heads = JsonHeads()
+    decode_with(heads, json, b"\1\2" if b"binary" in json else b"")
+    assert not heads.known
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    heads = JsonHeads()
+    for number in range(1025):
+        decode_with(heads, BINARY_TENSOR % (b'"parameters":{"n":%d},' % number), b"\1\2")
+    assert len(heads.known) == 1
+
+
+# What takes long
+
+
+@pytest.mark.parametrize(
+    ("body", "json_length", "cached", "expected"),
+    [
+        (b"x" * 10, None, False, False),
+        (b"x" * 11, None, False, True),
+        (b"x" * 100, 11, False, True),
+        (b"x" * 100, 10, False, False),
+        (b"x" * 100, 10, True, True),
+        (b'{"BYTES"}' + b"x" * 20, 9, False, False),
+        (b'{"BYTES"}' + b"x" * 21, 9, False, True),
+    ],
+    ids=["short", "long JSON", "JSON of some length", "binary data", "cached", "texts", "long texts"],
+)
+def test_which_bodies_take_long(body: bytes, json_length: int | None, cached: bool, expected: bool) -> None:
+    assert infer_body.is_long(config(cached=cached), body, json_length, most_json=10, most_texts=20) is expected

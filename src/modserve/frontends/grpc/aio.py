@@ -27,10 +27,10 @@ _UNAVAILABLE: int = grpc.StatusCode.UNAVAILABLE.value[0]
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 _QUIET = 0.02
-"""Seconds without a new call after which none waits to be taken over."""
+"""Seconds without a new call after which none is left in the library's core."""
 
 _REST = 0.05
-"""The same when the port is about to close, with some time for clients to call again that were just answered."""
+"""The same when the port is about to close, with some time for clients to call again after a response."""
 
 _LATE = 0.02
 """Seconds by which such a look may come too late, and still count."""
@@ -43,7 +43,7 @@ _BACKLOG = 2.0
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether the library reports more than a client that has gone while it was being answered.
+    """Whether the library reports more than a client that has gone before its response.
 
     It has a traceback for that, where the client's cancellation has not come to its notice before.
     """
@@ -141,15 +141,15 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         return self.methods.get(handler_call_details.method)
 
     @property
-    def answering(self) -> int:
+    def under_way(self) -> int:
         """Unary calls under way, without those whose refusal is held back."""
         return self.dispatcher.calls
 
     def hold_refusals(self) -> None:
         """Keep back the statuses of calls that are UNAVAILABLE, until `release_refusals`.
 
-        Clients that call again as soon as they are answered then come to rest, and the port can close without a call
-        that waits to be taken over.
+        Clients that call again after each response then come to rest, and the port can close without a call that is
+        still in the library's core.
         """
         self.held = asyncio.Event()
 
@@ -201,14 +201,14 @@ class GrpcListener:
             else:
                 port = self._grpc.add_secure_port(self._address, _credentials(self._tls))
         except RuntimeError as error:
-            raise OSError(f"can not listen on {self._address}: {error}") from error
+            raise OSError(f"cannot listen on {self._address}: {error}") from error
         await self._grpc.start()
         return port
 
     async def stop(self, grace: float | None) -> None:
         """Refuse new calls, and let those under way finish for `grace` seconds.
 
-        Streams take no more requests, and end when those they have taken are answered.
+        Streams read no more requests, and end when those they have read are settled.
         """
         self._streams.stop()
         if grace is None:
@@ -219,7 +219,7 @@ class GrpcListener:
         await self._quiet(min(_BACKLOG, grace), _REST, at_rest=True)
         grace -= asyncio.get_running_loop().time() - began
         stopping = asyncio.ensure_future(self._grpc.stop(max(0.0, grace)))
-        await asyncio.sleep(0)  # it has told the clients to go elsewhere
+        await asyncio.sleep(0)  # the clients know by then that they must go elsewhere
         self._table.release_refusals()
         await stopping
 
@@ -232,9 +232,9 @@ class GrpcListener:
         await self._quiet(limit, _QUIET, at_rest=False)
 
     async def _quiet(self, limit: float, seconds: float, at_rest: bool) -> None:
-        """Return when no call has come for so many seconds and, for `at_rest`, none is being answered, or at the limit.
+        """Return when no call has come for so many seconds and, for `at_rest`, none is under way, or at the limit.
 
-        A client whose call is being answered will often make another. Time in which the machine did not let this
+        A client whose call ends will often make another. Time in which the machine did not let this
         process run does not count: clients beside it may not have run either.
         """
         loop = asyncio.get_running_loop()
@@ -245,7 +245,7 @@ class GrpcListener:
             for _ in range(_TURNS):
                 await asyncio.sleep(0)
             in_time = loop.time() - began <= seconds + _LATE
-            if in_time and calls == self._table.calls and not (at_rest and self._table.answering):
+            if in_time and calls == self._table.calls and not (at_rest and self._table.under_way):
                 return
 
 

@@ -15,7 +15,7 @@ _AGES = {
     "max_age_grace": "grpc.max_connection_age_grace_ms",
 }
 _MAX_PENDING = 1_000_000
-"""Calls that wait to be taken over. Each holds some 3 KB, and no connection has more than its `max_streams` of them."""
+"""Calls that wait in the core. Each holds some 3 KB, and no connection has more than its `max_streams` of them."""
 
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 """gRPC picks the algorithm by level from those that the client takes: gzip for low, deflate above."""
@@ -23,7 +23,7 @@ COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 
 def channel_arguments(options: GrpcSettings) -> list[tuple[str, int]]:
     """What a server is made with."""
-    found = [
+    arguments = [
         ("grpc.max_send_message_length", -1),
         # Beyond it the library's core ends the call with RESOURCE_EXHAUSTED, before it has made room for the message.
         ("grpc.max_receive_message_length", options.max_message or -1),
@@ -38,10 +38,10 @@ def channel_arguments(options: GrpcSettings) -> list[tuple[str, int]]:
     if options.max_streams:
         # Clients keep further calls back until others have ended; those that do not are refused. The core's overload
         # protection also counts calls that have ended for the client: of 6,000 at a time it refused up to 1,059.
-        found.append(("grpc.max_concurrent_streams", options.max_streams))
-        found.append(("grpc.http.overload_protection", 0))
-    found += [(argument, int(getattr(options, field))) for field, argument in _CONNECTIONS.items()]
-    found += [(argument, age) for field, argument in _AGES.items() if (age := getattr(options, field))]
+        arguments.append(("grpc.max_concurrent_streams", options.max_streams))
+        arguments.append(("grpc.http.overload_protection", 0))
+    arguments += [(argument, int(getattr(options, field))) for field, argument in _CONNECTIONS.items()]
+    arguments += [(argument, age) for field, argument in _AGES.items() if (age := getattr(options, field))]
     if level := COMPRESSION_LEVELS[options.compression]:
-        found.append(("grpc.default_compression_level", level))
-    return found
+        arguments.append(("grpc.default_compression_level", level))
+    return arguments

@@ -38,7 +38,7 @@ class ReflectionService:
         while (sent := await call.read()) is not None:
             data, inflated = await self._inflating.inflated(sent)
             if inflated is not None:
-                inflated.release()  # what is asked for is short, or refused
+                inflated.release()  # requests are short, or refused
             request = parse(pb.ServerReflectionRequest, data)
             assert isinstance(request, pb.ServerReflectionRequest)
             await call.write(self.respond(request).SerializeToString())

@@ -68,4 +68,4 @@ class Refusal(NamedTuple):
     message: str
     trailers: tuple[tuple[str, str], ...]
     early: bool
-    """It ended before its message came; the log has not been told."""
+    """It ended before its message came, and is not in the log yet."""

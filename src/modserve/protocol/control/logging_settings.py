@@ -42,17 +42,17 @@ def changed_by_json(settings: LogSettings, body: bytes) -> LogSettings:
 
     Raises INVALID_ARG, UNSUPPORTED for ``log_file``, and UNAVAILABLE, which is Triton's, for an unknown format.
     """
-    given = {name: value for name, value in control_body.read(body).items() if value is not None}
+    members = {name: value for name, value in control_body.read(body).items() if value is not None}
     changes: dict[str, Any] = {}
-    if "log_file" in given:
+    if "log_file" in members:
         raise _no_file()
     for name, field in _SWITCHES.items():
-        if name in given:
-            changes[field] = control_body.typed(given[name], bool)
-    if "log_verbose_level" in given:
-        changes["verbose_level"] = control_body.unsigned(given["log_verbose_level"], _MAX_UINT32)
-    if "log_format" in given:
-        spoken = control_body.typed(given["log_format"], str)
+        if name in members:
+            changes[field] = control_body.typed(members[name], bool)
+    if "log_verbose_level" in members:
+        changes["verbose_level"] = control_body.unsigned(members["log_verbose_level"], _MAX_UINT32)
+    if "log_format" in members:
+        spoken = control_body.typed(members["log_format"], str)
         if spoken not in _FORMATS:
             raise invalid(f"invalid argument for --log_format, got: {spoken}")
         changes["format"] = _FORMATS[spoken]
@@ -61,20 +61,20 @@ def changed_by_json(settings: LogSettings, body: bytes) -> LogSettings:
 
 def changed_by_message(settings: LogSettings, request: pb.LogSettingsRequest) -> LogSettings:
     """`settings` with what a request says; unknown names change nothing. Raises INVALID_ARG, or UNSUPPORTED."""
-    given = request.settings
+    members = request.settings
     changes: dict[str, Any] = {}
-    if "log_file" in given:
+    if "log_file" in members:
         raise _no_file()
     for name, field in _SWITCHES.items():
-        if name in given:
-            _check_choice(given[name], name, "bool_param", "boolean")
-            changes[field] = given[name].bool_param
-    if "log_verbose_level" in given:
-        _check_choice(given["log_verbose_level"], "log_verbose_level", "uint32_param", "int32")
-        changes["verbose_level"] = given["log_verbose_level"].uint32_param
-    if "log_format" in given:
-        _check_choice(given["log_format"], "log_format", "string_param", "string")
-        spoken = given["log_format"].string_param
+        if name in members:
+            _check_choice(members[name], name, "bool_param", "boolean")
+            changes[field] = members[name].bool_param
+    if "log_verbose_level" in members:
+        _check_choice(members["log_verbose_level"], "log_verbose_level", "uint32_param", "int32")
+        changes["verbose_level"] = members["log_verbose_level"].uint32_param
+    if "log_format" in members:
+        _check_choice(members["log_format"], "log_format", "string_param", "string")
+        spoken = members["log_format"].string_param
         if spoken not in _FORMATS:
             raise invalid(f"invalid argument for log_format, got: {spoken}")
         changes["format"] = _FORMATS[spoken]

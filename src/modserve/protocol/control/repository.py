@@ -96,8 +96,8 @@ def load_json(body: bytes) -> LoadParameters:
 
 def unload_dependents_json(body: bytes) -> bool:
     """Whether an unload request's body, which may be empty, asks for dependents as well. Raises INVALID_ARG."""
-    given = _json_parameters(body).get(_DEPENDENTS, False)
-    return control_body.typed(given, bool, f"invalid value for unload parameter '{_DEPENDENTS}': ")
+    value = _json_parameters(body).get(_DEPENDENTS, False)
+    return control_body.typed(value, bool, f"invalid value for unload parameter '{_DEPENDENTS}': ")
 
 
 def load_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> LoadParameters:
@@ -142,5 +142,5 @@ def _base64(name: str, text: str) -> bytes:
 
 
 def _json_parameters(body: bytes) -> JsonObject:
-    given = control_body.read(body).get("parameters", {}) if body else {}
-    return control_body.typed(given, dict, "Unable to parse 'parameters': ")
+    value = control_body.read(body).get("parameters", {}) if body else {}
+    return control_body.typed(value, dict, "Unable to parse 'parameters': ")

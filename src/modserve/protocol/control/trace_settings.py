@@ -43,14 +43,14 @@ def change_by_json(body: bytes) -> TraceChange:
 
     Raises INVALID_ARG, and UNSUPPORTED for ``trace_file`` and another ``trace_mode``.
     """
-    given = control_body.read(body) if body else {}
+    members = control_body.read(body) if body else {}
     change: dict[str, TraceLevel | int | None] = {}
-    if "trace_file" in given:
+    if "trace_file" in members:
         raise _no_file()
-    if given.get("trace_mode") is not None:
-        _check_mode(control_body.typed(given["trace_mode"], str))
-    if "trace_level" in given:
-        levels = given["trace_level"]
+    if members.get("trace_mode") is not None:
+        _check_mode(control_body.typed(members["trace_mode"], str))
+    if "trace_level" in members:
+        levels = members["trace_level"]
         if levels is None:
             change["level"] = None
         elif not isinstance(levels, list):
@@ -58,8 +58,8 @@ def change_by_json(body: bytes) -> TraceChange:
         elif levels:
             change["level"] = _level([control_body.typed(level, str) for level in levels])
     for name, (field, lowest, highest) in _NUMBERS.items():
-        if name in given:
-            value = given[name]
+        if name in members:
+            value = members[name]
             text = None if value is None else control_body.typed(value, str)
             change[field] = None if text is None else _number(name, text, lowest, highest, "got:")
     return change
@@ -88,7 +88,7 @@ def change_by_message(settings: Mapping[str, pb.TraceSettingRequest.SettingValue
 
 
 def _level(names: Sequence[str]) -> TraceLevel:
-    """Raises INVALID_ARG. Triton takes unknown names for nothing; here they are told."""
+    """Raises INVALID_ARG. Triton ignores unknown names; here they are refused."""
     level = TraceLevel.OFF
     for name in names:
         if name not in TraceLevel.__members__:

@@ -90,7 +90,7 @@ def output_places(message: pb.ModelInferRequest, lend: LeaseFactory) -> dict[str
 
 
 def class_counts(message: pb.ModelInferRequest) -> dict[str, int]:
-    """How many best classes of which outputs are asked for. Raises INVALID_ARG."""
+    """How many best classes the client requests, by output. Raises INVALID_ARG."""
     counts: dict[str, int] = {}
     for output in message.outputs:
         if "classification" not in output.parameters:
@@ -147,7 +147,7 @@ def encode_stream_error(
 ) -> pb.ModelStreamInferResponse:
     """A request's failure on a stream that goes on.
 
-    `model_name` is given if the model had accepted the request: the answer then tells whether it is the last.
+    `model_name` is that of the model if it had accepted the request: the message then says whether it is the last.
     """
     # An empty text would pass for success.
     message = pb.ModelStreamInferResponse(error_message=failures.public_message(error) or error.code.value)
@@ -164,13 +164,13 @@ def _inputs(
 ) -> Mapping[str, Tensor]:
     raws: Sequence[Buffer] = message.raw_input_contents if tensors is None else tensors.raws
     model = message.model_name
-    given = message.inputs
-    count = len(given)
+    described = message.inputs
+    count = len(described)
     if count > LIMITS.tensors:
         raise limits.too_many_tensors("inputs", count)
     inputs: dict[str, Tensor] = {}
     elsewhere = 0
-    for position, tensor in enumerate(given):
+    for position, tensor in enumerate(described):
         name = tensor.name
         if name in inputs:
             raise invalid(f"{label(message.id)}input '{name}' already exists in request")
@@ -333,10 +333,10 @@ def _raw_tag(size: int) -> bytes:
     return b"\x32" + written(size)
 
 
-def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
-    limits.check_parameters(len(given))
-    found: dict[str, ParameterValue] = {}
-    for name, parameter in given.items():
+def _parameters(messages: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
+    limits.check_parameters(len(messages))
+    values: dict[str, ParameterValue] = {}
+    for name, parameter in messages.items():
         parameters.check_name(name, _ALLOWED_RESERVED)
         choice = parameter.WhichOneof("parameter_choice")
         expected = _TYPED_PARAMETERS.get(name, _ANY)
@@ -348,8 +348,8 @@ def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, ParameterVa
                 raise invalid(f"invalid value for '{name}', expected value >= 0.")
             value += 2**64  # Triton's own are unsigned, and clients number sequences by signed hashes
         if name != _EMPTY_FINAL:  # the stream's business, not the model's
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 _ANY = ("int64_param", "bool_param", "string_param", "double_param", "uint64_param")

@@ -1,4 +1,4 @@
-"""Long inference requests over gRPC, taken apart so that protobuf reads only what is short in them.
+"""Long inference requests over gRPC, split so that protobuf reads only what is short in them.
 
 Protobuf copies each tensor twice, makes up to sixty times the memory of typed elements, and lets no other thread run
 meanwhile. Tensors stay views of the message instead. Field numbers are those of ``ModelInferRequest`` in
@@ -24,7 +24,7 @@ _FEW_FIELDS, _MANY_FIELDS = 100, 32 * 1024
 
 @dataclass(slots=True)
 class Tensors:
-    """What was taken out of a message: views of it."""
+    """The tensors of a message, as views of it."""
 
     raws: list[Buffer] = field(default_factory=list)
     """``raw_input_contents``"""

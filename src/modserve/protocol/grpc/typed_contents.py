@@ -89,10 +89,10 @@ def _texts(contents: Buffer, count: int, take: Callable[[int], None]) -> Buffer 
     tag = len(FIELDS) << 3 | 2
     take(end + (ELEMENT_MEMORY + 4) * max(0, min(count, end // 2)))
     raw = bytearray()
-    position = found = 0
+    position = seen = 0
     while position < end:
         if data[position] != tag:
-            position = _other_field(data, position, end, "bytes_contents", found > 0)
+            position = _other_field(data, position, end, "bytes_contents", seen > 0)
             continue
         size = data[position + 1]
         position += 2
@@ -104,10 +104,10 @@ def _texts(contents: Buffer, count: int, take: Callable[[int], None]) -> Buffer 
         raw += size.to_bytes(4, "little")
         raw += data[position:stop]
         position = stop
-        found += 1
-        if found > count:
+        seen += 1
+        if seen > count:
             break
-    return raw if found else None
+    return raw if seen else None
 
 
 def _numbers(
@@ -127,11 +127,11 @@ def _numbers(
             raise DecodeError("an element is not whole")
         return packed  # little-endian, as in the raw form
     data = np.frombuffer(packed, np.uint8)
-    found = sum(int(np.count_nonzero(data[start : start + _BLOCK] < 0x80)) for start in range(0, len(data), _BLOCK))
+    seen = sum(int(np.count_nonzero(data[start : start + _BLOCK] < 0x80)) for start in range(0, len(data), _BLOCK))
     if data[-1] > 0x7F:
         raise DecodeError("an element is not whole")
-    if found != count:
-        raise ElementsError(found)
+    if seen != count:
+        raise ElementsError(seen)
     take(count * datatype.size)
     elements = np.empty(count, datatype.numpy)
     position = done = 0

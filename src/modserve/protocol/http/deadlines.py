@@ -43,14 +43,14 @@ def timeouts(headers: Iterable[tuple[str, str]]) -> Timeouts:
     return tuple((name, value) for name, value in headers if name in HEADERS)
 
 
-def deadline_ns(given: Timeouts, now_ns: int) -> int:
+def deadline_ns(headers: Timeouts, now_ns: int) -> int:
     """When the client of a request that arrived at `now_ns` gives up: the earliest of what it says; 0 for never.
 
     Raises INVALID_ARG.
     """
-    if not given:
+    if not headers:
         return 0
-    return now_ns + min(_read(name, value) for name, value in given)
+    return now_ns + min(_read(name, value) for name, value in headers)
 
 
 def _read(name: str, value: str) -> int:

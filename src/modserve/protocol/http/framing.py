@@ -33,8 +33,8 @@ def choose(accept: str) -> Framing:
 
 def _weight(weights: dict[str, float], framing: Framing) -> float:
     group = framing.media_type.partition("/")[0]
-    found = (weights[name] for name in (framing.media_type, f"{group}/*", "*/*") if name in weights)
-    return next(found, 0.0)
+    matches = (weights[name] for name in (framing.media_type, f"{group}/*", "*/*") if name in weights)
+    return next(matches, 0.0)
 
 
 def _weights(accept: str) -> dict[str, float]:

@@ -44,17 +44,17 @@ def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise unable("id", JsonTypeError("string", "string"))
-    found = _Found(config, request_id, max_bytes)
+    decoded = _Decoded(config, request_id, max_bytes)
     for key, value in _members(body) if _repeated(body, config) else document.items():
         if key == _NESTED:
-            _take_nested(found, value)
+            _take_nested(decoded, value)
         else:
-            found.take(key, value)
-    return InferenceRequest(config.name, found.inputs, (), version, request_id, found.parameters)
+            decoded.take(key, value)
+    return InferenceRequest(config.name, decoded.inputs, (), version, request_id, decoded.parameters)
 
 
 def encode(response: InferenceResponse) -> bytes:
-    """The object of a response: its parameters and outputs by name. Raises INVALID_ARG for what JSON can not carry.
+    """The object of a response: its parameters and outputs by name. Raises INVALID_ARG for what JSON cannot carry.
 
     An output of one element is a scalar, all others flat lists. Keys are in Triton's order, the alphabet's.
     """
@@ -75,7 +75,7 @@ def text_only(error: ModserveError) -> ModserveError:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Decoded:
     """What the keys so far were."""
 
     config: ModelConfig
@@ -110,15 +110,15 @@ class _Found:
         self.size += size
 
 
-def _take_nested(found: _Found, value: object) -> None:
-    if _NESTED in found.config.inputs_by_name:
+def _take_nested(decoded: _Decoded, value: object) -> None:
+    if _NESTED in decoded.config.inputs_by_name:
         raise invalid(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
     if not isinstance(value, dict | _Pairs):
         raise invalid(f"Expected JSON object for keyword: '{_NESTED}': {JsonTypeError('object', 'object')}")
     pairs = value.pairs if isinstance(value, _Pairs) else value.items()
     for key, element in pairs:
         try:
-            found.take(key, element)
+            decoded.take(key, element)
         except ModserveError as error:
             raise invalid(f"Converting keyword: '{_NESTED}': {error.message}") from None
 
@@ -185,7 +185,7 @@ class _Pairs:
 
 
 def _repeated(body: bytes, config: ModelConfig) -> bool:
-    """Whether an input might be given twice in one object, which the JSON library would not tell."""
+    """Whether one object might have an input twice, which the JSON library does not report."""
     return b"\\u" in body or any(body.count(orjson.dumps(name)) > 1 for name in config.inputs_by_name)
 
 

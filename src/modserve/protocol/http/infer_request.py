@@ -141,10 +141,10 @@ def _header(document: JsonObject, max_json_tensor: int) -> _Header:
     request_id = document.get("id", "")
     if type(request_id) is not str:
         raise unable("id", JsonTypeError("string", "string"))
-    given, binary_output = _parameters(document)
+    values, binary_output = _parameters(document)
     outputs, look = _outputs(document, binary_output)
     inputs, places = _inputs(document, request_id, max_json_tensor)
-    return _Header(request_id, given, inputs, places, outputs, look, bool(places or look.places))
+    return _Header(request_id, values, inputs, places, outputs, look, bool(places or look.places))
 
 
 def _bind(header: _Header, binary: memoryview | None, model_name: str) -> dict[str, Tensor]:
@@ -198,7 +198,7 @@ def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
         raise unable("parameters", JsonTypeError("object", "object"))
     limits.check_parameters(len(value))
     binary_output = False
-    found: dict[str, ParameterValue] = {}
+    values: dict[str, ParameterValue] = {}
     for key, element in value.items():
         if key == "binary_data_output":
             if type(element) is not bool:
@@ -213,8 +213,8 @@ def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
                 raise unable(key, error)
         else:
             element = parameters.custom(key, element)
-        found[key] = element
-    return found, binary_output
+        values[key] = element
+    return values, binary_output
 
 
 _UNSIGNED = JsonTypeError("unsigned-integer", "unsigned-integer")
@@ -236,7 +236,7 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
         return (), reply.BINARY if binary_output else reply.JSON
     if len(value) > _MOST_TENSORS:
         limits.check_tensors("outputs", len(value))
-    names: list[str] = []  # also what is asked for twice, which the model refuses
+    names: list[str] = []  # with those that are named twice, which the model refuses
     binary: list[str] = []
     classes: dict[str, int] = {}
     places: dict[str, Place] = {}
@@ -248,16 +248,16 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
             continue
         if type(options) is not dict:
             raise unable("parameters", JsonTypeError("object", "object"))
-        wanted = options.get("binary_data", False)
-        if type(wanted) is not bool:
+        as_binary = options.get("binary_data", False)
+        if type(as_binary) is not bool:
             raise unable("binary_data", JsonTypeError("boolean", "boolean"))
         if shared_memory.REGION in options:
-            for other in ("classification", "binary_data") if wanted else ("classification",):
+            for other in ("classification", "binary_data") if as_binary else ("classification",):
                 if other in options:
                     raise invalid(f"Output can't set both 'shared_memory_region' and '{other}'")
             places.setdefault(name, shared_memory.json_place(options))
             continue
-        if wanted:
+        if as_binary:
             binary.append(name)
         count = options.get("classification", 0)
         if type(count) is not int or count < 0:
@@ -329,7 +329,7 @@ def _shape(name: str, element: JsonObject) -> Shape:
 def _binary_size(element: JsonObject) -> int | Place | None:
     """The bytes of binary data that belong to an input, or its place in shared memory; None for JSON data.
 
-    Exactly one source must be given.
+    There must be exactly one source.
     """
     options = element.get("parameters")
     if options is None:
@@ -342,10 +342,10 @@ def _binary_size(element: JsonObject) -> int | Place | None:
     if "data" in element:
         sources.insert(0, "data")
     if len(sources) != 1:
-        found = "set " + " ".join(f"'{key}'" for key in sources) if sources else "no field is set"
+        state = "set " + " ".join(f"'{key}'" for key in sources) if sources else "no field is set"
         raise invalid(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
-            f"'shared_memory_region' in 'parameters'. But {found}"
+            f"'shared_memory_region' in 'parameters'. But {state}"
         )
     if sources[0] == "data":
         return None

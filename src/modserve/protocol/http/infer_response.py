@@ -36,11 +36,11 @@ class Body:
     encoding: str | None = None
     """How the parts are compressed; `header_length` is the JSON's before that."""
     server_timing: str = ""
-    """What the answer has cost, if that shall be told."""
+    """What the request has cost; empty if the response does not say it."""
 
 
 def encode_response(response: InferenceResponse, reply: Reply) -> Body:
-    """The body of an answer; its JSON keys are in Triton's order. Raises INVALID_ARG for what JSON can not carry."""
+    """The body of a response; its JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry."""
     outputs: list[JsonObject] = []
     document: JsonObject = {"id": response.id} if response.id else {}
     document["model_name"] = response.model_name
@@ -55,7 +55,7 @@ def encode_response(response: InferenceResponse, reply: Reply) -> Body:
         if reply.all_binary or name in reply.binary:
             raw = tensor.raw
             output["parameters"] = {"binary_data_size": len(raw)}
-            if len(raw):  # as in Triton, an answer without a byte of binary data is plain JSON
+            if len(raw):  # as in Triton, a response without a byte of binary data is plain JSON
                 binary.append(raw)
         elif name not in reply.places:
             data = json_data.from_tensor(name, tensor)

@@ -102,8 +102,8 @@ def unknown_version(name: str, version: int) -> ModserveError:
 
 
 def unservable(name: str, version: int | None) -> ModserveError:
-    wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
-    return not_found(f"Servable not found for request: {wanted}")
+    servable = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+    return not_found(f"Servable not found for request: {servable}")
 
 
 def unknown_label(label: str) -> ModserveError:

@@ -75,8 +75,8 @@ def decode(config: ModelConfig, body: bytes) -> Prediction:
         return Prediction(_from_rows(config, document["instances"]), True)
     if columns:
         return Prediction(_from_columns(config, document["inputs"]), False)
-    found = ", ".join(f"'{key}'" for key in list(document)[:10]) or "no keys"
-    raise invalid(f"Missing 'inputs' or 'instances' key: the request has {found}")
+    keys = ", ".join(f"'{key}'" for key in list(document)[:10]) or "no keys"
+    raise invalid(f"Missing 'inputs' or 'instances' key: the request has {keys}")
 
 
 def batches(config: ModelConfig, inputs: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
@@ -209,13 +209,13 @@ def _is_base64(value: dict[str, object]) -> bool:
     return len(value) == 1 and isinstance(value.get(_BASE64), str)
 
 
-def _only_input(config: ModelConfig, given: str, wanted: str) -> TensorSpec:
+def _only_input(config: ModelConfig, content: str, form: str) -> TensorSpec:
     """The input that needs no name: a model's only one, or only required one."""
     required = [spec for spec in config.inputs if not spec.optional]
     candidates = config.inputs if len(config.inputs) == 1 else required
     if len(candidates) != 1:
         raise invalid(
-            f"{given}, but model '{config.name}' has {len(config.inputs)} inputs: give {wanted} with the keys "
+            f"{content}, but model '{config.name}' has {len(config.inputs)} inputs: give {form} with the keys "
             f"{_quoted(config.inputs_by_name)}"
         )
     return candidates[0]

@@ -28,7 +28,7 @@ _AT_A_TIME = 32 * 1024
 def encode(parts: Sequence[Mapping[str, Tensor]], rows: bool) -> bytes:
     """The body of an answer, out of the outputs of each of the `batches`.
 
-    Raises INVALID_ARG for what JSON can not carry, and for outputs that can not be told apart by rows.
+    Raises INVALID_ARG for what JSON cannot carry, and for outputs that cannot be split by rows.
     """
     columns = {name: _column(name, [part[name] for part in parts]) for name in parts[0]}
     if rows:
@@ -123,8 +123,8 @@ def _plain(column: Any) -> Any:
 def _check_rows(columns: Mapping[str, Any]) -> None:
     sizes = {name: len(column) if hasattr(column, "__len__") else None for name, column in columns.items()}
     if None in sizes.values() or len(set(sizes.values())) > 1:
-        found = ", ".join(f"'{name}' {'none' if size is None else size}" for name, size in sizes.items())
+        which = ", ".join(f"'{name}' {'none' if size is None else size}" for name, size in sizes.items())
         raise invalid(
-            f"the outputs do not have the same first dimension ({found}), so they can not be given as 'predictions': "
+            f"the outputs do not have the same first dimension ({which}), so they can not be given as 'predictions': "
             "ask with 'inputs' (column format)"
         )

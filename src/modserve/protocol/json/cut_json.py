@@ -74,11 +74,11 @@ def parse(text: bytes, way: Way, kept: Collection[int] = ()) -> object:
 
 def _arrays(text: bytes, way: Way) -> list[LongArray]:
     """The long arrays that follow one of the keys, in order. They may be anywhere in the document."""
-    found = [array for key in way.keys for array in _arrays_after(text, key, way.find)]
+    candidates = [array for key in way.keys for array in _arrays_after(text, key, way.find)]
     if len(way.keys) == 1:
-        return found
+        return candidates
     arrays: list[LongArray] = []
-    for array in sorted(found, key=lambda each: each.start):
+    for array in sorted(candidates, key=lambda each: each.start):
         if not arrays or array.start >= arrays[-1].stop:
             arrays.append(array)
     return arrays

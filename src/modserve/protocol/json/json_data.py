@@ -115,7 +115,7 @@ def _shaped(datatype: Datatype, shape: Shape, numbers: Array) -> Tensor:
 def from_tensor(name: str, tensor: Tensor) -> bytes:
     """The flat JSON array of a tensor's elements; NaN and infinities are bare literals, as Triton writes them.
 
-    Raises INVALID_ARG for BYTES that are no UTF-8 text, which JSON can not carry.
+    Raises INVALID_ARG for BYTES that are no UTF-8 text, which JSON cannot carry.
     """
     flat = tensor.array.reshape(-1)
     datatype = tensor.datatype
@@ -290,5 +290,5 @@ def _wrong_element(datatype: Datatype) -> JsonTypeError:
     if datatype.json_kind == "int":
         kind = "unsigned-integer" if datatype.numpy.kind == "u" else "signed-integer"
         return JsonTypeError(kind, kind)
-    wanted = {"bool": "boolean", "float": "double", "string": "string"}[datatype.json_kind]
-    return JsonTypeError("number" if wanted == "double" else wanted, wanted)
+    expected_type = {"bool": "boolean", "float": "double", "string": "string"}[datatype.json_kind]
+    return JsonTypeError("number" if expected_type == "double" else expected_type, expected_type)

@@ -19,8 +19,8 @@ MAX_DEPTH = 100
 class JsonTypeError(ValueError):
     """A JSON value of the wrong type; the text is Triton's."""
 
-    def __init__(self, is_not: str, wanted: str) -> None:
-        super().__init__(f"attempt to access JSON non-{is_not} as {wanted}")
+    def __init__(self, is_not: str, expected: str) -> None:
+        super().__init__(f"attempt to access JSON non-{is_not} as {expected}")
 
 
 def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:

@@ -29,7 +29,7 @@ from modserve.server import Phase, Server
 from modserve.settings import HttpSettings, Limits
 
 from . import docs, generate, infer_stream, methods, v1
-from .messages import infer_head, json_response, read_body
+from .messages import add_model_route, infer_head, json_response, read_body
 from .restricted import RestrictedApp
 from .schemas import (
     ERRORS,
@@ -43,10 +43,10 @@ from .schemas import (
     ModelReady,
     Ready,
     ServerMetadata,
-    answer,
-    answers,
     described_schemas,
     json_body,
+    response_of,
+    responses_of,
 )
 from .shared_memory import shared_memory_router
 from .streams import Streams
@@ -69,7 +69,7 @@ register_url_convertor("version", _VersionConvertor())
 
 
 class _App(FastAPI):
-    """Nothing is asked for in the query, as in Triton. FastAPI would take from there what is only in some paths."""
+    """An application that ignores queries, as Triton does: FastAPI would take parameters from them."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__({**scope, "query_string": b""}, receive, send)
@@ -79,8 +79,8 @@ class _App(FastAPI):
         if self.openapi_schema is None:
             document = super().openapi()
             for operation in chain.from_iterable(path.values() for path in document["paths"].values()):
-                given = operation.get("parameters", [])
-                operation["parameters"] = [parameter for parameter in given if parameter["in"] != "query"]
+                parameters = operation.get("parameters", [])
+                operation["parameters"] = [parameter for parameter in parameters if parameter["in"] != "query"]
             document.setdefault("components", {}).setdefault("schemas", {}).update(described_schemas())
             docs.add_examples(document)
         return super().openapi()
@@ -124,12 +124,12 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
 def _health(server: Server) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v2/health/live", responses=answers(Live, 503))
+    @router.get("/v2/health/live", responses=responses_of(Live, 503))
     async def live() -> Response:
-        """Is the process up and answering? True from the moment the ports open."""
+        """Is the process up and responding? True from the moment the ports open."""
         return _exiting(server) or json_response({"live": True})
 
-    @router.get("/v2/health/ready", responses={**answers(Ready, 503), 400: answer(Ready)})
+    @router.get("/v2/health/ready", responses={**responses_of(Ready, 503), 400: response_of(Ready)})
     async def ready() -> Response:
         """May inference be sent? When not, `reasons` tells which models are in the way and why."""
         if server.ready:
@@ -144,17 +144,17 @@ def _health(server: Server) -> APIRouter:
 def _metadata(server: Server) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v2", responses=answers(ServerMetadata))
+    @router.get("/v2", responses=responses_of(ServerMetadata))
     async def server_metadata() -> Response:
         """The server's name, version and protocol extensions."""
         return json_response(metadata.server_json(server.name, server.version, server.extensions))
 
-    @router.get("/v2/models", responses=answers(ModelList))
+    @router.get("/v2/models", responses=responses_of(ModelList))
     async def models() -> Response:
         """The names of all models, whatever their state."""
         return json_response({"models": server.model_names()})
 
-    @router.get("/v2/models/stats", responses=answers(None))
+    @router.get("/v2/models/stats", responses=responses_of(None))
     async def all_statistics() -> Response:
         """The statistics of all ready model versions."""
         return json_response(statistics.json(server.with_statistics()))
@@ -195,9 +195,7 @@ def _models(server: Server) -> APIRouter:
         ("/stats", model_statistics, None),
         ("/batches", model_batches, None),
     ):
-        responses = answers(body, 400, 404, 503)
-        router.add_api_route("/v2/models/{model}" + suffix, handler, responses=responses)
-        router.add_api_route("/v2/models/{model}/versions/{version:version}" + suffix, handler, responses=responses)
+        add_model_route(router, suffix, handler, responses=responses_of(body, 400, 404, 503))
     return router
 
 
@@ -229,7 +227,7 @@ def _repository(server: Server, max_json: int, limits: Limits) -> APIRouter:
         return Response(media_type=MIME_JSON)
 
     for prefix, refusals in (("/v2/repository", (400, 503)), ("/v2/repository/{repository}", (501,))):
-        documented = answers(IndexedVersion, 400, 503, many=True)
+        documented = responses_of(IndexedVersion, 400, 503, many=True)
         router.add_api_route(
             f"{prefix}/index", index, methods=["POST"], responses=documented, openapi_extra=json_body("ready")
         )
@@ -247,18 +245,18 @@ def _repository(server: Server, max_json: int, limits: Limits) -> APIRouter:
 def _logging(server: Server, max_json: int) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v2/logging", responses=answers(LogSettings, 503))
+    @router.get("/v2/logging", responses=responses_of(LogSettings, 503))
     async def log_settings() -> Response:
         """What is logged, and how."""
         return json_response(logging_settings.json(server.logs.settings))
 
     @router.post(
         "/v2/logging",
-        responses=answers(LogSettings, 400, 501, 503),
+        responses=responses_of(LogSettings, 400, 501, 503),
         openapi_extra=json_body(*LogSettings.model_fields),
     )
     async def change_log_settings(request: Request) -> Response:
-        """Change any of the settings, at once; the answer has all of them."""
+        """Change any of the settings, at once; the response has all of them."""
         body = await read_body(request, max_json)
         logs = server.logs
         logs.change(logging_settings.changed_by_json(logs.settings, body))
@@ -278,24 +276,23 @@ def _inference(context: CallContext) -> APIRouter:
         encoding = compression.choose(", ".join(request.headers.getlist("accept-encoding")))
         call.start(model, version, infer_head(request, options, encoding), await request.body())
         try:
-            answer = await outcome
+            body = await outcome
         except asyncio.CancelledError:
             call.cancel()
             raise
-        if isinstance(answer, ModserveError):
-            return _error_answer(answer)
-        content = b"".join(answer.parts)
-        headers = {} if answer.encoding is None else {"Content-Encoding": answer.encoding}
-        if answer.server_timing:
-            headers["Server-Timing"] = answer.server_timing
-        if answer.header_length is None:
+        if isinstance(body, ModserveError):
+            return _error_response(body)
+        content = b"".join(body.parts)
+        headers = {} if body.encoding is None else {"Content-Encoding": body.encoding}
+        if body.server_timing:
+            headers["Server-Timing"] = body.server_timing
+        if body.header_length is None:
             return Response(content, headers=headers, media_type=MIME_JSON)
-        headers["Inference-Header-Content-Length"] = str(answer.header_length)
+        headers["Inference-Header-Content-Length"] = str(body.header_length)
         return Response(content, headers=headers, media_type="application/octet-stream")
 
-    responses = answers(InferenceResponseBody, 400, 404, 503)
-    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version:version}/infer"):
-        router.add_api_route(path, infer, methods=["POST"], responses=responses, openapi_extra=INFER_BODY)
+    responses = responses_of(InferenceResponseBody, 400, 404, 503)
+    add_model_route(router, "/infer", infer, methods=["POST"], responses=responses, openapi_extra=INFER_BODY)
     return router
 
 
@@ -326,16 +323,16 @@ async def _http_error(request: Request, error: Exception) -> Response:
 def _modserve_error(server: Server) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def handle(request: Request, error: Exception) -> Response:
         assert isinstance(error, ModserveError), "registered for this type: this is a bug"
-        if error.code is not Code.CANCELLED:  # nobody waits for the answer
-            asked = request.path_params
+        if error.code is not Code.CANCELLED:  # nobody waits for the response
+            path = request.path_params
             status = failures.spelling(error).http
-            server.failure_log.record("HTTP", asked.get("model", ""), asked.get("version"), "", status, error.message)
-        return _error_answer(error)
+            server.failure_log.record("HTTP", path.get("model", ""), path.get("version"), "", status, error.message)
+        return _error_response(error)
 
     return handle
 
 
-def _error_answer(error: ModserveError) -> Response:
+def _error_response(error: ModserveError) -> Response:
     status, headers = failures.spelling(error).http, failures.headers(error)
     return Response(infer_response.encode_error(error), status, dict(headers), MIME_JSON)
 

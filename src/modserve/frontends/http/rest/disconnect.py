@@ -1,4 +1,4 @@
-"""What an application does about clients that go away before they have their answer."""
+"""Clients that go away before they have their response."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,12 +11,12 @@ from modserve.core.errors import cancelled
 T = TypeVar("T")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns or raises; it is cancelled when the client of `request`, whose body was read, goes away.
 
     Raises CANCELLED then, which nobody reads.
     """
-    outcome = await _outcome_unless_gone(request, work)
+    outcome = await _outcome_unless_disconnected(request, work)
     if not isinstance(outcome, _Failure):
         return outcome
     try:
@@ -30,10 +30,10 @@ class _Failure:
         self.error = error
 
 
-async def _outcome_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> "T | _Failure":
+async def _outcome_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> "T | _Failure":
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(_outcome(work))
-        watching = tasks.create_task(_cancel_when_gone(request, running))
+        watching = tasks.create_task(_cancel_when_disconnected(request, running))
         running.add_done_callback(lambda _: watching.cancel())
     return _Failure(cancelled()) if running.cancelled() else running.result()
 
@@ -46,7 +46,7 @@ async def _outcome(work: Coroutine[Any, Any, T]) -> T | _Failure:
         return _Failure(error)
 
 
-async def _cancel_when_gone(request: Request, running: "asyncio.Task[Any]") -> None:
+async def _cancel_when_disconnected(request: Request, running: "asyncio.Task[Any]") -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     running.cancel()

@@ -84,27 +84,27 @@ def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
 
     `describe` gives that document, always the same.
     """
-    found = APIRouter(include_in_schema=False)
+    router = APIRouter(include_in_schema=False)
     documents: list[bytes] = []
     making = asyncio.Lock()
 
-    @found.get("/openapi.json")
+    @router.get("/openapi.json")
     async def document() -> Response:
-        """The OpenAPI document, made when it is first asked for: that takes 50 ms, which no other request waits."""
+        """The OpenAPI document, made for the first request: that takes 50 ms, for which no other request waits."""
         async with making:
             if not documents:
                 documents.append(await on_thread(lambda: bytes(json_response(describe()).body)))
         return Response(documents[0], media_type=MIME_JSON)
 
-    @found.get("/docs")
+    @router.get("/docs")
     async def page() -> Response:
         """The REST surface for people."""
         return Response(_PAGE, headers=HEADERS, media_type="text/html")
 
-    @found.get("/docs/examples/{model}")
+    @router.get("/docs/examples/{model}")
     async def model_examples(model: str) -> Response:
         """Bodies of calls that this model answers, by call."""
         models = {servable.id.name: servable.config for servable in server.models()}
         return json_response(examples.bodies(server.model(model).config, models))
 
-    return found
+    return router

@@ -18,9 +18,9 @@ from modserve.protocol.http import infer_response
 from modserve.protocol.http.framing import EVENTS
 from modserve.protocol.json.json_text import MIME_JSON
 
-from .disconnect import unless_gone
-from .messages import deadline_ns, forwarded_headers, read_body
-from .schemas import ERRORS, Described, answers
+from .disconnect import unless_disconnected
+from .messages import add_model_route, deadline_ns, forwarded_headers, read_body
+from .schemas import ERRORS, Described, responses_of
 from .streams import HttpStream, Streams, respond
 
 
@@ -64,7 +64,7 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
         with streams.begin(model, version) as call:
             await _submit(call, version, request, context)
         try:
-            response = await unless_gone(request, _only(call))
+            response = await unless_disconnected(request, _only(call))
             if offload.is_long_response(response, call.reply, call.limits):
                 body = await offload.on_thread(codec.encode, response)
             else:
@@ -81,18 +81,11 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
         return await respond(request, call, EVENTS, _encode)
 
     for suffix, handler, kind, responses in (
-        ("generate", generate, JSONResponse, answers(GenerateResponseBody, 400, 404, 503)),
-        ("generate_stream", generate_stream, StreamingResponse, _STREAM),
+        ("/generate", generate, JSONResponse, responses_of(GenerateResponseBody, 400, 404, 503)),
+        ("/generate_stream", generate_stream, StreamingResponse, _STREAM),
     ):
-        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:version}"):
-            router.add_api_route(
-                f"{model}/{suffix}",
-                handler,
-                methods=["POST"],
-                response_class=kind,
-                responses=responses,
-                openapi_extra=_BODY,
-            )
+        options = {"response_class": kind, "responses": responses, "openapi_extra": _BODY}
+        add_model_route(router, suffix, handler, methods=["POST"], **options)
     return router
 
 

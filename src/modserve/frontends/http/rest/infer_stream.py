@@ -19,7 +19,7 @@ from modserve.protocol.http.framing import EVENTS, LINES
 from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import header_length
 
-from .messages import infer_head
+from .messages import add_model_route, infer_head
 from .schemas import ERRORS
 from .streams import Encode, HttpStream, Streams, respond
 
@@ -43,15 +43,15 @@ def router(context: CallContext, streams: Streams, body: dict[str, Any]) -> APIR
         framing = framings.choose(", ".join(request.headers.getlist("accept")))
         return await respond(request, call, framing, _encoder(call, context.server_timing), raise_failure=True)
 
-    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:version}"):
-        router.add_api_route(
-            f"{path}/infer_stream",
-            infer_stream,
-            methods=["POST"],
-            response_class=StreamingResponse,
-            responses=_RESPONSES,
-            openapi_extra=body,
-        )
+    add_model_route(
+        router,
+        "/infer_stream",
+        infer_stream,
+        methods=["POST"],
+        response_class=StreamingResponse,
+        responses=_RESPONSES,
+        openapi_extra=body,
+    )
     return router
 
 

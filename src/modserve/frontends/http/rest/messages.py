@@ -1,7 +1,10 @@
-"""Bodies and headers of requests, and JSON responses."""
+"""Routes of models, bodies and headers of requests, and JSON responses."""
+
+from collections.abc import Callable
+from typing import Any
 
 import orjson
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 
 from modserve.frontends.http.wire.asgi import HEADERS_AS_SENT
 from modserve.protocol import header_forwarding
@@ -11,6 +14,12 @@ from modserve.protocol.http.infer_body import check_json_size
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.json.json_text import MIME_JSON
 from modserve.settings import HttpSettings
+
+
+def add_model_route(router: APIRouter, suffix: str, handler: Callable[..., Any], **options: Any) -> None:
+    """A call about a model: once for its latest version, and once for each."""
+    for path in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:version}"):
+        router.add_api_route(path + suffix, handler, **options)
 
 
 async def read_body(request: Request, max_json: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What all paths of the application have in common: HEAD, OPTIONS, and the methods of each."""
+"""HEAD, OPTIONS and the allowed methods, the same for all paths of the application."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from modserve.frontends.http.wire.context import AsgiApp, Message
 
 _ASTERISK = "*"
 _METHODS = ("GET", "POST")
-"""All that the application's paths have, but for those that each of them has."""
+"""All that the application's paths have, but for HEAD and OPTIONS."""
 
 
 async def with_slashes(request: Request) -> None:
@@ -27,19 +27,19 @@ async def with_slashes(request: Request) -> None:
 def allowed(scope: Any) -> list[str]:
     """The methods of the path that `scope` asks for; none if there is no such path."""
     routes: Iterable[BaseRoute] = scope["app"].routes
-    found = [
+    methods = [
         method
         for method in _METHODS
         if scope["path"] == _ASTERISK
         or any(route.matches({**scope, "method": method})[0] is Match.FULL for route in routes)
     ]
-    if not found:
+    if not methods:
         return []
-    return [*found, "HEAD", "OPTIONS"] if "GET" in found else [*found, "OPTIONS"]
+    return [*methods, "HEAD", "OPTIONS"] if "GET" in methods else [*methods, "OPTIONS"]
 
 
 class AnyMethod:
-    """An application which answers HEAD as GET without the body, and OPTIONS with the methods of a path."""
+    """An application that responds to HEAD as to GET, without the body, and to OPTIONS with the methods of the path."""
 
     def __init__(self, app: AsgiApp) -> None:
         self._app = app
@@ -50,7 +50,7 @@ class AnyMethod:
         method = scope["method"] if scope["type"] == "http" else None
         if method == "HEAD":
             await self._app({**scope, "method": "GET"}, receive, _without_body(send))
-        elif method == "OPTIONS" and (methods := _told(scope)):
+        elif method == "OPTIONS" and (methods := _allowed(scope)):
             headers = [(b"allow", ", ".join(methods).encode()), (b"content-length", b"0")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body"})
@@ -58,7 +58,7 @@ class AnyMethod:
             await self._app(scope, receive, send)
 
 
-def _told(scope: Any) -> list[str]:
+def _allowed(scope: Any) -> list[str]:
     try:
         return allowed(scope)
     except ModserveError:  # a path that is none, about which the application has more to say

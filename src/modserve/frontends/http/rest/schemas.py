@@ -19,10 +19,10 @@ class ErrorAnswer(Described):
     error: str
 
 
-def answer(model: type[Described] | None, description: str = "Successful Response", *, many: bool = False) -> Any:
-    """The documentation of an answer: a `model`, an array of it if `many`, or any object for None.
+def response_of(model: type[Described] | None, description: str = "Successful Response", *, many: bool = False) -> Any:
+    """The documentation of a response: a `model`, an array of it if `many`, or any object for None.
 
-    FastAPI could be told the model itself; it would then build a validator for each place, at every start.
+    FastAPI takes the model itself, too, but then builds a validator for each place at every start.
     """
     schema: dict[str, Any] = {"type": "object"}
     if model is not None:
@@ -33,23 +33,23 @@ def answer(model: type[Described] | None, description: str = "Successful Respons
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: answer(ErrorAnswer, "The request is wrong"),
-    404: answer(ErrorAnswer, "There is no such model or version"),
-    501: answer(ErrorAnswer, "Not supported"),
-    503: answer(ErrorAnswer, "Not ready, or too busy: try again"),
+    400: response_of(ErrorAnswer, "The request is wrong"),
+    404: response_of(ErrorAnswer, "There is no such model or version"),
+    501: response_of(ErrorAnswer, "Not supported"),
+    503: response_of(ErrorAnswer, "Not ready, or too busy: try again"),
 }
 
 
-def answers(model: type[Described] | None, *errors: int, many: bool = False) -> dict[int | str, dict[str, Any]]:
-    """The documentation of a call's answers: `model` with status 200 as `answer` takes it, and `errors` by status."""
-    return {200: answer(model, many=many), **{status: ERRORS[status] for status in errors}}
+def responses_of(model: type[Described] | None, *errors: int, many: bool = False) -> dict[int | str, dict[str, Any]]:
+    """The documentation of a call's responses: `model` with status 200 as for `response_of`, and `errors` by status."""
+    return {200: response_of(model, many=many), **{status: ERRORS[status] for status in errors}}
 
 
 def described_schemas() -> dict[str, Any]:
     """The schemas of everything that is described, by name."""
     models = [(model, "serialization") for model in _subclasses(Described)]
-    _, found = models_json_schema(models, ref_template=SCHEMA_REFERENCE)  # type: ignore[arg-type]
-    schemas: dict[str, Any] = found["$defs"]
+    _, document = models_json_schema(models, ref_template=SCHEMA_REFERENCE)  # type: ignore[arg-type]
+    schemas: dict[str, Any] = document["$defs"]
     return schemas
 
 

@@ -9,7 +9,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Server
 
 from .messages import json_response, read_body
-from .schemas import ERRORS, Described, answers, json_body
+from .schemas import ERRORS, Described, json_body, responses_of
 
 
 class SystemRegionStatus(Described):
@@ -79,7 +79,7 @@ def shared_memory_router(server: Server, max_json: int) -> APIRouter:
         ),
     ):
         for prefix in (f"/v2/{kind}sharedmemory", f"/v2/{kind}sharedmemory/region/{{region}}"):
-            router.add_api_route(f"{prefix}/status", status, responses=answers(model, 404, many=True))
+            router.add_api_route(f"{prefix}/status", status, responses=responses_of(model, 404, many=True))
             router.add_api_route(
                 f"{prefix}/register",
                 register,

@@ -19,7 +19,7 @@ from modserve.protocol.http.framing import Framing
 from modserve.server import Server
 from modserve.settings import Limits
 
-from .disconnect import unless_gone
+from .disconnect import unless_disconnected
 
 Encode: TypeAlias = Callable[[Outcome, bool], bytes]
 """Makes a message of an outcome, and whether it is the last one; empty where there is none. Never raises on errors."""
@@ -122,7 +122,7 @@ async def respond(
     `raise_failure`: a failure that is all there is to report is raised instead; the call is closed then.
     """
     try:
-        first = await unless_gone(request, _next_message(call, encode))
+        first = await unless_disconnected(request, _next_message(call, encode))
         if raise_failure and first.error is not None and first.final:
             raise first.error
     except BaseException:
@@ -146,7 +146,7 @@ class StreamedResponse(StreamingResponse):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             with suppress(ModserveError):  # the client has gone, and reads nothing
-                await unless_gone(Request(scope, receive), self.stream_response(send))
+                await unless_disconnected(Request(scope, receive), self.stream_response(send))
         finally:
             self._call.close()
 

@@ -18,10 +18,10 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 
 from . import docs
-from .disconnect import unless_gone
+from .disconnect import unless_disconnected
 from .messages import json_response
 from .predict import respond
-from .schemas import ERRORS, Described, ErrorAnswer, answer, answers
+from .schemas import ERRORS, Described, ErrorAnswer, response_of, responses_of
 
 
 class Alive(Described):
@@ -108,7 +108,7 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
         handle = server.borrow(model, version)  # its parts may wait for long
         try:
             body = await request.body()
-            return await unless_gone(request, respond(context, handle.servable, version, request, body, now_ns))
+            return await unless_disconnected(request, respond(context, handle.servable, version, request, body, now_ns))
         finally:
             handle.release()
 
@@ -132,7 +132,7 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
             f"{path}:predict",
             predict,
             methods=["POST"],
-            responses=answers(PredictResponseBody, 400, 404, 501, 503),
+            responses=responses_of(PredictResponseBody, 400, 404, 501, 503),
             openapi_extra=_PREDICT_BODY,
         )
         for method, refuse in (("classify", classify), ("regress", regress)):
@@ -174,13 +174,13 @@ def _add_models(router: APIRouter, server: Server) -> None:
             raise error if error.code is not Code.NOT_FOUND else v1_models.unservable(model, version) from None
         return json_response(v1_models.metadata_json(servable))
 
-    unready = {**answers(ModelStatus, 404), 503: answer(UnreadyModelStatus, "Not ready")}
-    router.add_api_route("/", alive, responses=answers(Alive, 503))
-    router.add_api_route("/v1/models", models, responses=answers(ModelNames))
+    unready = {**responses_of(ModelStatus, 404), 503: response_of(UnreadyModelStatus, "Not ready")}
+    router.add_api_route("/", alive, responses=responses_of(Alive, 503))
+    router.add_api_route("/v1/models", models, responses=responses_of(ModelNames))
     router.add_api_route(_MODEL, model_status, responses=unready, route_class_override=_route_of_models(server))
-    router.add_api_route(_VERSION, version_status, responses=answers(VersionStatuses, 404))
+    router.add_api_route(_VERSION, version_status, responses=responses_of(VersionStatuses, 404))
     for path in (_MODEL, _VERSION):
-        router.add_api_route(f"{path}/metadata", model_metadata, responses=answers(SignatureMetadata, 404, 503))
+        router.add_api_route(f"{path}/metadata", model_metadata, responses=responses_of(SignatureMetadata, 404, 503))
 
 
 def _route_of_models(server: Server) -> type[APIRoute]:
@@ -217,7 +217,7 @@ def _add_labels(router: APIRouter) -> None:
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: ERRORS.get(status, answer(ErrorAnswer)) for status in statuses}
+    return {status: ERRORS.get(status, response_of(ErrorAnswer)) for status in statuses}
 
 
 def _entries(server: Server, model: str) -> list[IndexEntry]:

@@ -4,8 +4,8 @@ import asyncio
 
 from modserve.core.tensor import Buffer
 
-_LONG_BODY = 32 * 1024 * 1024
-"""Bytes of the longest body that is joined when it is complete, which blocks the event loop for 10 ms. A longer one
+_LONG_BODY = 16 * 1024 * 1024
+"""Bytes of the longest body that is joined when it is complete, which blocks the event loop for 5 ms. A longer one
 grows as it arrives: its memory is a mapping of its own, which the system enlarges without copying it."""
 
 
