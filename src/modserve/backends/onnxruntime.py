@@ -208,7 +208,7 @@ class OnnxRuntimeInstance:
                 return self._execute_with_values(feeds, outputs)
             return dict(zip(outputs, self._session.run(outputs, feeds, self._run_options), strict=True))
         except Exception as error:  # as above
-            if type(error).__name__ in _CLIENT_FAULTS:
+            if type(error).__name__ == "InvalidArgument":  # the inputs do not fit the graph
                 raise invalid(f"onnxruntime refused the request: {_text(error)}") from error
             raise
 
@@ -225,10 +225,6 @@ class OnnxRuntimeInstance:
         }
         results = self._session.run_with_ort_values(outputs, values, self._run_options)
         return dict(zip(outputs, map(_to_array, results), strict=True))
-
-
-_CLIENT_FAULTS = frozenset({"InvalidArgument"})
-"""ONNX Runtime's exception types for inputs that do not fit the graph."""
 
 
 def _to_value(array: Array) -> ort.OrtValue:

@@ -2,10 +2,11 @@
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from modserve.backends.api import BackendInstance, RequestInstance
 from modserve.core.model_config import ModelConfig
@@ -16,7 +17,7 @@ from .quick import QuickRule
 from .running import Deliver, Running
 
 
-class Instance(Protocol):
+class Instance(ABC):
     """Executes jobs in order, as many at a time as `max_in_flight` says, and tells the pool of each.
 
     All methods but `close` are for the event loop's thread.
@@ -35,15 +36,19 @@ class Instance(Protocol):
     open: set[Running]
     """The requests without a final response, of an engine that responds to each by itself."""
 
+    @abstractmethod
     def start(self, job: Job) -> None:
         """Run a job, after those that were started before. Returns at once."""
 
+    @abstractmethod
     def execute(self, job: Job) -> None:
         """Run a job on the calling thread, which blocks; never raises. Only for instances that may be `quick`."""
 
+    @abstractmethod
     def end(self) -> None:
         """Nothing more is started. Does not wait; the engine's instance stays open."""
 
+    @abstractmethod
     def close(self) -> None:
         """Finish the jobs at hand and close the engine's instance. Blocks until that is done; once, on any thread."""
 

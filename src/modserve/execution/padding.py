@@ -97,10 +97,9 @@ class PaddedLayout:
         cut: list[Tensor] = []
         for tensor, inflight in zip(column[: len(members)], members, strict=True):
             if tensor.shape[axis] != length:
-                raise internal(
-                    f"output '{name}' of model '{self._config.name}' has shape {format_shape(tensor.shape)}, expected "
-                    f"{length} in dimension {axis}, the length that its batch was padded to"
-                )
+                expected = f"expected {length} in dimension {axis}, the length that its batch was padded to"
+                who = f"output '{name}' of model '{self._config.name}'"
+                raise internal(f"{who} has shape {format_shape(tensor.shape)}, {expected}")
             if inflight.length != length:
                 shorter = tensor.array[(slice(None), *_up_to(axis, inflight.length))]
                 tensor = Tensor.from_array(np.ascontiguousarray(shorter), tensor.datatype)

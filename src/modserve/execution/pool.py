@@ -268,11 +268,9 @@ class InstancePool(Settlement):
         self._tell_free()
 
     def _revival_failed(self, number: int, error: ModserveError, wait_ns: int) -> None:
-        name = self._instances[number].name
+        who = f"model '{self._model.name}', instance '{self._instances[number].name}'"
         # Whatever went wrong is no fault of those who wait.
-        failure = unavailable(
-            f"model '{self._model.name}', instance '{name}' was lost and cannot be made anew: {error.message}"
-        )
+        failure = unavailable(f"{who} was lost and cannot be made anew: {error.message}")
         _log.error("%s; the next attempt is in %g s", failure.message, wait_ns / 1e9)
         self._tell_of_loss(number, failure, again=True)
 

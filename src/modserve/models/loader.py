@@ -98,12 +98,12 @@ class Loader:
         """Load one version from the model's directory at `path`."""
         loop = asyncio.get_running_loop()
         name = design.draft.name
+        model_id = ModelId(name, version)
         self._cpu_instances.setdefault(name, design.cpu_instances)
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        calls = ModelCalls(ModelId(name, version), self._borrow, self._control, loop)
-        loading = self._executor.submit(
-            _mapped, _doing(name, version), self._load, design.draft, path, version, share, calls
-        )
+        calls = ModelCalls(model_id, self._borrow, self._control, loop)
+        doing = f"failed to load model '{name}' version {version}"
+        loading = self._executor.submit(_mapped, doing, self._load, design.draft, path, version, share, calls)
         try:
             loaded = await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
@@ -112,12 +112,12 @@ class Loader:
         cache = self._options.response_cache
         clock = self._clock = self._clock or LoopClock(loop)
         if isinstance(loaded, LoadedEnsemble):
-            return wrapped(assemble(ModelId(name, version), loaded, self._borrow, clock), clock, cache)
+            return wrapped(assemble(model_id, loaded, self._borrow, clock), clock, cache)
         try:
-            return assemble_model(ModelId(name, version), loaded, clock, cache)
+            return assemble_model(model_id, loaded, clock, cache)
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
-            raise from_exception(error, _doing(name, version)) from error
+            raise from_exception(error, doing) from error
 
     def forget(self, name: str) -> None:
         self._cpu_instances.pop(name, None)
@@ -131,9 +131,8 @@ class Loader:
             cpu_instances = _count_cpu(_place(config, backend))
         versions = tuple(config.version_policy.select(listing.versions))
         if not versions:
-            failure = invalid(
-                f"at least one version must be available under the version policy of model '{listing.name}'"
-            )
+            policy = f"the version policy of model '{listing.name}'"
+            failure = invalid(f"at least one version must be available under {policy}")
             raise _advised(failure, advice.versions(listing.path, listing.versions, self._registry.names))
         needs = config.ensemble.needs if config.ensemble is not None else {}
         return _Design(draft, versions, needs, cpu_instances * len(versions))
@@ -312,10 +311,6 @@ def _close(engine: BackendModel, instances: Sequence[tuple[str, Executor]]) -> N
 def _advised(error: ModserveError, advice: str) -> ModserveError:
     """The same failure, with what to do about it behind its text."""
     return ModserveError(error.code, f"{error.message}\n{advice}") if advice else error
-
-
-def _doing(name: str, version: int) -> str:
-    return f"failed to load model '{name}' version {version}"
 
 
 def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:

@@ -171,15 +171,14 @@ class Model:
 class SequenceModel(Model):
     """A model with a sequence batcher. Implements `core.servable.SequenceKeeper`, too."""
 
-    def __init__(self, model_id: ModelId, opened: Opened, clock: LoopClock, accept: Accept) -> None:
-        sequences: list[SequenceScheduler[Instance]] = []
+    _sequences: SequenceScheduler[Instance]
 
+    def __init__(self, model_id: ModelId, opened: Opened, clock: LoopClock, accept: Accept) -> None:
         def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
-            sequences.append(SequenceScheduler(opened.config, pool, clock, on_drop, opened.initial_states))
-            return sequences[0]
+            self._sequences = SequenceScheduler(opened.config, pool, clock, on_drop, opened.initial_states)
+            return self._sequences
 
         super().__init__(model_id, opened, clock, accept, make_scheduler)
-        self._sequences = sequences[0]
         self._sequences.on_end = self._settled.set
 
     @property
