@@ -40,9 +40,9 @@ class Instance(ABC):
     def start(self, job: Job) -> None:
         """Run a job, after those that were started before. Returns at once."""
 
-    @abstractmethod
     def execute(self, job: Job) -> None:
         """Run a job on the calling thread, which blocks; never raises. Only for instances that may be `quick`."""
+        raise RuntimeError(f"{self!r} blocks no thread: this is a bug")
 
     @abstractmethod
     def end(self) -> None:

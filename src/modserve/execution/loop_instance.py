@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -82,9 +83,6 @@ class LoopInstance(Instance):
     def start(self, job: Job) -> None:
         self._waiting.append(job)
         self._start_waiting()
-
-    def execute(self, job: Job) -> None:
-        raise RuntimeError(f"{self!r} blocks no thread: this is a bug")
 
     def end(self) -> None:
         self._end(unavailable(f"instance '{self.name}' was closed before the execution was over"))
@@ -255,17 +253,15 @@ class LoopInstance(Instance):
         self._posted.popleft()()
 
 
+@dataclass(slots=True, eq=False)
 class _Execution:
     """One execution, and the callback that the engine ends it with."""
 
-    __slots__ = ("_instance", "job")
-
-    def __init__(self, instance: LoopInstance, job: Job) -> None:
-        self._instance = instance
-        self.job = job
+    instance: LoopInstance
+    job: Job
 
     def __call__(self, outcome: Mapping[str, Array] | BaseException | None = None) -> None:
-        self._instance.done(self, outcome)
+        self.instance.done(self, outcome)
 
 
 def _size(outputs: Mapping[str, Array]) -> int:

@@ -8,6 +8,7 @@ quick reliably, and one long execution ends it.
 import gc
 import math
 import time
+from dataclasses import dataclass
 
 from modserve.core.model_config import InstanceKind, ModelConfig
 
@@ -98,14 +99,12 @@ class QuickRule:
         self._least_ns = _WAIT_NS
 
 
+@dataclass(slots=True)
 class _Collector:
     """When Python's garbage collector ran last, and for how long: that is no engine's time."""
 
-    __slots__ = ("began_ns", "took_ns")
-
-    def __init__(self) -> None:
-        self.began_ns = 0
-        self.took_ns = 0
+    began_ns: int = 0
+    took_ns: int = 0
 
     def observe(self, phase: str, info: object) -> None:
         """As `gc.callbacks` has it."""

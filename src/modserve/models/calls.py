@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from modserve.backends.api import EngineRequest, OnResponse
@@ -156,27 +156,23 @@ class ModelCalls:
             raise unavailable("the server has ended") from error
 
 
+def _nothing() -> None: ...
+
+
+@dataclass(eq=False, repr=False)
 class RunningCall:
     """Implements `backends.api.Call`, and `core.response.ResponseSink` for the model that is called."""
 
-    def __init__(
-        self,
-        calls: ModelCalls,
-        request: InferenceRequest,
-        on_response: OnResponse,
-        parents: list[Inflight],
-        paced: bool,
-    ) -> None:
-        self.withdraw: Callable[[], None] = _nothing
-        """Ends the connection with the parent's cancellation."""
-        self._calls = calls
-        self._request = request
-        self._on_response = on_response
-        self._parents = parents
-        self._paced = paced
-        self._inflight: Inflight | None = None
-        self._handle: Handle | None = None
-        self._over = False
+    _calls: ModelCalls
+    _request: InferenceRequest
+    _on_response: OnResponse
+    _parents: list[Inflight]
+    _paced: bool
+    _inflight: Inflight | None = None
+    _handle: Handle | None = None
+    _over: bool = False
+    withdraw: Callable[[], None] = _nothing
+    """Ends the connection with the parent's cancellation."""
 
     def __repr__(self) -> str:
         return f"RunningCall({self._calls.model.name} → {self._request.model_name})"
@@ -293,6 +289,3 @@ def _inherited(request: InferenceRequest, parents: list[Inflight], servable: Ser
 def _ring(models: tuple[ModelId, ...]) -> ModserveError:
     chain = " → ".join(f"'{name}' version {version}" for name, version in models)
     return unsupported(f"a model would wait for itself: {chain}")
-
-
-def _nothing() -> None: ...

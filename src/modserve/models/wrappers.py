@@ -1,7 +1,7 @@
 """Models that stand before other models: they keep the responses, or their order."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
@@ -128,16 +128,14 @@ class CachedModel(ModelWrapper):
         return inflight
 
 
+@dataclass(slots=True, eq=False)
 class _Keeper:
     """Implements `core.response.ResponseSink`: keeps the response on its way to the client."""
 
-    __slots__ = ("_key", "_looked_ns", "_model", "_sink")
-
-    def __init__(self, model: CachedModel, digest: bytes, looked_ns: int, sink: ResponseSink) -> None:
-        self._model = model
-        self._key = digest
-        self._looked_ns = looked_ns
-        self._sink = sink
+    _model: CachedModel
+    _key: bytes
+    _looked_ns: int
+    _sink: ResponseSink
 
     def settle(self, outcome: Outcome, final: bool) -> None:
         try:

@@ -195,14 +195,12 @@ class SharedMemory:
             registered.memory.close()
 
 
+@dataclass(slots=True, eq=False)
 class RegionLease:
     """Implements `core.shared_memory.RegionLease`."""
 
-    __slots__ = ("_registry", "_used")
-
-    def __init__(self, registry: SharedMemory) -> None:
-        self._registry = registry
-        self._used: dict[str, _Registered] | None = None
+    _registry: SharedMemory
+    _used: dict[str, _Registered] | None = None
 
     def read(self, place: Place) -> Buffer:
         return self._take(place).memory.read(place.offset, place.byte_size)
