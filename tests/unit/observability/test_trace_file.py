@@ -30,7 +30,7 @@ def full_after(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_elements_are_added(tmp_path: Path) -> None:
     path = tmp_path / "a"
     array = JsonArray(str(path))
-    assert array.empty
+    assert not array.end
     assert not path.exists()
     array.append([b"1", b",2"])
     assert path.read_bytes() == b"[1,2]"

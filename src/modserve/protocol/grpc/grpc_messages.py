@@ -14,13 +14,13 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import LeaseFactory, Place
-from modserve.core.tensor import Array, Buffer, Shape, Tensor, encode_elements
+from modserve.core.tensor import Buffer, Shape, Tensor, encode_elements
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
 from modserve.protocol import failures, limits, parameters, shared_memory
 from modserve.protocol.grpc import typed_contents
 from modserve.protocol.grpc.long_messages import Tensors, written
-from modserve.protocol.grpc.typed_contents import ElementsError, FieldError
+from modserve.protocol.grpc.typed_contents import ElementsError, FieldError, narrowed
 from modserve.protocol.limits import LIMITS
 from modserve.protocol.reply import Reply
 
@@ -28,28 +28,13 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = frozenset({_EMPTY_FINAL})
 _FINAL = "triton_final_response"
 
-_CONTENTS_FIELDS = {
-    "bool_contents": "BOOL",
-    "int_contents": "INT32",
-    "int64_contents": "INT64",
-    "uint_contents": "UINT32",
-    "uint64_contents": "UINT64",
-    "fp32_contents": "FP32",
-    "fp64_contents": "FP64",
-    "bytes_contents": "BYTES",
-}
-"""The fields of InferTensorContents, and the datatype by which Triton's messages name each."""
-
-
-def _take_nothing(size: int) -> None: ...
-
 
 def decode_request(
     message: pb.ModelInferRequest,
     deadline_ns: int = 0,
     lend: LeaseFactory | None = None,
     tensors: Tensors | None = None,
-    take: Callable[[int], None] = _take_nothing,
+    take: Callable[[int], None] = lambda size: None,
 ) -> InferenceRequest:
     """An inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 
@@ -164,13 +149,13 @@ def _inputs(
 ) -> Mapping[str, Tensor]:
     raws: Sequence[Buffer] = message.raw_input_contents if tensors is None else tensors.raws
     model = message.model_name
-    described = message.inputs
-    count = len(described)
+    tensor_messages = message.inputs
+    count = len(tensor_messages)
     if count > LIMITS.tensors:
         raise limits.too_many_tensors("inputs", count)
     inputs: dict[str, Tensor] = {}
     elsewhere = 0
-    for position, tensor in enumerate(described):
+    for position, tensor in enumerate(tensor_messages):
         name = tensor.name
         if name in inputs:
             raise invalid(f"{label(message.id)}input '{name}' already exists in request")
@@ -248,10 +233,10 @@ def _long_contents(
     shape: Shape,
     take: Callable[[int], None],
 ) -> Buffer:
-    """The same of those that protobuf has not read."""
+    """As `_contents`, of those that protobuf has not read."""
     model, count = message.model_name, math.prod(shape)
     try:
-        raw = typed_contents.decode(contents, datatype, count, name, _narrowed, take)
+        raw = typed_contents.decode(contents, datatype, count, name, take)
     except FieldError as error:
         raise _unexpected_field(error.field, name, datatype, model) from None
     except ElementsError as error:
@@ -270,7 +255,7 @@ def _unexpected_field(field: str, name: str, datatype: Datatype, model: str) -> 
     if not field:
         return invalid(f"unexpected explicit tensor data {where}, binary data was already supplied.")
     return invalid(
-        f"unexpected explicit tensor data {where} of type '{_CONTENTS_FIELDS[field]}', "
+        f"unexpected explicit tensor data {where} of type '{typed_contents.FIELDS[field]}', "
         f"expected datatype '{datatype.name}'"
     )
 
@@ -278,20 +263,7 @@ def _unexpected_field(field: str, name: str, datatype: Datatype, model: str) -> 
 def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
     # Typed, or numpy would make floats of 64-bit integers; only 8- and 16-bit integers come in a wider field.
     wide = np.array(list(values), dtype=np.int64 if datatype.size < 4 else datatype.numpy)
-    return (_narrowed(name, datatype, wide, 0) if datatype.size < 4 else wide).tobytes()
-
-
-def _narrowed(name: str, datatype: Datatype, wide: Array, first: int) -> Array:
-    """Elements of a datatype of less than 32 bits, of which `wide` are those from index `first` on."""
-    narrow: Array = wide.astype(datatype.numpy)
-    if not np.array_equal(wide, narrow):
-        index = int(np.flatnonzero(wide != narrow)[0])
-        bounds = np.iinfo(datatype.numpy)
-        raise invalid(
-            f"element {first + index} of input '{name}' is {wide[index]}, {datatype.name} takes {bounds.min} to "
-            f"{bounds.max}"
-        )
-    return narrow
+    return (narrowed(name, datatype, wide, 0) if datatype.size < 4 else wide).tobytes()
 
 
 def _response_parts(response: InferenceResponse, parameters: Mapping[str, ParameterValue]) -> list[Buffer]:
@@ -303,7 +275,7 @@ def _response_parts(response: InferenceResponse, parameters: Mapping[str, Parame
     if parameters:
         message = pb.ModelInferResponse()
         for name, value in parameters.items():
-            _set_parameter(message.parameters[name], value)
+            setattr(message.parameters[name], _parameter_field(value), value)
         parts.append(message.SerializeToString())
     outputs = response.outputs
     for name, tensor in outputs.items():
@@ -371,19 +343,12 @@ def _spelled(choices: tuple[str, ...]) -> str:
     return f"{', '.join(choices[:-1])}, or {choices[-1]}"
 
 
-def _integer_field(value: int) -> str:
+_FIELDS_BY_TYPE: dict[type, str] = {bool: "bool_param", float: "double_param", str: "string_param"}
+
+
+def _parameter_field(value: ParameterValue) -> str:
+    if type(value) is not int:
+        return _FIELDS_BY_TYPE[type(value)]
     if -(2**63) <= value < 2**63:
         return "int64_param"
     return "uint64_param" if 0 < value < 2**64 else "double_param"
-
-
-_SETTERS: dict[type, Callable[[pb.InferParameter, Any], None]] = {
-    bool: lambda parameter, value: setattr(parameter, "bool_param", value),
-    int: lambda parameter, value: setattr(parameter, _integer_field(value), value),
-    float: lambda parameter, value: setattr(parameter, "double_param", value),
-    str: lambda parameter, value: setattr(parameter, "string_param", value),
-}
-
-
-def _set_parameter(parameter: pb.InferParameter, value: ParameterValue) -> None:
-    _SETTERS[type(value)](parameter, value)
