@@ -61,41 +61,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "app": ("InferenceServer", "Ports", "serve"),
-    "backends.api": (
-        "AsyncInstance",
-        "AsyncRequestInstance",
-        "Backend",
-        "BackendInstance",
-        "BackendModel",
-        "EngineRequest",
-        "InstanceHandle",
-        "InstanceLostError",
-        "InstanceSpec",
-        "ModelCaller",
-        "ModelSource",
-        "Placement",
-        "RequestInstance",
-    ),
-    "core.dtypes": ("Datatype",),
-    "core.errors": ("Code", "ModserveError"),
-    "core.model_config": ("DescribedTensor", "ModelConfig", "ModelDescription"),
-    "core.request": ("InferenceRequest",),
-    "core.response": ("InferenceResponse",),
-    "core.tensor": ("Tensor",),
-    "settings": ("Settings",),
+    **dict.fromkeys(("InferenceServer", "Ports", "serve"), "app"),
+    "Datatype": "core.dtypes",
+    **dict.fromkeys(("Code", "ModserveError"), "core.errors"),
+    **dict.fromkeys(("DescribedTensor", "ModelConfig", "ModelDescription"), "core.model_config"),
+    "InferenceRequest": "core.request",
+    "InferenceResponse": "core.response",
+    "Tensor": "core.tensor",
+    "Settings": "settings",
 }
-"""The modules of the public names, which are imported when they are used: the supervisor needs none of them."""
+"""The modules of public names that are not in `backends.api`; imported at first use: the supervisor needs none."""
 
 if not TYPE_CHECKING:  # or every name would be one of the package to type checkers
 
     def __getattr__(name: str) -> Any:
-        for module, names in _HOMES.items():
-            if name in names:
-                value = getattr(importlib.import_module(f".{module}", __name__), name)
-                globals()[name] = value
-                return value
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        if name not in __all__:
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        module = importlib.import_module("." + _HOMES.get(name, "backends.api"), __name__)
+        return globals().setdefault(name, getattr(module, name))
 
 
 def __dir__() -> list[str]:

@@ -39,7 +39,7 @@ from .resources.machine_memory import allowed_memory
 from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
 from .server import Server
-from .settings import GrpcSettings, HttpSettings, Settings
+from .settings import GrpcSettings, Settings
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class InferenceServer(Server):
         self, settings: Settings, *, backends: dict[str, Backend] | None = None, logs: Logs | None = None
     ) -> None:
         self.settings = settings
-        threads = settings.model_load_thread_count
+        threads, memory = settings.model_load_thread_count, settings.request_memory_limit
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="load")
         self._ending = asyncio.Lock()
         self._ended_in_time: bool | None = None
@@ -89,7 +89,7 @@ class InferenceServer(Server):
             ),
             shared_memory=SharedMemory(settings.allow_client_shm),
             tracer=Tracer(settings.trace),
-            memory=MemoryBudget(request_memory_limit(settings)),
+            memory=MemoryBudget(allowed_memory() // 2 if memory is None else memory),
         )
 
     async def __aenter__(self) -> Self:
@@ -131,16 +131,6 @@ def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mappi
     """The options of each of the backends `names`: its own, over those for all backends."""
     by_backend = settings.backend_config
     return {name: {**by_backend.get("", {}), **by_backend.get(name, {})} for name in names}
-
-
-def request_memory_limit(settings: Settings) -> int:
-    """Bytes that all requests together may hold: half of the process's memory if nothing is set."""
-    return allowed_memory() // 2 if settings.request_memory_limit is None else settings.request_memory_limit
-
-
-def http_settings(settings: Settings) -> HttpSettings:
-    """How HTTP is served, with no more connections than the process may open files for."""
-    return replace(settings.http, max_connections=open_files.connections(settings.http.max_connections))
 
 
 _LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
@@ -315,7 +305,9 @@ class FrontEnds:
         self._grpc: GrpcListener | None = None
         self._metrics: MetricsListener | None = None
         if settings.http.allow:
-            self._http = HttpListener(server, settings.http.address, settings.http.port, http_settings(settings), tasks)
+            connections = open_files.connections(settings.http.max_connections)
+            http = replace(settings.http, max_connections=connections)
+            self._http = HttpListener(server, http.address, http.port, http, tasks)
         if settings.grpc.allow:
             self._grpc = GrpcListener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
         if settings.allow_metrics:

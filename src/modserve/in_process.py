@@ -25,17 +25,17 @@ def make_request(
 ) -> InferenceRequest:
     """The request of `Server.infer`. Raises INVALID_ARG for arrays and time-outs that no request can have."""
     tensors = {name: value if isinstance(value, Tensor) else Tensor.from_array(value) for name, value in inputs.items()}
-    deadline_ns = 0 if timeout is None else _deadline_ns(timeout, request_id, now_ns)
+    ns = math.inf if timeout is None else timeout * 1e9
+    if math.isnan(ns) or ns == -math.inf:
+        raise invalid(f"{label(request_id)}timeout is {timeout}, expected a number of seconds; infinity is no limit")
+    deadline_ns = 0 if ns == math.inf else now_ns + int(ns)
     values = dict(parameters or {})
     limit_ns = timeout_ns(values)
     return InferenceRequest(model_name, tensors, tuple(outputs), version, request_id, values, deadline_ns, limit_ns)
 
 
 async def response(servable: Submitter, request: InferenceRequest, now_ns: int) -> InferenceResponse:
-    """Submit a request that arrived at `now_ns` and await its one response. Cancelling the caller cancels it.
-
-    Raises what keeps the request from being accepted, and its failure.
-    """
+    """Submit a request that arrived at `now_ns` and await its response. Raises its failure; cancelling cancels it."""
     sink = _FutureSink(asyncio.get_running_loop())
     inflight = servable.submit(request, sink, now_ns)
     try:
@@ -68,14 +68,6 @@ async def outcomes(
     finally:
         inflight.cancel()
         sink.close()
-
-
-def _deadline_ns(timeout: float, request_id: str, now_ns: int) -> int:
-    """When so many seconds are over; 0 for never. Raises INVALID_ARG for what is no time."""
-    ns = timeout * 1e9
-    if math.isnan(ns) or ns == -math.inf:
-        raise invalid(f"{label(request_id)}timeout is {timeout}, expected a number of seconds; infinity is no limit")
-    return 0 if ns == math.inf else now_ns + int(ns)
 
 
 class _FutureSink(SingleResponseSink):

@@ -3,11 +3,11 @@
 import asyncio
 import enum
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 
 from .__about__ import __version__
-from .core.changes import Changes
 from .core.errors import Code, ModserveError, invalid, unavailable
 from .core.inflight import Inflight
 from .core.lifecycle import IndexEntry, State
@@ -53,6 +53,33 @@ class Phase(enum.Enum):
     """Nothing new is accepted; what was accepted is finished."""
 
 
+class Changes:
+    """Notifies its listeners one after the other, on the event loop's thread, without saying what has changed.
+
+    A listener must be quick and must not raise: it sets an event and looks later.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def listeners(self) -> int:
+        return len(self._listeners)
+
+    def notify(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
+    @contextmanager
+    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
+        """`listener` is notified while the context lasts."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+
 class Server:
     """Models, and all that clients can do with them. Everything runs on one event loop's thread."""
 
@@ -76,6 +103,11 @@ class Server:
         """Notified whenever the readiness of the server or of a model may have changed."""
         self._table = manager.table
         self._table.on_change = self.changes.notify
+        self.model_names, self.index = manager.table.names, manager.table.index
+        self.unready_reasons = manager.table.unready
+        """The model versions that keep the server from being ready."""
+        self.sequence_keepers = manager.table.keepers
+        """All that have sequences which have begun, whether they are READY or not."""
         self._control = ModelControl(manager, repositories, control or ControlOptions())
         self._strict_readiness = strict_readiness
         self._logs = logs
@@ -86,6 +118,10 @@ class Server:
         """What requests hold, against the server's limit."""
         self.failure_log = FailureLog()
         """The front ends record each request that failed in it."""
+
+    def _check_running(self) -> None:
+        if self.phase is Phase.STOPPING:
+            raise unavailable("Server not ready")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, {self.phase.value}, {self._table!r})"
@@ -101,7 +137,7 @@ class Server:
         if self.phase is Phase.STOPPING:
             finishing = self._table.finishing(name, version)
             if finishing is None:
-                raise _not_ready()
+                raise unavailable("Server not ready")
             return finishing
         return self._table.get(name, version)
 
@@ -175,10 +211,6 @@ class Server:
         """Whether inference may be sent: running, and (strictly) every model version READY or unloaded on purpose."""
         return self.phase is Phase.RUNNING and not (self._strict_readiness and self._table.unready())
 
-    def unready_reasons(self) -> list[IndexEntry]:
-        """The model versions that keep the server from being ready."""
-        return self._table.unready()
-
     def model_ready(self, name: str, version: int | None) -> bool:
         """Whether a model (version) takes requests. Raises NOT_FOUND for one that is not there."""
         return self._table.is_ready(name, version) and self.live
@@ -189,20 +221,9 @@ class Server:
     def extensions(self) -> Sequence[str]:
         return EXTENSIONS if self._logs is None else (*EXTENSIONS, "logging")
 
-    def model_names(self) -> list[str]:
-        return self._table.names()
-
-    def index(self) -> list[IndexEntry]:
-        """Every model version with its state and reason."""
-        return self._table.index()
-
     async def repository_index(self, only_ready: bool) -> list[IndexEntry]:
-        """`index` as clients may ask for it, with the models in the repositories that were never loaded.
-
-        Raises UNAVAILABLE if the server is stopping.
-        """
-        if self.phase is Phase.STOPPING:
-            raise _not_ready()
+        """`index` with the models in the repositories that were never loaded. Raises UNAVAILABLE when stopping."""
+        self._check_running()
         if only_ready:
             return [entry for entry in self.index() if entry.state is State.READY]
         return await self._control.index()
@@ -217,12 +238,11 @@ class Server:
 
         Raises NOT_FOUND or UNAVAILABLE if `name` has none, or `version` is not None and not READY.
         """
-        if self.phase is Phase.STOPPING:
-            raise _not_ready()
+        self._check_running()
         if name is None:
             return self.ready_models()
-        latest = self._table.get(name, version)
-        return self._table.ready_versions(name) if version is None else [latest]
+        servable = self._table.get(name, version)
+        return self._table.ready_versions(name) if version is None else [servable]
 
     def ready_models(self) -> list[Servable]:
         """Every READY version of every model, whatever the server's phase: what the metrics page shows."""
@@ -230,15 +250,11 @@ class Server:
 
     def in_flight(self) -> dict[str, int]:
         """The requests that READY models have accepted and not settled, by model; models without any are left out."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for servable in self.ready_models():
-            if isinstance(servable, RequestHolder) and servable.outstanding:
-                counts[servable.id.name] = counts.get(servable.id.name, 0) + servable.outstanding
-        return counts
-
-    def sequence_keepers(self) -> list[Servable]:
-        """All that have sequences which have begun, whether they are READY or not."""
-        return self._table.keepers()
+            if isinstance(servable, RequestHolder):
+                counts[servable.id.name] += servable.outstanding
+        return +counts
 
     def with_statistics(self, name: str = "", version: int | None = None) -> list[Servable]:
         """The READY model versions whose statistics a call asks for. Raises INVALID_ARG, as Triton does here."""
@@ -266,8 +282,7 @@ class Server:
         there or its configuration cannot be read, or UNAVAILABLE if the model control mode is not explicit or the
         server is stopping.
         """
-        if self.phase is Phase.STOPPING:
-            raise _not_ready()
+        self._check_running()
         await self._control.load(name, config, files)
 
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
@@ -276,8 +291,7 @@ class Server:
         `unload_dependents` also unloads the models that only this ensemble needs and that were not loaded by name. A
         model that is not loaded is no error. Raises UNAVAILABLE as `load_model` does.
         """
-        if self.phase is Phase.STOPPING:
-            raise _not_ready()
+        self._check_running()
         await self._control.unload(name, unload_dependents)
 
     @property
@@ -288,10 +302,7 @@ class Server:
         return self._logs
 
     def tracer_for(self, model: str) -> Tracer:
-        """The tracer, for a call about a model's settings or, with an empty name, those of all models.
-
-        Raises INVALID_ARG for a model that is not there or not READY.
-        """
+        """The tracer, for calls about a model, or all if empty. Raises INVALID_ARG for a model that is not READY."""
         if model and not self._table.ready_versions(model):
             raise invalid(f"Request for unknown model : {model}")
         return self.tracer
@@ -317,7 +328,3 @@ class Server:
         """Accept nothing new, finish what was accepted, and unload everything."""
         self.stop_accepting()
         await self._control.stop()
-
-
-def _not_ready() -> ModserveError:
-    return unavailable("Server not ready")

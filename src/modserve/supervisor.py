@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .core.log_settings import LogFormat, LogSettings
@@ -82,13 +82,13 @@ class BackOff:
 
 
 class _Signals:
-    """A stream of signal numbers; `next` waits for one."""
+    """A stream of signal numbers, of those that request the end and of SIGCHLD; `next` waits for one."""
 
-    def __init__(self, numbers: Iterable[int]) -> None:
+    def __init__(self) -> None:
         self._read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        for number in numbers:
+        for number in (*_STOPPING, signal.SIGCHLD):
             signal.signal(number, lambda number, frame: None)
 
     def next(self, timeout_s: float | None) -> int | None:
@@ -127,26 +127,23 @@ def start(command: Sequence[str]) -> int:
         os._exit(1)
 
 
-def supervise(
-    command: Sequence[str], signals: _Signals | None = None, clock: Callable[[], float] = time.monotonic
-) -> int:
+def supervise(command: Sequence[str]) -> int:
     """Runs `command`, and runs it again when it crashes. Returns the exit code of the last run.
 
     Does not start it again after an exit code of 0, 1 or 2, or after a signal that requests the end. Passes on every
     such signal.
     """
-    signals = signals or _Signals((*_STOPPING, signal.SIGCHLD))
-    back_off = BackOff()
+    signals, back_off = _Signals(), BackOff()
     while True:
-        pid, start_s = start(command), clock()
+        pid, start_s = start(command), time.monotonic()
         _log.info("supervising the server, process %d", pid)
         end, stopping = _watch(pid, signals)
         if stopping or not end.crashed:
             return end.code
-        delay = back_off.delay(clock() - start_s)
+        delay = back_off.delay(time.monotonic() - start_s)
         when = f"in {delay:g} s" if delay else "at once"
         _log.error("the server, process %d, %s; starting it again %s", pid, end.text, when)
-        if _stopped_within(delay, signals, clock):
+        if _stopped_within(delay, signals):
             return end.code
 
 
@@ -178,10 +175,10 @@ def _reap(pid: int) -> Ending | None:
             end = ending(status)
 
 
-def _stopped_within(delay: float, signals: _Signals, clock: Callable[[], float]) -> bool:
+def _stopped_within(delay: float, signals: _Signals) -> bool:
     """Waits `delay` seconds. True as soon as a signal requests the end."""
-    until = clock() + delay
-    while (left := until - clock()) > 0:
+    until = time.monotonic() + delay
+    while (left := until - time.monotonic()) > 0:
         number = signals.next(left)
         if number == signal.SIGCHLD:
             _reap(0)

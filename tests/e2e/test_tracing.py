@@ -213,5 +213,5 @@ def test_a_place_that_can_not_be_written_to(tmp_path: Path) -> None:
         "--trace-config=level=TIMESTAMPS",
         "--trace-config=rate=1",
     ]
-    with serving(EXAMPLES, options=options, errors=["a trace can not be written.*nosuch"]) as server:
+    with serving(EXAMPLES, options=options, errors=["a trace cannot be written.*nosuch"]) as server:
         infer(server, 3)

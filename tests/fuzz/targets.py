@@ -162,7 +162,7 @@ def grpc_message(data: bytes) -> None:
     grpc_messages.output_places(message, lambda: region)
     counts = grpc_messages.class_counts(message)
     grpc_messages.wants_empty_final(message)
-    pb.ModelInferResponse.FromString(grpc_messages.encode_response(_ranked(_echo(request), counts)))
+    pb.ModelInferResponse.FromString(grpc_messages.ResponseWriter().encode(_ranked(_echo(request), counts)))
 
 
 def _decoded_apart(data: bytes, region: "_Region") -> InferenceRequest | None:

@@ -846,7 +846,7 @@ def test_the_library_takes_subjects_as_well() -> None:
     nested = Settings(
         model_repository="a",
         http=HttpSettings(port=1, max_json=2, server_timing=True),
-        grpc=GrpcSettings(max_age=3, server_timing=True),
+        grpc=GrpcSettings(max_connection_age=3, server_timing=True),
     )
     assert flat == nested
     assert Settings(model_repository="a", http=HttpSettings(port=1), http_idle_timeout=5).http == HttpSettings(

@@ -10,6 +10,7 @@ take that long.
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -66,29 +67,30 @@ class IdentityModel:
             for source, target in pairs
             if source.optional
         }
-        return IdentityInstance(names, delay, zeros, batched=config.max_batch_size > 0)
+        return IdentityInstance(names, delay, zeros, config.max_batch_size > 0)
 
     def close(self) -> None:
         pass
 
 
+@dataclass(eq=False)
 class IdentityInstance:
-    def __init__(self, pairs: dict[str, str], delay: float, zeros: dict[str, Array], *, batched: bool) -> None:
-        self.data_dependent = False
-        self._pairs = pairs
-        self._delay = delay
-        self._zeros = zeros
-        self._batched = batched
+    pairs: dict[str, str]
+    """Output → input."""
+    delay: float
+    zeros: dict[str, Array]
+    batched: bool
+    data_dependent = False
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
-        if self._delay:
-            time.sleep(self._delay)
-        pairs = self._pairs
+        if self.delay:
+            time.sleep(self.delay)
+        pairs = self.pairs
         return {name: inputs[pairs[name]] if pairs[name] in inputs else self._absent(name, inputs) for name in outputs}
 
     def _absent(self, output: str, inputs: Mapping[str, Array]) -> Array:
-        zeros = self._zeros[output]
-        if not self._batched:
+        zeros = self.zeros[output]
+        if not self.batched:
             return zeros
         rows = next((len(array) for array in inputs.values()), 1)
         return np.repeat(zeros[np.newaxis], rows, axis=0)

@@ -59,14 +59,8 @@ def depends_on_data(model: Buffer) -> bool:
 
 
 def _graph_depends(model: Buffer, start: int, end: int) -> bool:
-    nodes = 0
-    for field, node_start, node_end in _fields(model, start, end):
-        if field != _GRAPH_NODE:
-            continue
-        nodes += 1
-        if nodes > MOST_NODES or _node_depends(model, node_start, node_end):
-            return True
-    return False
+    nodes = (bounds for field, *bounds in _fields(model, start, end) if field == _GRAPH_NODE)
+    return any(count > MOST_NODES or _node_depends(model, *bounds) for count, bounds in enumerate(nodes, 1))
 
 
 def _node_depends(model: Buffer, start: int, end: int) -> bool:

@@ -8,7 +8,7 @@ import ctypes
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 # Since 1.29 it reports models' names and more to its maker over the Internet unless this is set before the import.
@@ -20,12 +20,7 @@ import onnxruntime as ort
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import invalid, unsupported
-from modserve.core.model_config import (
-    DescribedTensor,
-    InstanceKind,
-    ModelConfig,
-    ModelDescription,
-)
+from modserve.core.model_config import DescribedTensor, InstanceKind, ModelConfig, ModelDescription
 from modserve.core.tensor import Array
 
 from .api import InstanceSpec, ModelSource, Placement
@@ -35,12 +30,11 @@ from .onnxruntime_options import (
     MAX_BATCH_SIZE,
     SHRINKAGE,
     SILENT,
-    check_graph_level,
     cuda_options,
     global_threads,
     integer,
     session_options,
-    shrinkage,
+    shrunk_devices,
     visible_gpus,
     warnings,
 )
@@ -98,8 +92,6 @@ class OnnxRuntimeBackend:
         global_threads.configure(source.options)
         for warning in warnings(source.config, self.gpu_count()):
             _log.warning("%s", warning)
-        if warning := check_graph_level(source.config):
-            _log.warning("%s", warning)
         return OnnxRuntimeModel(source)
 
 
@@ -112,7 +104,7 @@ class OnnxRuntimeModel:
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source
-        self._shrinkage = shrinkage(source.config)
+        self._shrunk = shrunk_devices(source.config)
         self._cpu_session: ort.InferenceSession | None = None
         self._spare: tuple[int, ort.InferenceSession] | None = None
         """A session on a GPU that no instance has, and its device."""
@@ -127,26 +119,23 @@ class OnnxRuntimeModel:
 
     def describe(self) -> ModelDescription:
         session = self._described
-        default = integer("backend option 'default-max-batch-size'", self._source.options, MAX_BATCH_SIZE)
         return ModelDescription(
             tuple(_describe(argument) for argument in session.get_inputs()),
             tuple(_describe(argument) for argument in session.get_outputs()),
-            _DEFAULT_MAX_BATCH_SIZE if default is None else default,
+            integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE),
         )
 
     def instance(self, spec: InstanceSpec) -> "OnnxRuntimeInstance":
-        config, placement = spec.config, spec.placement
-        if placement.kind is not InstanceKind.GPU:
-            return self._wrapped(self._on_cpu(), config, self._shrinkage.entry(None))
-        session = self._spare[1] if self._spare is not None and self._spare[0] == placement.device else None
-        if session is None:
-            session = self._session(placement)
+        gpu = spec.device if spec.kind is InstanceKind.GPU else None
+        if gpu is None:
+            session = self._on_cpu()
+        elif self._spare is not None and self._spare[0] == gpu:
+            session, self._spare = self._spare[1], None
         else:
-            self._spare = None
-        return self._wrapped(session, config, self._shrinkage.entry(placement.device))
-
-    def _wrapped(self, session: ort.InferenceSession, config: ModelConfig, shrink: str) -> "OnnxRuntimeInstance":
-        return OnnxRuntimeInstance(session, config, shrink, data_dependent=self._data_dependent)
+            session = self._session(spec.placement)
+        # ONNX Runtime refuses to run with the names of devices that a session does not use.
+        shrink = ";".join(each for each in self._shrunk if each in ("cpu:0", f"gpu:{gpu}"))
+        return OnnxRuntimeInstance(session, spec.config, shrink, data_dependent=self._data_dependent)
 
     def close(self) -> None:
         self._cpu_session = self._spare = None
@@ -197,9 +186,9 @@ class OnnxRuntimeInstance:
         if config.sequence_batching is not None:
             inputs += config.sequence_batching.inputs
             outputs += config.sequence_batching.state_outputs
-        self._strings = _names(inputs, dtypes.BYTES)
-        self._bfloat16 = _names(inputs, dtypes.BF16)
-        self._gives_bfloat16 = bool(_names(outputs, dtypes.BF16))
+        self._strings = [name for name, datatype in inputs if datatype is dtypes.BYTES]
+        self._bfloat16 = [name for name, datatype in inputs if datatype is dtypes.BF16]
+        self._gives_bfloat16 = any(datatype is dtypes.BF16 for _, datatype in outputs)
         if self._gives_bfloat16 and self._strings:
             raise unsupported(
                 f"model '{config.name}': ONNX Runtime's Python interface cannot give BF16 outputs to a model that "
@@ -219,7 +208,7 @@ class OnnxRuntimeInstance:
                 return self._execute_with_values(feeds, outputs)
             return dict(zip(outputs, self._session.run(outputs, feeds, self._run_options), strict=True))
         except Exception as error:  # as above
-            if type(error).__name__ in _CLIENT_FAULTS:
+            if type(error).__name__ == "InvalidArgument":  # the inputs do not fit the graph
                 raise invalid(f"onnxruntime refused the request: {_text(error)}") from error
             raise
 
@@ -236,14 +225,6 @@ class OnnxRuntimeInstance:
         }
         results = self._session.run_with_ort_values(outputs, values, self._run_options)
         return dict(zip(outputs, map(_to_array, results), strict=True))
-
-
-_CLIENT_FAULTS = frozenset({"InvalidArgument"})
-"""ONNX Runtime's exception types for inputs that do not fit the graph."""
-
-
-def _names(tensors: Iterable[tuple[str, Datatype]], datatype: Datatype) -> list[str]:
-    return [name for name, each in tensors if each is datatype]
 
 
 def _to_value(array: Array) -> ort.OrtValue:
@@ -270,9 +251,8 @@ def _describe(argument: ort.NodeArg) -> DescribedTensor:
     datatype = _ELEMENT_TYPES.get(match[2]) if match else None
     if match is None or datatype is None:
         hint = _ZIPMAP if "map(" in argument.type else ""
-        raise invalid(
-            f"tensor '{argument.name}' of the ONNX graph is a {argument.type}, which has no v2 datatype{hint}"
-        )
+        what = f"tensor '{argument.name}' of the ONNX graph is a {argument.type}"
+        raise invalid(f"{what}, which has no v2 datatype{hint}")
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in argument.shape)
     return DescribedTensor(argument.name, datatype, shape, optional=match[1] is not None)
 

@@ -8,7 +8,6 @@ import difflib
 import re
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import onnxruntime as ort
 
@@ -35,34 +34,22 @@ _CUDA_CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Triton's numbers → the values of ONNX Runtime's options."""
 _CUDA_PARAMETERS = (*_CUDA_CHOICES, "gpu_mem_limit")
-_SESSION_PARAMETERS = (
-    "intra_op_thread_count",
-    "inter_op_thread_count",
-    "execution_mode",
-    "enable_mem_arena",
-    "enable_mem_pattern",
-    SHRINKAGE,
-)
-_WITHOUT_EFFECT = {
-    "share_session_between_instances": "instances on the CPU always share one session, those on GPUs never do",
-}
 _THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
+_SESSION_PARAMETERS = (*_THREAD_COUNTS, "execution_mode", "enable_mem_arena", "enable_mem_pattern", SHRINKAGE)
+_WITHOUT_EFFECT = {
+    "share_session_between_instances": "instances on the CPU always share one session, those on GPUs never do"
+}
 _OTHERS = ("session.", "padding.", "scheduling.", "ensemble.")
 """Parameters that ONNX Runtime reads by their own keys, or that are the server's."""
 
 MAX_BATCH_SIZE = "default-max-batch-size"
 _GLOBAL_THREADS = "enable-global-threadpool"
-BACKEND_OPTIONS: Mapping[str, str] = {
-    MAX_BATCH_SIZE: "",
-    _GLOBAL_THREADS: "",
-    "intra_op_thread_count": "",
-    "inter_op_thread_count": "",
-}
+BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((MAX_BATCH_SIZE, _GLOBAL_THREADS, *_THREAD_COUNTS), "")
 
 
 def warnings(config: ModelConfig, gpus: int) -> list[str]:
-    """What a model's parameters say that has no effect, and why."""
-    notes = []
+    """What a model's parameters and its graph level say that has no effect, and why."""
+    notes, known = [], (*_SESSION_PARAMETERS, *_CUDA_PARAMETERS)
     for key in config.parameters:
         who = f"model '{config.name}': parameter '{key}' has no effect"
         if key in _WITHOUT_EFFECT:
@@ -71,11 +58,16 @@ def warnings(config: ModelConfig, gpus: int) -> list[str]:
             notes.append(f"{who}: it is for GPUs, and ONNX Runtime can use none here")
         elif key in _THREAD_COUNTS and global_threads.enabled:
             notes.append(f"{who}: --backend-config=onnxruntime,{_GLOBAL_THREADS}=1 gives all models the same threads")
-        elif key not in (*_SESSION_PARAMETERS, *_CUDA_PARAMETERS, *_THREAD_COUNTS) and not key.startswith(_OTHERS):
-            known = (*_SESSION_PARAMETERS, *_CUDA_PARAMETERS)
+        elif key not in known and not key.startswith(_OTHERS):
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             notes.append(f"{who}: backend 'onnxruntime' does not know it{hint}")
+    level = config.graph_optimization_level or 0
+    if level and level not in _GRAPH_LEVELS:
+        notes.append(
+            f"model '{config.name}': optimization.graph.level is {level}, which stands for all optimisations, as 0 "
+            "does; others are -1 (basic), 1 (extended) and 2 (none)"
+        )
     return notes
 
 
@@ -88,10 +80,9 @@ class GlobalThreads:
 
     def configure(self, options: Mapping[str, str]) -> None:
         """Make them if the server's options for the backend say so. Raises INVALID_ARG."""
-        where = "backend option"
-        if not flag(f"{where} '{_GLOBAL_THREADS}'", options, _GLOBAL_THREADS, default=False):
+        if not flag("backend option", options, _GLOBAL_THREADS, default=False):
             return
-        counts = [integer(f"{where} '{key}'", options, key) or 0 for key in _THREAD_COUNTS]
+        counts = [integer("backend option", options, key, 0) for key in _THREAD_COUNTS]
         with self._lock:
             if not self.enabled:
                 ort.set_global_thread_pool_sizes(*counts)
@@ -99,17 +90,6 @@ class GlobalThreads:
 
 
 global_threads = GlobalThreads()
-
-
-def check_graph_level(config: ModelConfig) -> str:
-    """A warning for a number that stands for nothing; empty if there is nothing to warn of."""
-    level = config.graph_optimization_level
-    if level in (None, 0) or level in _GRAPH_LEVELS:
-        return ""
-    return (
-        f"model '{config.name}': optimization.graph.level is {level}, which stands for all optimisations, as 0 does; "
-        "others are -1 (basic), 1 (extended) and 2 (none)"
-    )
 
 
 def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
@@ -139,32 +119,18 @@ def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
     return options
 
 
-@dataclass(frozen=True)
-class Shrinkage:
-    """Whose memory is given back after each execution: the values of `SHRINKAGE` for sessions on the CPU and on GPUs.
-
-    ONNX Runtime refuses to run with the names of devices that a session does not use.
-    """
-
-    devices: tuple[str, ...] = ()
-
-    def entry(self, gpu: int | None) -> str:
-        """For an instance on a GPU, or on the CPU for None; empty if nothing of its memory is meant."""
-        return ";".join(each for each in self.devices if each in ("cpu:0", f"gpu:{gpu}"))
-
-
-def shrinkage(config: ModelConfig) -> Shrinkage:
-    """Raises INVALID_ARG for what names no devices."""
+def shrunk_devices(config: ModelConfig) -> tuple[str, ...]:
+    """Whose memory is given back after each execution. Raises INVALID_ARG for what names no devices."""
     text = config.parameters.get(SHRINKAGE, "")
     if not text:
-        return Shrinkage()
+        return ()
     devices = tuple(part.strip() for part in text.split(";"))
     who = f"model '{config.name}': parameter '{SHRINKAGE}' is '{text}'"
     if not all(re.fullmatch(r"cpu:0|gpu:[0-9]+", device) for device in devices):
         raise invalid(f"{who}, expected devices such as 'cpu:0' or 'cpu:0;gpu:0'")
     if "cpu:0" in devices and not _flag(config, "enable_mem_arena"):
         raise invalid(f"{who}, but 'enable_mem_arena' is 0: without the arena there is nothing to shrink")
-    return Shrinkage(devices)
+    return devices
 
 
 def cuda_options(config: ModelConfig, device: int) -> dict[str, str]:
@@ -173,46 +139,37 @@ def cuda_options(config: ModelConfig, device: int) -> dict[str, str]:
     for key, values in _CUDA_CHOICES.items():
         number = _integer(config, key, -1)
         if number >= len(values):
-            raise invalid(
-                f"model '{config.name}': parameter '{key}' is {number}, expected a number from 0 to {len(values) - 1}"
-            )
+            who = f"model '{config.name}': parameter '{key}' is {number}"
+            raise invalid(f"{who}, expected a number from 0 to {len(values) - 1}")
         if number >= 0:
             options[key] = values[number]
-    limit = _integer(config, "gpu_mem_limit", 0)
-    if limit:
+    if limit := _integer(config, "gpu_mem_limit", 0):
         options["gpu_mem_limit"] = str(limit)
     return options
 
 
 def _integer(config: ModelConfig, parameter: str, default: int) -> int:
-    value = integer(f"model '{config.name}': parameter '{parameter}'", config.parameters, parameter)
-    return default if value is None else value
+    return integer(f"model '{config.name}': parameter", config.parameters, parameter, default)
 
 
 def _flag(config: ModelConfig, parameter: str) -> bool:
-    return flag(f"model '{config.name}': parameter '{parameter}'", config.parameters, parameter, default=True)
+    return flag(f"model '{config.name}': parameter", config.parameters, parameter, default=True)
 
 
-def integer(where: str, values: Mapping[str, str], key: str) -> int | None:
-    """The number under `key`, None if there is none. Raises INVALID_ARG."""
+def integer(where: str, values: Mapping[str, str], key: str, default: int) -> int:
+    """The number under `key`. Raises INVALID_ARG."""
     text = values.get(key)
     if text is None:
-        return None
+        return default
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise invalid(f"{where} is '{text}', expected an integer of 0 or more")
+        raise invalid(f"{where} '{key}' is '{text}', expected an integer of 0 or more")
     return int(text)
-
-
-_FLAGS = {"true": True, "false": False}
 
 
 def flag(where: str, values: Mapping[str, str], key: str, *, default: bool) -> bool:
     """As `integer`, for a number of which only zero or not counts, or ``true`` or ``false``."""
     text = values.get(key, "").lower()
-    if text in _FLAGS:
-        return _FLAGS[text]
-    number = integer(where, values, key)
-    return default if number is None else bool(number)
+    return text == "true" if text in ("true", "false") else bool(integer(where, values, key, default))
 
 
 def visible_gpus(present: Iterable[str], visible: str | None) -> int:

@@ -5,8 +5,8 @@ model; `finish` it with the engine's description of the model. All of them raise
 
 - `text/`: from text to a message with the position of every field, and the report of problems.
 - `draft`: a configuration as written. `complete`: what the engine's description adds to it.
-- `features/`: a module each for instance groups, sequence batching, padding, ...: the defaults, the rules, the
-  comparison with the model, and the values that the rest of the server reads. `FEATURES` there lists them all.
+- `features/`: a module each for tensors, sequence batching, padding, ...: the defaults, the rules, the comparison with
+  the model, and the values that the rest of the server reads.
 """
 
 import json
@@ -22,7 +22,7 @@ from . import complete, features
 from .draft import Draft, decode, parse, read, read_override
 from .features import Context
 from .features.composition import validate_composition
-from .features.platforms import FORMATS
+from .features.directory import FORMATS
 from .text.problems import Problems
 
 __all__ = [
@@ -93,7 +93,7 @@ def finish(
     if description is not None:
         features.compare(message, description, problems, shapes=fits)  # else each tensor would repeat the problem
     elif not message.input and not message.output:
-        problems.add((), f"must specify 'input' and 'output' for '{message.name}': its backend can not tell them")
+        problems.add((), f"must specify 'input' and 'output' for '{message.name}': its backend cannot tell them")
     problems.raise_if_any()
     return Complete(features.to_model_config(message, context), message, problems.warnings)
 

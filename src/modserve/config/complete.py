@@ -13,8 +13,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from modserve.core.model_config import DescribedTensor, ModelDescription
 from modserve.pb import inference as pb
 
-from .features import ragged, sequences
-from .features.input_count import server_inputs
+from .features import ragged, sequences, tensors
 from .text.problems import Problems
 
 
@@ -23,7 +22,7 @@ def complete(message: pb.ModelConfig, description: ModelDescription, problems: P
     # Like Triton, leaves max_batch_size as it is if inputs and outputs are configured.
     fits = bool(message.input and message.output) or _batching(message, description, problems)
     if not message.input:
-        ours = server_inputs(message)
+        ours = tensors.server_inputs(message)
         for tensor in description.inputs:
             if tensor.name not in ours:
                 message.input.add(name=tensor.name, optional=tensor.optional)

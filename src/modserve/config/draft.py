@@ -8,7 +8,7 @@ from modserve.core.errors import from_exception
 from modserve.core.model_config import ModelConfig
 from modserve.pb import inference as pb
 
-from .features import Context, platforms, to_model_config
+from .features import Context, directory, to_model_config
 from .text import override, pbtxt
 from .text.problems import Source
 
@@ -39,7 +39,7 @@ class Draft:
         """The message with name, backend, platform and default_model_filename deduced where possible."""
         message = pb.ModelConfig()
         message.CopyFrom(self.message)
-        platforms.identify(message, self.name, self.source.path.parent)
+        directory.identify(message, self.name, self.source.path.parent)
         return message
 
     def provisional(self, *, default_cpu_instances: int = 1) -> ModelConfig:

@@ -45,15 +45,11 @@ class Condition:
         """
         array = tensor.array
         if array.size != 1:
-            raise invalid(
-                f"condition '{self}' needs a tensor of one element, '{self.tensor}' has shape "
-                f"{format_shape(tensor.shape)}"
-            )
+            shape = format_shape(tensor.shape)
+            raise invalid(f"condition '{self}' needs a tensor of one element, '{self.tensor}' has shape {shape}")
         if not self.fits(tensor.datatype):
-            raise invalid(
-                f"condition '{self}' cannot be applied to tensor '{self.tensor}' of type {tensor.datatype}, expected "
-                f"{comparable(tensor.datatype)}"
-            )
+            what = f"tensor '{self.tensor}' of type {tensor.datatype}, expected {comparable(tensor.datatype)}"
+            raise invalid(f"condition '{self}' cannot be applied to {what}")
         value = _rounded(self.value, tensor.datatype) if tensor.datatype.json_kind == "float" else self.value
         return bool(COMPARISONS[self.comparison](array.reshape(-1).tolist()[0], value))
 

@@ -1,4 +1,4 @@
-"""The one error type, with Triton's eight codes. How a code is spelled on a wire is `protocol/status.py`'s business."""
+"""The one error type, with Triton's eight codes. `protocol/failures.py` spells them on both wires."""
 
 import enum
 from functools import partial
@@ -53,32 +53,16 @@ class OverloadedError(ModserveError):
         return partial(OverloadedError, too_many=self.too_many), (self.message, self.retry_after_ns)
 
 
-def invalid(message: str) -> ModserveError:
-    """The client sent something wrong."""
-    return ModserveError(Code.INVALID_ARG, message)
-
-
-def unavailable(message: str) -> ModserveError:
-    """Right request, wrong moment: the client may try again."""
-    return ModserveError(Code.UNAVAILABLE, message)
-
-
-def not_found(message: str) -> ModserveError:
-    return ModserveError(Code.NOT_FOUND, message)
-
-
-def unsupported(message: str) -> ModserveError:
-    return ModserveError(Code.UNSUPPORTED, message)
-
-
-def internal(message: str) -> ModserveError:
-    """Our fault, or the model's."""
-    return ModserveError(Code.INTERNAL, message)
-
-
-def cancelled() -> ModserveError:
-    """A cancelled request, for which Triton's message is empty."""
-    return ModserveError(Code.CANCELLED, "")
+invalid = partial(ModserveError, Code.INVALID_ARG)
+"""The client sent something wrong."""
+unavailable = partial(ModserveError, Code.UNAVAILABLE)
+"""Right request, wrong moment: the client may try again."""
+not_found = partial(ModserveError, Code.NOT_FOUND)
+unsupported = partial(ModserveError, Code.UNSUPPORTED)
+internal = partial(ModserveError, Code.INTERNAL)
+"""Our fault, or the model's."""
+cancelled = partial(ModserveError, Code.CANCELLED, "")
+"""A cancelled request, for which Triton's message is empty."""
 
 
 def from_exception(error: BaseException, doing: str) -> ModserveError:

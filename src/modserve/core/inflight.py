@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from .errors import ModserveError, cancelled
@@ -10,7 +11,6 @@ from .response import NOBODY, Outcome, ResponseSink
 from .sequence import SequenceStates
 from .tensor import Tensor
 from .timing import ExecutionTiming
-from .tracing import RequestTrace
 from .version import ModelId
 
 _log = logging.getLogger(__name__)
@@ -18,116 +18,94 @@ _log = logging.getLogger(__name__)
 SINK_FAILED = "the receiver of a response failed"
 
 
+class RequestTrace(Protocol):
+    """Implemented by `observability.trace.Trace`. `servable.submit_traced` connects it with a request in flight."""
+
+    request_id: str
+
+    def stamp(self, activity: str, ns: int = 0) -> None:
+        """An activity of the front end happens now, or happened at `ns` of the monotonic clock."""
+
+    def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
+        """The model has accepted the request."""
+
+    def settled(self, outcome: Outcome, final: bool, timing: ExecutionTiming | None) -> None:
+        """An outcome is about to be handed to the request's sink; `timing` is that of its execution."""
+
+    def child(self, model: ModelId) -> "RequestTrace":
+        """The trace of a request that the model makes of another one; it ends with that request's final outcome."""
+
+    def end(self) -> None:
+        """The response has been sent, or nobody waits for it any more. May be called again."""
+
+
 class FlowControl(Protocol):
     """Keeps an engine that responds many times from running ahead of its client: `resources.flow.Flow`."""
 
     def given(self, size: int) -> None:
         """The engine is about to give a response with tensors of `size` bytes. On any thread, as all methods."""
-        ...
 
     def wait(self) -> None:
         """Return when there is room for another response. Blocks."""
-        ...
 
     @property
     def room(self) -> bool:
         """Whether `wait` would return at once."""
-        ...
 
     def on_room(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
-        ...
 
     def sent(self) -> None:
         """The first unsent response has been sent, or dropped."""
-        ...
 
     def progressed(self) -> None:
         """A part of a response has been sent."""
-        ...
 
     def release(self) -> None:
         """Nobody sends any more: let the engine go on, now and later."""
-        ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Inflight:
     """A request between acceptance and its settlement, which happens exactly once.
 
     `inputs` have the model's shapes (batch dimension kept, reshapes applied). `batch_size` is 0 for models without a
     batch dimension. `length` is that of its paddable dimension, or the number of ragged elements of one item; 0 for
-    models without either. `deadline_ns` is when its client stops waiting, `queue_limit_ns` when it has
-    waited too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
+    models without either. `deadline_ns` is when its client stops waiting, `queue_limit_ns` when it has waited
+    too long if its execution has not begun; 0 for never, for both. `level` (since `level_ns`) and `arrival` are
     its place in the queue it waits in, `priority` that with which it came there. It never points back to model or
     server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
     those of its sequence, if the model has any, which its execution changes. `callers` are the models that wait for its
     response, the first one at the beginning: none for a client's request.
     """
 
-    __slots__ = (
-        "arrival",
-        "batch_size",
-        "callers",
-        "cancelled",
-        "deadline_ns",
-        "flow",
-        "inputs",
-        "length",
-        "level",
-        "level_ns",
-        "on_cancel",
-        "ordered",
-        "output_names",
-        "priority",
-        "queue_limit_ns",
-        "queue_start_ns",
-        "request",
-        "request_start_ns",
-        "settled",
-        "shape_key",
-        "sink",
-        "states",
-        "timing",
-        "trace",
-    )
-
-    def __init__(
-        self,
-        request: InferenceRequest,
-        sink: ResponseSink,
-        inputs: Mapping[str, Tensor],
-        output_names: tuple[str, ...],
-        batch_size: int,
-        shape_key: object,
-        request_start_ns: int,
-    ) -> None:
-        self.request = request
-        self.sink = sink
-        self.inputs = inputs
-        self.output_names = output_names
-        self.batch_size = batch_size
-        self.shape_key = shape_key
-        self.deadline_ns = request.deadline_ns
-        self.queue_limit_ns = 0
-        self.request_start_ns = request_start_ns
-        self.queue_start_ns = 0
-        self.length = 0
-        self.level = -1
-        self.priority = 0
-        self.level_ns = 0
-        self.arrival = 0
-        self.timing: ExecutionTiming | None = None
-        self.trace: RequestTrace | None = None
-        """Set by `servable.submit_traced`, None once the request is settled."""
-        self.states: SequenceStates | None = None
-        self.ordered = False
-        """Its responses wait for those of the requests before it."""
-        self.flow: FlowControl | None = None
-        """For requests with many responses; None for all others."""
-        self.cancelled = False
-        self.settled = False
-        self.on_cancel: Callable[[Inflight], None] | None = None
-        self.callers: tuple[ModelId, ...] = ()
+    request: InferenceRequest
+    sink: ResponseSink
+    inputs: Mapping[str, Tensor]
+    output_names: tuple[str, ...]
+    batch_size: int
+    shape_key: object
+    request_start_ns: int
+    deadline_ns: int = 0
+    queue_limit_ns: int = 0
+    queue_start_ns: int = 0
+    length: int = 0
+    level: int = -1
+    priority: int = 0
+    level_ns: int = 0
+    arrival: int = 0
+    timing: ExecutionTiming | None = None
+    trace: RequestTrace | None = None
+    """Set by `servable.submit_traced`, None once the request is settled."""
+    states: SequenceStates | None = None
+    ordered: bool = False
+    """Its responses wait for those of the requests before it."""
+    flow: FlowControl | None = None
+    """For requests with many responses; None for all others."""
+    cancelled: bool = False
+    settled: bool = False
+    on_cancel: "Callable[[Inflight], None] | None" = None
+    callers: tuple[ModelId, ...] = ()
 
     @property
     def begin_by_ns(self) -> int:

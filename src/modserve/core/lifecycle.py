@@ -46,12 +46,10 @@ class VersionState:
 
     @property
     def unloaded(self) -> bool:
-        """Whether the version was unloaded on purpose."""
         return self.reason.startswith(UNLOADED)
 
     @property
     def failed(self) -> bool:
-        """Whether the version is not loaded because something went wrong."""
         return self.state is State.UNAVAILABLE and not self.unloaded
 
     @property
@@ -78,5 +76,4 @@ class IndexEntry:
 
     @property
     def unloaded(self) -> bool:
-        """Whether the version was unloaded on purpose."""
         return self.state is State.UNAVAILABLE and self.reason.startswith(UNLOADED)

@@ -67,25 +67,21 @@ class Repository(Protocol):
 
     async def names(self) -> Collection[str]:
         """The names of all models. Cheap: nothing is read of the models themselves."""
-        ...
 
     async def look(self, names: Collection[str] | None = None) -> Mapping[str, Listing]:
         """The models with these names that are there, all models for None. Downloads configurations, but no weights.
 
         If a file changes meanwhile, its mark is different at the next look.
         """
-        ...
 
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
         """Bring the files of one version to this machine, with those that all versions share.
 
         Versions of a model may be fetched at the same time; each has a lease of its own.
         """
-        ...
 
     async def remarks(self) -> Sequence[str]:
         """Warnings for what lies in the repository and is probably meant to be a model."""
-        ...
 
 
 async def _unusable(path: Path, version: int) -> Servable:
@@ -118,12 +114,7 @@ class ModelLoader(Protocol):
     """Makes servables of models. The caller maps all exceptions that are no `ModserveError`."""
 
     async def inspect(self, listing: Listing) -> Blueprint:
-        """Read and check a configuration.
-
-        Raises `UnreadableModelError`, or another `ModserveError` for a configuration that cannot be used.
-        """
-        ...
+        """Read and check a configuration. Raises `UnreadableModelError`, or another `ModserveError` if unusable."""
 
     def forget(self, name: str) -> None:
         """No version of a model is loaded any more: what was reserved for it is free."""
-        ...

@@ -1,6 +1,7 @@
 """How much memory all requests together may hold, and the refusal of what would exceed it."""
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from .errors import OverloadedError
 
@@ -15,6 +16,7 @@ class MemoryExhaustedError(OverloadedError):
         return type(self), (self.message,)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class MemoryBudget:
     """Bytes that requests hold at this moment, against one limit for the whole server.
 
@@ -25,15 +27,12 @@ class MemoryBudget:
     With a `limit` of 0 nothing is ever refused, but everything still counts.
     """
 
-    __slots__ = ("held", "limit", "peak", "refused")
-
-    def __init__(self, limit: int = 0) -> None:
-        self.limit = limit
-        self.held = 0
-        self.peak = 0
-        """The most that was held at one time."""
-        self.refused = 0
-        """How many requests were refused."""
+    limit: int = 0
+    held: int = 0
+    peak: int = 0
+    """The most that was held at one time."""
+    refused: int = 0
+    """How many requests were refused."""
 
     def __repr__(self) -> str:
         return f"MemoryBudget({self.held} of {self.limit} bytes held, {self.refused} refused)"
@@ -70,27 +69,24 @@ class MemoryBudget:
     def exhausted(self, size: int) -> MemoryExhaustedError:
         """The refusal of a request that needs `size` more bytes."""
         if size > self.limit:
-            return MemoryExhaustedError(
-                f"the request needs {size} bytes of memory, and the server allows {self.limit} bytes for all requests "
-                "together. Send a smaller request, or raise --request-memory-limit."
-            )
+            limit = f"the server allows {self.limit} bytes for all requests together"
+            advice = "Send a smaller request, or raise --request-memory-limit."
+            return MemoryExhaustedError(f"the request needs {size} bytes of memory, and {limit}. {advice}")
         return MemoryExhaustedError(
             f"the server is out of memory for requests: those under way hold {self.held} of {self.limit} bytes, and "
             f"this one needs {size} more. Try again later, or raise --request-memory-limit."
         )
 
 
+@dataclass(slots=True, eq=False)
 class UnsentResponses:
     """The memory of one request's responses while they wait for a client that takes its time to read.
 
     The responses exist, so they are never refused. `release` is called in the end, however the request ends.
     """
 
-    __slots__ = ("_budget", "_sizes")
-
-    def __init__(self, budget: MemoryBudget) -> None:
-        self._budget = budget
-        self._sizes: deque[int] = deque()
+    _budget: MemoryBudget
+    _sizes: deque[int] = field(default_factory=deque)
 
     def add(self, size: int) -> None:
         """A response of `size` bytes, 0 for a failure or a bare end, waits behind the others."""

@@ -6,7 +6,6 @@ dimension, batch size, and then each input's datatype, shape and byte size.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import islice
 
 from . import dtypes
@@ -16,7 +15,7 @@ from .merging import Padding
 from .model_config import ModelConfig, TensorSpec
 from .request import InferenceRequest
 from .response import ResponseSink
-from .tensor import Buffer, Shape, Tensor, TruncatedError, format_shape
+from .tensor import Buffer, Shape, Tensor, TruncatedError, as_reshape, format_shape
 
 _MOST = 2**63 - 1
 _SHOWN = 10
@@ -27,29 +26,22 @@ _BATCH_NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _InputRule:
-    """An input's specification with what every request would otherwise work out anew."""
-
-    spec: TensorSpec
-    item_bytes: int
-    """Bytes of one batch item; -1 where dims vary or the datatype is BYTES."""
-
-
 class Signature:
     """What a model takes. It follows from the configuration, and is worked out once."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self._rules = {spec.name: _rule(spec) for spec in config.inputs}
+        self._rules = {spec.name: (spec, _item_bytes(spec)) for spec in config.inputs}
         self._all_required = config.required_input_count == len(config.inputs)
         self._required = tuple(spec.name for spec in config.inputs if not spec.optional)
         self._padding = config.padding
         self._ragged = tuple(spec.name for spec in config.inputs if spec.ragged)
+        mask = None if config.padding is None else config.padding.mask
+        """Every batch has it, in any shape that fits."""
         self._keyed = tuple(
             spec.name
             for spec in config.inputs
-            if (spec.optional or (-1 in spec.dims and not spec.ragged)) and not self._is_mask(spec.name)
+            if (spec.optional or (-1 in spec.dims and not spec.ragged)) and spec.name != mask
         )
         self.alike = self._padding is None and not self._ragged and not self._keyed
         """Whether all requests may share a batch: `accept` gives all of them the same `shape_key`."""
@@ -71,16 +63,18 @@ class Signature:
             rule = rules.get(name)
             if rule is None:
                 raise self._unknown_input(name)
-            spec = rule.spec
+            spec, expected = rule
             if tensor.datatype is not spec.datatype:
-                raise self._wrong_datatype(request, spec, tensor)
+                raise invalid(
+                    f"{request.label}inference input '{spec.name}' data-type is '{tensor.datatype.name}', "
+                    f"but model '{config.name}' expects '{spec.datatype.name}'"
+                )
             shape = tensor.shape
             item = shape[1:] if batching else shape
             if item != spec.dims or -1 in item:
                 self._check_shape(request, spec, tensor, item)
             received = tensor.received
             if received is not None:
-                expected = rule.item_bytes
                 if expected >= 0:
                     expected = expected * batch_size if batching else expected
                     if len(received) != expected:
@@ -88,7 +82,7 @@ class Signature:
                 else:
                     self._check_bytes(request, spec, tensor, received)
             if spec.reshape is not None:
-                tensor = tensor.reshaped(_reshape(spec, shape[:1] if batching else (), item))
+                tensor = tensor.reshaped((*shape[:batching], *as_reshape(spec.reshape, spec.dims, item)))
             accepted[name] = tensor
         if not self._all_required and any(name not in accepted for name in self._required):
             raise self._wrong_count(request)
@@ -104,23 +98,18 @@ class Signature:
             # Requests share a batch if they give the same optional inputs, and equal shapes where shapes may vary.
             keyed = [accepted.get(name) for name in self._keyed]
             shape_key = tuple(None if tensor is None else tensor.shape[batching:] for tensor in keyed)
-        inflight = Inflight(request, sink, accepted, output_names, batch_size, shape_key, now_ns)
+        inflight = Inflight(request, sink, accepted, output_names, batch_size, shape_key, now_ns, request.deadline_ns)
         if length:
             inflight.length = length
         return inflight
 
-    def _is_mask(self, name: str) -> bool:
-        """Whether an input is the mask, which every batch has, in any shape that fits."""
-        return self._padding is not None and name == self._padding.mask
-
     def _key(self, accepted: Mapping[str, Tensor]) -> object:
         """The shape key where a batch may have requests of different lengths: without these dimensions."""
-        return tuple(
-            None if name not in accepted else self._equal_dims(name, accepted[name].shape) for name in self._keyed
-        )
+        dims = self._equal_dims
+        return tuple([dims(name, accepted[name].shape) if name in accepted else None for name in self._keyed])
 
     def _equal_dims(self, name: str, shape: Shape) -> Shape:
-        if self._rules[name].spec.ragged:
+        if self._rules[name][0].ragged:
             return ()
         item = shape[self.config.batching :]
         axis = None if self._padding is None else self._padding.axes.get(name)
@@ -173,7 +162,7 @@ class Signature:
                     f"{request.label}input '{name}' batch size does not match other inputs for '{config.name}'"
                 )
             if not batch_size:
-                raise self._empty_batch(request, self._rules[name].spec, tensor.shape)
+                raise self._empty_batch(request, self._rules[name][0], tensor.shape)
         if batch_size is None:
             return 0
         if batch_size < 0:
@@ -202,10 +191,9 @@ class Signature:
     def _check_empty(self, spec: TensorSpec, tensor: Tensor) -> None:
         """An empty tensor has the right size whatever its other dimensions are, but no array may have them all."""
         if math.prod(size or 1 for size in tensor.shape) * (spec.datatype.size or 8) > _MOST:
-            raise invalid(
-                f"invalid shape for input '{spec.name}': shape {format_shape(tensor.shape)} causes total element "
-                f"count to exceed maximum size of {_MOST}"
-            )
+            shape = format_shape(tensor.shape)
+            effect = f"causes total element count to exceed maximum size of {_MOST}"
+            raise invalid(f"invalid shape for input '{spec.name}': shape {shape} {effect}")
 
     def _check_bytes(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor, raw: Buffer) -> None:
         count = math.prod(tensor.shape)
@@ -251,23 +239,12 @@ class Signature:
     def _wrong_count(self, request: InferenceRequest) -> ModserveError:
         config = self.config
         required, most = config.required_input_count, len(config.inputs)
-        if self._all_required:
-            head = f"expected {most} inputs but got {len(request.inputs)} inputs for model '{config.name}'. "
-        else:
-            head = (
-                f"expected number of inputs between {required} and {most} but got {len(request.inputs)} inputs "
-                f"for model '{config.name}'. "
-            )
-        missing = [spec.name for spec in config.inputs if not spec.optional and spec.name not in request.inputs]
+        expected = f"{most} inputs" if self._all_required else f"number of inputs between {required} and {most}"
+        missing = [name for name in self._required if name not in request.inputs]
         return invalid(
-            f"{request.label}{head}Got input(s) {_names(request.inputs)}, but missing required input(s) "
-            f"{_names(missing)}. Please provide all required input(s)."
-        )
-
-    def _wrong_datatype(self, request: InferenceRequest, spec: TensorSpec, tensor: Tensor) -> ModserveError:
-        return invalid(
-            f"{request.label}inference input '{spec.name}' data-type is '{tensor.datatype.name}', "
-            f"but model '{self.config.name}' expects '{spec.datatype.name}'"
+            f"{request.label}expected {expected} but got {len(request.inputs)} inputs for model '{config.name}'. "
+            f"Got input(s) {_names(request.inputs)}, but missing required input(s) {_names(missing)}. "
+            "Please provide all required input(s)."
         )
 
     def _wrong_size(self, request: InferenceRequest, spec: TensorSpec, expected: int, got: int) -> ModserveError:
@@ -277,16 +254,10 @@ class Signature:
         )
 
 
-def _rule(spec: TensorSpec) -> _InputRule:
+def _item_bytes(spec: TensorSpec) -> int:
+    """Bytes of one batch item; -1 where dims vary or the datatype is BYTES."""
     fixed = -1 not in spec.dims and spec.datatype.size > 0
-    return _InputRule(spec, math.prod(spec.dims) * spec.datatype.size if fixed else -1)
-
-
-def _reshape(spec: TensorSpec, batch: Shape, item: Shape) -> Shape:
-    """The model's shape of an input: variable dimensions keep their order."""
-    assert spec.reshape is not None, "only called for reshaped inputs: this is a bug"
-    variable = iter([got for want, got in zip(spec.dims, item, strict=True) if want == -1])
-    return (*batch, *(next(variable) if size == -1 else size for size in spec.reshape))
+    return math.prod(spec.dims) * spec.datatype.size if fixed else -1
 
 
 def _names(names: Iterable[str]) -> str:

@@ -55,7 +55,6 @@ class ResponseSink(Protocol):
 
         Models that are not decoupled have exactly one outcome. Must neither block nor raise.
         """
-        ...
 
 
 class _Nobody:
@@ -90,7 +89,11 @@ class SingleResponseSink(ABC):
             outcome = held or internal("the model gave no response")
         elif isinstance(outcome, InferenceResponse):
             if held is not None:
-                outcome = _more_than_one(outcome.model_name)
+                outcome = unsupported(
+                    "this call doesn't support models with decoupled transaction policy that respond more than once, "
+                    f"as model '{outcome.model_name}' did; use ModelStreamInfer over gRPC, infer_stream or "
+                    "generate_stream over HTTP"
+                )
             elif not final:
                 self._held = outcome
                 return
@@ -100,10 +103,3 @@ class SingleResponseSink(ABC):
 
     @abstractmethod
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None: ...
-
-
-def _more_than_one(model_name: str) -> ModserveError:
-    return unsupported(
-        f"this call doesn't support models with decoupled transaction policy that respond more than once, as model "
-        f"'{model_name}' did; use ModelStreamInfer over gRPC, infer_stream or generate_stream over HTTP"
-    )

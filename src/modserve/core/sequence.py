@@ -11,7 +11,7 @@ from .dtypes import Datatype
 from .errors import ModserveError, internal, invalid
 from .request import InferenceRequest
 from .sequence_config import Control, ControlKind, InitialState, SequenceBatching, State
-from .tensor import Array, Shape, Tensor, TruncatedError, decode_elements, format_shape
+from .tensor import Array, Shape, Tensor, TruncatedError, decode_elements, format_shape, matches
 
 SequenceId: TypeAlias = int | str
 
@@ -35,10 +35,8 @@ def membership(request: InferenceRequest) -> Membership:
     if type(id) is str:
         size = len(id.encode(errors="surrogatepass"))
         if size > _LONGEST_ID:
-            raise invalid(
-                f"{request.label}string correlation ID cannot be longer than {_LONGEST_ID} characters, got {size} "
-                "(bytes of UTF-8)"
-            )
+            limit = f"longer than {_LONGEST_ID} characters, got {size} (bytes of UTF-8)"
+            raise invalid(f"{request.label}string correlation ID cannot be {limit}")
     elif type(id) is not int or not 0 <= id <= _LARGEST_ID:
         raise invalid(
             f"{request.label}parameter 'sequence_id' is {id!r}, expected a string or an integer from 0 to 2^64 - 1"
@@ -58,10 +56,9 @@ def check_id(id: SequenceId, request: InferenceRequest, batching: SequenceBatchi
     control = batching.correlation
     datatype = dtypes.BYTES if isinstance(id, str) else dtypes.UINT64
     if control is not None and (datatype is dtypes.BYTES) is not (control.datatype is dtypes.BYTES):
-        raise invalid(
-            f"{request.label}sequence batching control '{control.name}' data-type is '{datatype.name}', but model "
-            f"'{request.model_name}' expects '{control.datatype.name}'"
-        )
+        expected = f"model '{request.model_name}' expects '{control.datatype.name}'"
+        what = f"sequence batching control '{control.name}' data-type is '{datatype.name}'"
+        raise invalid(f"{request.label}{what}, but {expected}")
 
 
 class ControlTensors:
@@ -79,7 +76,6 @@ class ControlTensors:
         self._absent = self._made(flags, {})
 
     def of(self, member: Membership) -> dict[str, Tensor]:
-        """The control inputs of a request of a sequence."""
         return self._with_id(self._flags[member.start, member.end], member.id)
 
     def absent(self) -> dict[str, Tensor]:
@@ -87,10 +83,8 @@ class ControlTensors:
         return self._with_id(self._absent, 0)
 
     def _made(self, flags: list[Control], values: Mapping[ControlKind, bool]) -> dict[str, Tensor]:
-        return {
-            control.name: self._tensor(control.datatype, control.values[values.get(control.kind, False)])
-            for control in flags
-        }
+        states = [(flag, values.get(flag.kind, False)) for flag in flags]
+        return {flag.name: _filled(flag.datatype, self._shape, flag.values[is_on]) for flag, is_on in states}
 
     def _with_id(self, flags: Mapping[str, Tensor], value: SequenceId) -> dict[str, Tensor]:
         control = self._correlation
@@ -102,10 +96,7 @@ class ControlTensors:
         elif isinstance(value, int):
             # As Triton: a large id loses its upper half, or turns negative.
             content = np.uint64(value).astype(control.datatype.numpy)
-        return {**flags, control.name: self._tensor(control.datatype, content)}
-
-    def _tensor(self, datatype: Datatype, value: Any) -> Tensor:
-        return _filled(datatype, self._shape, value)
+        return {**flags, control.name: _filled(control.datatype, self._shape, content)}
 
 
 def file_state(state: State, initial: InitialState, content: bytes) -> Tensor:
@@ -118,20 +109,17 @@ def file_state(state: State, initial: InitialState, content: bytes) -> Tensor:
     if datatype.size:
         size = count * datatype.size
         if len(content) < size:
-            raise invalid(
-                f"initial_state setting expects {size} bytes, but the data provided from {initial.file} only has "
-                f"{len(content)} bytes."
-            )
+            provided = f"the data provided from {initial.file} only has {len(content)} bytes."
+            raise invalid(f"initial_state setting expects {size} bytes, but {provided}")
         return Tensor.from_raw(datatype, dims, content[:size])
     try:
         elements = len(decode_elements(content))
     except TruncatedError as error:
         elements = error.complete
     if elements != count:
-        raise invalid(
-            f"initial_state setting expects {count} strings, each behind its length in 4 bytes, but the data provided "
-            f"from {initial.file} has {elements}"
-        )
+        expected = f"{count} strings, each behind its length in 4 bytes"
+        provided = f"the data provided from {initial.file} has {elements}"
+        raise invalid(f"initial_state setting expects {expected}, but {provided}")
     return Tensor.from_raw(datatype, dims, content)
 
 
@@ -141,16 +129,12 @@ class StateTable:
     def __init__(self, states: tuple[State, ...], batching: bool, files: Mapping[str, Tensor]) -> None:
         self.states = states
         self._batch: Shape = (1,) if batching else ()
-        self._initial = {state.input_name: self._tensor(state, files.get(state.input_name)) for state in states}
-
-    def _tensor(self, state: State, from_file: Tensor | None) -> Tensor:
-        shape = (*self._batch, *state.initial_dims)
-        if from_file is not None:
-            return from_file.reshaped(shape)
-        return _zeros(state.datatype, shape)
+        self._initial: dict[str, Tensor] = {}
+        for state in states:
+            name, shape = state.input_name, (*self._batch, *state.initial_dims)
+            self._initial[name] = files[name].reshaped(shape) if name in files else _zeros(state.datatype, shape)
 
     def fresh(self) -> "SequenceStates":
-        """The states of a sequence that starts."""
         return SequenceStates(self.states, dict(self._initial), self._batch)
 
 
@@ -192,13 +176,9 @@ class SequenceStates:
                     raise _wrong(model, state, f"has shape {format_shape(array.shape)}, expected {rows} rows")
                 array = array[row : row + 1]
             if not self._fits(state, array.shape):
-                said = format_shape((*self._batch, *state.dims))
-                raise _wrong(
-                    model,
-                    state,
-                    f"has shape {format_shape(array.shape)}, but the model configuration says {said}; a dimension "
-                    "whose size may change is -1",
-                )
+                wrong, right = format_shape(array.shape), format_shape((*self._batch, *state.dims))
+                shapes = f"has shape {wrong}, but the model configuration says {right}"
+                raise _wrong(model, state, f"{shapes}; a dimension whose size may change is -1")
             if state.datatype.size:
                 if array.dtype != state.datatype.numpy:
                     raise _wrong(model, state, f"is of type {array.dtype}, expected {state.datatype.config_name}")
@@ -208,11 +188,8 @@ class SequenceStates:
 
     def _fits(self, state: State, shape: Shape) -> bool:
         """Whether a sequence may go on with a state of this shape. Triton does not check that, and passes on any."""
-        dims = [-1] * len(state.dims) if state.growable else state.dims
-        expected = (*self._batch, *dims)
-        return len(shape) == len(expected) and all(
-            want in (-1, size) for want, size in zip(expected, shape, strict=True)
-        )
+        expected = (*self._batch, *([-1] * len(state.dims) if state.growable else state.dims))
+        return matches(expected, shape)
 
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from .inflight import Inflight
+from .inflight import Inflight, RequestTrace
 from .model_config import ModelConfig
 from .request import InferenceRequest
 from .response import ResponseSink
 from .sequence import SequenceId
 from .statistics import ModelStatistics
-from .tracing import RequestTrace
 from .version import ModelId
 
 
@@ -18,7 +17,6 @@ class Submitter(Protocol):
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         """Like `Servable.submit`."""
-        ...
 
 
 def submit_traced(
@@ -51,22 +49,18 @@ class Servable(Protocol):
         Requests are still submitted to it; what changes is what readiness and the repository index say. Whoever changes
         the value calls `ModelTable.on_change`.
         """
-        ...
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         """Check and queue a request; the response comes to `sink`, never before this method returns.
 
         Never waits. Raises `ModserveError` when the request is wrong or cannot be taken; `sink` is then not called.
         """
-        ...
 
     async def drain(self) -> None:
         """Take nothing new; return when everything accepted is settled."""
-        ...
 
     async def close(self) -> None:
         """Let go of the engine. What has not been settled by now fails."""
-        ...
 
 
 @runtime_checkable
@@ -76,7 +70,6 @@ class RequestHolder(Protocol):
     @property
     def outstanding(self) -> int:
         """Of an ensemble only its own requests; the models that run its steps count those to the steps."""
-        ...
 
 
 @runtime_checkable
@@ -86,15 +79,12 @@ class SequenceKeeper(Submitter, Protocol):
     @property
     def open_sequences(self) -> int:
         """How many sequences have begun and not ended."""
-        ...
 
     def has_sequence(self, id: SequenceId) -> bool:
         """Whether a sequence has begun, and more of its requests may come."""
-        ...
 
     def abandon_sequence(self, id: SequenceId) -> None:
         """End a sequence after those of its requests that have come, if there is one: it begins again elsewhere."""
-        ...
 
 
 class Handle(Protocol):
@@ -105,7 +95,6 @@ class Handle(Protocol):
 
     def release(self) -> None:
         """Return the servable; called once."""
-        ...
 
 
 Borrow: TypeAlias = Callable[[str, int | None], Handle]

@@ -4,7 +4,7 @@ Only the event loop's thread touches them. Triton's statistics extension says wh
 """
 
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -114,16 +114,16 @@ class TunerDecision(NamedTuple):
     """The size that batches are dispatched at from then on."""
 
 
+@dataclass(slots=True, eq=False)
 class TunerStatistics:
     """Where a model's tuner stands, and its latest decisions."""
 
-    def __init__(self, goal_ns: int, delay_ns: int, batch_size: int) -> None:
-        self.goal_ns = goal_ns
-        self.delay_ns = delay_ns
-        self.batch_size = batch_size
-        self.p99_ns = 0
-        """0 before the first decision."""
-        self.decisions: deque[TunerDecision] = deque(maxlen=RECENT_DECISIONS)
+    goal_ns: int
+    delay_ns: int
+    batch_size: int
+    p99_ns: int = 0
+    """0 before the first decision."""
+    decisions: deque[TunerDecision] = field(default_factory=lambda: deque(maxlen=RECENT_DECISIONS))
 
 
 class ModelStatistics:
@@ -152,7 +152,7 @@ class ModelStatistics:
         self.cache_hit = Duration()
         self.cache_miss = Duration()
         self.failures = dict.fromkeys(FailureReason, 0)
-        self.batches: dict[int, BatchStatistics] = {}
+        self.batches: dict[int, BatchStatistics] = defaultdict(BatchStatistics)
         self.close_reasons: dict[str, int] = {}
         """How many batches stopped growing, by reason."""
         self.elements = 0
@@ -162,7 +162,7 @@ class ModelStatistics:
         self.recent: deque[BatchRecord] = deque(maxlen=RECENT_BATCHES)
         self.tuner: TunerStatistics | None = None
         """Only for models whose batching tunes itself."""
-        self.responses: dict[int, ResponseStatistics] = {}
+        self.responses: dict[int, ResponseStatistics] = defaultdict(ResponseStatistics)
         """By the response's index in its request; only for decoupled models."""
         self.request_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.queue_histogram = Histogram(LATENCY_BUCKETS_NS)
@@ -186,13 +186,10 @@ class ModelStatistics:
         elements, padding = timing.elements, timing.padding
         self.elements += elements
         self.padding += padding
-        self.recent.append(
-            BatchRecord(now_unix_ms, batch_size, len(members), reason, waited_ns, compute_ns, elements, padding)
-        )
+        record = BatchRecord(now_unix_ms, batch_size, len(members), reason, waited_ns, compute_ns, elements, padding)
+        self.recent.append(record)
         self.last_inference_ms = now_unix_ms
-        batch = self.batches.get(batch_size)
-        if batch is None:
-            batch = self.batches[batch_size] = BatchStatistics()
+        batch = self.batches[batch_size]
         _add(batch.compute_input, timing.compute_input_end_ns - timing.compute_start_ns)
         _add(batch.compute_infer, timing.compute_output_start_ns - timing.compute_input_end_ns)
         _add(batch.compute_output, timing.compute_end_ns - timing.compute_output_start_ns)
@@ -203,10 +200,7 @@ class ModelStatistics:
 
         A request's responses from the `MOST_INDEXES`-th on count as one index, so that statistics stay small.
         """
-        index = min(index, MOST_INDEXES - 1)
-        response = self.responses.get(index)
-        if response is None:
-            response = self.responses[index] = ResponseStatistics()
+        response = self.responses[min(index, MOST_INDEXES - 1)]
         if kind in ("success", "fail"):
             _add(response.compute_infer, output_start_ns - start_ns)
             _add(response.compute_output, end_ns - output_start_ns)

@@ -56,20 +56,17 @@ class Tensor:
 
     @classmethod
     def from_array(cls, array: Array, datatype: Datatype | None = None) -> "Tensor":
-        """A tensor over `array`, converted to `datatype` if one is given.
-
-        Raises INVALID_ARG for an array type which the protocol lacks.
-        """
-        found = datatype or dtypes.from_numpy(array.dtype)
-        if found is None:
+        """A tensor over `array`, or of it as `datatype`. Raises INVALID_ARG for a type which the protocol lacks."""
+        datatype = datatype or dtypes.from_numpy(array.dtype)
+        if datatype is None:
             raise invalid(
                 f"arrays of numpy type '{array.dtype}' have no v2 datatype; one of {list(dtypes.ALL)} is needed"
             )
-        if found is dtypes.BYTES:
+        if datatype is dtypes.BYTES:
             array = _bytes_array(array)
-        elif array.dtype != found.numpy:
-            array = array.astype(found.numpy)
-        return cls(found, array.shape, None, array)
+        elif array.dtype != datatype.numpy:
+            array = array.astype(datatype.numpy)
+        return cls(datatype, array.shape, None, array)
 
     @property
     def array(self) -> Array:
@@ -113,10 +110,7 @@ class Tensor:
         return self._raw if self._array is None else None
 
     def count_elements(self) -> int:
-        """How many elements are in the raw form of BYTES, one too many standing for more. Counted once.
-
-        Raises `TruncatedError`.
-        """
+        """How many elements the raw form of BYTES has, one too many standing for more. Raises `TruncatedError`."""
         counted = self._counted
         if counted is None:
             try:
@@ -157,13 +151,8 @@ class Tensor:
 def _bytes_array(array: Array) -> Array:
     """An object array whose elements are all ``bytes``; str elements are encoded as UTF-8."""
     flat = array.reshape(-1)
-    if array.dtype.char == "O":
-        if len(flat) <= _AT_A_TIME:
-            whole = set(map(type, flat.tolist())) <= _BYTES
-        else:
-            whole = all(set(map(type, some)) <= _BYTES for some in _lists(flat))
-        if whole:
-            return array
+    if array.dtype.char == "O" and all(set(map(type, some)) <= _BYTES for some in _lists(flat)):
+        return array
     out = np.empty(len(flat), dtype=object)
     for index, element in enumerate(flat.tolist()):
         if isinstance(element, str):
@@ -178,8 +167,6 @@ def _bytes_array(array: Array) -> Array:
 
 def _encoded(flat: Array) -> bytes:
     """The raw form of BYTES elements, made of some at a time."""
-    if len(flat) <= _AT_A_TIME:
-        return encode_elements(flat.tolist())
     return b"".join([encode_elements(some) for some in _lists(flat)])
 
 
@@ -195,12 +182,12 @@ def _decoded(raw: Buffer, count: int) -> Array:
     if len(raw) <= _LONG:
         array[:] = decode_elements(raw)
         return array
-    found = 0
+    decoded = 0
     for some in _decode_some(bytes(raw)):
-        array[found : found + len(some)] = some
-        found += len(some)
-    if found != count:
-        raise ValueError(f"{found} elements for a tensor of {count}")
+        array[decoded : decoded + len(some)] = some
+        decoded += len(some)
+    if decoded != count:
+        raise ValueError(f"{decoded} elements for a tensor of {count}")
     return array
 
 
@@ -267,41 +254,38 @@ def _decode_some(data: bytes) -> Iterator[list[bytes]]:
 
 
 def count_elements(raw: Buffer, most: int = _MOST) -> int:
-    """How many elements a raw BYTES tensor has. Raises `TruncatedError`.
-
-    Of a long one that has more than `most`, only `most` + 1 are counted.
-    """
+    """How many elements a raw BYTES tensor has; of a long one at most `most` + 1. Raises `TruncatedError`."""
     view = memoryview(raw)
     unpack = _LENGTH.unpack_from
-    found = 0
+    count = 0
     position, end = 0, len(view)
     if end > _LONG:
         return _count_many(view, most)
     while position < end:
         if position + 4 > end:
-            raise TruncatedError(found, end - position, in_length=True)
+            raise TruncatedError(count, end - position, in_length=True)
         following = position + 4 + unpack(view, position)[0]
         if following > end:
-            raise TruncatedError(found, end - position - 4, in_length=False)
-        found += 1
+            raise TruncatedError(count, end - position - 4, in_length=False)
+        count += 1
         position = following
-    return found
+    return count
 
 
 def _count_many(view: memoryview, most: int) -> int:
     """Elements of equal lengths are not counted one by one."""
     unpack = _LENGTH.unpack_from
-    found = alike = 0
+    count = alike = 0
     before = -1
     position, end = 0, len(view)
-    while position < end and found <= most:
+    while position < end and count <= most:
         if position + 4 > end:
-            raise TruncatedError(found, end - position, in_length=True)
+            raise TruncatedError(count, end - position, in_length=True)
         length = unpack(view, position)[0]
         following = position + 4 + length
         if following > end:
-            raise TruncatedError(found, end - position - 4, in_length=False)
-        found += 1
+            raise TruncatedError(count, end - position - 4, in_length=False)
+        count += 1
         position = following
         if length != before:
             before, alike = length, 0
@@ -310,34 +294,31 @@ def _count_many(view: memoryview, most: int) -> int:
             if alike >= _ALIKE:
                 times = _alike(view, position, length)
                 alike = _ALIKE if times >= _AT_A_TIME else 0
-                found += times
+                count += times
                 position += times * (4 + length)
-    return min(found, most + 1)
+    return min(count, most + 1)
 
 
 def _alike(raw: Buffer, position: int, length: int) -> int:
     """How many elements from `position` on have this length, up to `_AT_A_TIME`: much sooner known than one by one."""
     step = 4 + length
     room = (len(raw) - position) // step
-    found, look = 0, _ALIKE
-    while found < min(room, _AT_A_TIME):
-        look = min(look, room - found)
-        lengths = np.ndarray((look,), "<u4", raw, position + found * step, (step,))
+    count, look = 0, _ALIKE
+    while count < min(room, _AT_A_TIME):
+        look = min(look, room - count)
+        lengths = np.ndarray((look,), "<u4", raw, position + count * step, (step,))
         others = np.flatnonzero(lengths != length)
         if len(others):
-            return found + int(others[0])
-        found += look
+            return count + int(others[0])
+        count += look
         look *= 2
-    return found
+    return count
 
 
 def long_texts(tensors: Iterable[Tensor], limit: int) -> list[Tensor]:
     """The BYTES among received tensors that have more than `limit` bytes."""
-    return [
-        tensor
-        for tensor in tensors
-        if tensor.datatype is dtypes.BYTES and (raw := tensor.received) is not None and len(raw) > limit
-    ]
+    texts = [tensor for tensor in tensors if tensor.datatype is dtypes.BYTES]
+    return [text for text in texts if (raw := text.received) is not None and len(raw) > limit]
 
 
 def count_ahead(tensors: Iterable[Tensor]) -> None:
@@ -352,6 +333,17 @@ def digest_ahead(tensors: Iterable[Tensor], limit: int) -> None:
     for tensor in tensors:
         if len(tensor.raw) > limit:
             tensor.digest()
+
+
+def matches(dims: Shape, shape: Shape) -> bool:
+    """Whether two shapes are the same where neither is variable (-1)."""
+    return len(dims) == len(shape) and all(a == b or -1 in (a, b) for a, b in zip(dims, shape, strict=True))
+
+
+def as_reshape(reshape: Shape, dims: Shape, shape: Shape) -> Shape:
+    """What a tensor of `shape`, which `dims` describe, is reshaped to: variable dimensions keep their order."""
+    variable = iter([size for size, dim in zip(shape, dims, strict=True) if dim == -1])
+    return tuple([next(variable) if size == -1 else size for size in reshape])
 
 
 def format_shape(shape: Sequence[int]) -> str:

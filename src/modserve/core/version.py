@@ -42,10 +42,7 @@ def parse_directory(name: str) -> int | None:
 
 
 def parse_requested(text: str) -> int | None:
-    """The version that a request names; None, which stands for the latest, for an empty text.
-
-    Raises INVALID_ARG with Triton's texts for anything but an integer above 0.
-    """
+    """The version that a request names; None, the latest, for an empty text. Raises INVALID_ARG with Triton's texts."""
     if not text:
         return None
     if re.fullmatch(r"\s*[+-]?[0-9]+", text, re.ASCII) is None or not _fits_long(text):

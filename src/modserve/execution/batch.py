@@ -39,6 +39,18 @@ def join(tensors: Sequence[Tensor]) -> Array:
     return np.frombuffer(data, dtype=first.datatype.numpy).reshape((rows, *first.shape[1:]))
 
 
+def respond_with(
+    columns: Mapping[str, Sequence[Tensor]], members: Sequence[Inflight], config: ModelConfig, version: int
+) -> list[InferenceResponse]:
+    """One response a request, in the requests' order, of outputs that have a part for each."""
+    return [
+        InferenceResponse(
+            config.name, version, {name: columns[name][index] for name in inflight.output_names}, inflight.request.id
+        )
+        for index, inflight in enumerate(members)
+    ]
+
+
 def checked(outputs: object, config: ModelConfig) -> Mapping[str, Array]:
     """What an engine returned, if it is a mapping. Raises INTERNAL for anything else."""
     if not isinstance(outputs, Mapping):
@@ -131,10 +143,7 @@ def check_output(spec: TensorSpec, array: Array | None, config: ModelConfig) -> 
     """The engine's output, if it is there and of the configured type; raises INTERNAL otherwise."""
     array = as_array(spec.name, array, config)
     if spec.datatype.size and array.dtype != spec.datatype.numpy:
-        raise internal(
-            f"output '{spec.name}' of model '{config.name}' is of type {array.dtype}, "
-            f"but the model configuration says {spec.datatype.config_name}"
-        )
+        raise _of_type(array.dtype, spec, config)
     return array
 
 
@@ -168,15 +177,11 @@ def _as_it_is(name: str, output: Tensor, rows: int | None, config: ModelConfig) 
     spec = config.outputs_by_name[name]
     shape = output.shape
     if output.datatype is not spec.datatype:
-        raise internal(
-            f"output '{name}' of model '{config.name}' is of type {output.datatype.name}, "
-            f"but the model configuration says {spec.datatype.config_name}"
-        )
+        raise _of_type(output.datatype.name, spec, config)
     _check_rows(name, shape, rows, config)
     received = output.received
     if received is not None:
-        count = math.prod(shape)
-        size = output.datatype.size
+        count, size = math.prod(shape), output.datatype.size
         if (len(received) != count * size) if size else (output.count_elements() != count):
             raise internal(
                 f"output '{name}' of model '{config.name}' has {len(received)} bytes, which are no {count} elements of "
@@ -233,14 +238,18 @@ def _column(
         except ModserveError as error:
             raise internal(f"output '{name}' of model '{config.name}': {error.message}") from None
     if array.dtype != datatype.numpy:
-        raise internal(
-            f"output '{name}' of model '{config.name}' is of type {array.dtype}, "
-            f"but the model configuration says {datatype.config_name}"
-        )
+        raise _of_type(array.dtype, spec, config)
     # Small outputs are copied once, which costs less than a view does.
     raw = array.tobytes() if array.nbytes <= _SMALL else Tensor(datatype, array.shape, None, array).raw
     whole = Tensor(datatype, array.shape, raw, None)
     return _Column(datatype, item, raw, len(raw) // rows if rows else 0, whole)
+
+
+def _of_type(actual: object, spec: TensorSpec, config: ModelConfig) -> ModserveError:
+    return internal(
+        f"output '{spec.name}' of model '{config.name}' is of type {actual}, "
+        f"but the model configuration says {spec.datatype.config_name}"
+    )
 
 
 def _check_rows(name: str, shape: Shape, rows: int | None, config: ModelConfig) -> None:
@@ -254,8 +263,7 @@ def _check_rows(name: str, shape: Shape, rows: int | None, config: ModelConfig) 
 def _as_configured(spec: TensorSpec, item: Shape, full: Shape, config: ModelConfig) -> Shape:
     """The shape clients see of an output that the configuration reshapes: variable dimensions keep their order."""
     assert spec.reshape is not None, "only called for reshaped outputs: this is a bug"
-    fits = len(item) == len(spec.reshape) and all(w in (-1, g) for w, g in zip(spec.reshape, item, strict=True))
-    if not fits:
+    if len(item) != len(spec.reshape) or any(w not in (-1, g) for w, g in zip(spec.reshape, item, strict=True)):
         raise internal(
             f"output '{spec.name}' of model '{config.name}' has shape {format_shape(full)}, "
             f"but the model configuration reshapes it from {format_shape(spec.reshape)}"

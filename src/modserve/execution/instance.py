@@ -2,12 +2,13 @@
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from modserve.backends.api import BackendInstance, RequestInstance, data_dependent
+from modserve.backends.api import BackendInstance, RequestInstance
 from modserve.core.model_config import ModelConfig
 from modserve.core.version import ModelId
 
@@ -16,7 +17,7 @@ from .quick import QuickRule
 from .running import Deliver, Running
 
 
-class Instance(Protocol):
+class Instance(ABC):
     """Executes jobs in order, as many at a time as `max_in_flight` says, and tells the pool of each.
 
     All methods but `close` are for the event loop's thread.
@@ -25,41 +26,38 @@ class Instance(Protocol):
     name: str
     number: int
     """Its place among the instances of the pool."""
-    max_in_flight: int
-    quick: QuickRule | None
+    max_in_flight: int = 1
+    quick: QuickRule | None = None
     """Whether batches may run on the event loop's thread; None for never."""
-    job: Job | None
+    job: Job | None = None
     """What it executes, or is about to: the latest, if there are several. Kept by the pool."""
-    gone: bool
+    gone: bool = False
     """It was lost: it cannot run anything any more. Kept by the pool."""
-
     open: set[Running]
     """The requests without a final response, of an engine that responds to each by itself."""
 
+    @abstractmethod
     def start(self, job: Job) -> None:
         """Run a job, after those that were started before. Returns at once."""
-        ...
 
     def execute(self, job: Job) -> None:
         """Run a job on the calling thread, which blocks; never raises. Only for instances that may be `quick`."""
-        ...
+        raise RuntimeError(f"{self!r} blocks no thread: this is a bug")
 
+    @abstractmethod
     def end(self) -> None:
         """Nothing more is started. Does not wait; the engine's instance stays open."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Finish the jobs at hand and close the engine's instance. Blocks until that is done; once, on any thread."""
-        ...
 
 
 Done: TypeAlias = Callable[["Instance", Job], None]
 
 
-class ThreadInstance:
+class ThreadInstance(Instance):
     """Executes jobs one by one on its thread, and tells `done` (on that thread) of each."""
-
-    max_in_flight = 1
 
     def __init__(
         self,
@@ -69,16 +67,11 @@ class ThreadInstance:
         engine: BackendInstance | RequestInstance,
         done: Done,
         deliver: Deliver,
-        *,
-        number: int = 0,
-        may_be_quick: bool = False,
+        number: int,
+        may_be_quick: bool,
     ) -> None:
         self.name = name
         self.number = number
-        by_request = isinstance(engine, RequestInstance)
-        self.quick = QuickRule() if may_be_quick and not by_request and not data_dependent(engine) else None
-        self.job: Job | None = None
-        self.gone = False
         self._closed = False
         self._engine = engine
         self._batch_work = Work(model, name, config, engine)
@@ -88,6 +81,8 @@ class ThreadInstance:
             self._run = partial(self._run_requests, engine)
         else:
             self._run = partial(self._run_batch, engine)
+            if may_be_quick and not getattr(engine, "data_dependent", True):
+                self.quick = QuickRule()
         self._done = done
         self._deliver = deliver
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -130,14 +125,12 @@ class ThreadInstance:
         job.timing.compute_end_ns = time.monotonic_ns()
 
     def _run_batch(self, engine: BackendInstance, job: Job) -> None:
-        inputs, names = self._batch_work.inputs(job)
-        outputs = engine.execute(inputs, names)
+        outputs = engine.execute(*self._batch_work.inputs(job))
         job.timing.compute_output_start_ns = time.monotonic_ns()
         self._batch_work.outputs(job, outputs)
 
     def _run_requests(self, engine: RequestInstance, job: Job) -> None:
-        requests = self._batch_work.requests(job, self._deliver)
-        engine.execute_requests(requests)
+        engine.execute_requests(self._batch_work.requests(job, self._deliver))
         job.timing.compute_output_start_ns = time.monotonic_ns()
 
 

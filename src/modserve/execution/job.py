@@ -13,13 +13,22 @@ from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 
 from .batch import checked, copied, merge, requested_outputs, split
-from .layout import layout_of
 from .memory import EngineMemory
+from .padding import PaddedLayout
+from .ragged import RaggedLayout
 from .running import Deliver, Running, RunningRequest
-from .states import keep_states
 
 _OF_THE_WHOLE = frozenset({Code.INVALID_ARG, Code.INTERNAL})
 """Failures of a batch that may be the fault of some of its requests."""
+
+
+def layout_of(config: ModelConfig) -> PaddedLayout | RaggedLayout | None:
+    """What merges and splits batches in place of `batch.merge` and `batch.split`; None where rows alone matter."""
+    if config.fills_up:
+        return PaddedLayout(config)
+    if config.batch_inputs or config.batch_outputs or any(spec.ragged for spec in config.inputs):
+        return RaggedLayout(config)
+    return None
 
 
 class Job:
@@ -136,7 +145,9 @@ class Work:
         else:
             responses = self._layout.split(outputs, rows, self._model.version)
         if config.state_outputs:
-            keep_states(outputs, rows, config)
+            for row, inflight in enumerate(rows):
+                if inflight.states is not None:
+                    inflight.states.keep(config.name, outputs, row if config.batching else None, len(rows))
         job.responses = job.of_members(responses)
 
     def requests(self, job: Job, deliver: Deliver) -> list[RunningRequest]:

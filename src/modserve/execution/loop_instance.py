@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -25,7 +26,6 @@ from modserve.core.version import ModelId
 
 from .instance import Done, Instance
 from .job import Job, Work
-from .quick import QuickRule
 from .running import Deliver, Report, Running, Stamp
 
 _log = logging.getLogger(__name__)
@@ -34,11 +34,10 @@ LARGE_BYTES = 256 * 1024
 """Inputs and outputs of this size are merged and taken on a thread: copying them may hold the event loop too long."""
 _LONGEST_DETACH_S = 10.0
 
-
 OnLost: TypeAlias = Callable[[Instance, InstanceLostError], None]
 
 
-class LoopInstance:
+class LoopInstance(Instance):
     """Implements `instance.Instance` and `backends.api.InstanceHandle`.
 
     `done`, `deliver` and `on_lost` are called on the event loop's thread, where it is made. Raises what the engine's
@@ -55,17 +54,13 @@ class LoopInstance:
         deliver: Deliver,
         on_lost: OnLost,
         loop: asyncio.AbstractEventLoop,
-        *,
-        number: int = 0,
+        number: int,
     ) -> None:
         self.name = name
         self.number = number
-        self.job: Job | None = None
-        self.gone = False
-        self.quick: QuickRule | None = None
         self.loop = loop
-        several = config.sequence_batching is None and not reuses_outputs(engine)
-        self.max_in_flight = max(1, int(getattr(engine, "max_in_flight", 1))) if several else 1
+        if config.sequence_batching is None and not reuses_outputs(engine):
+            self.max_in_flight = max(1, int(getattr(engine, "max_in_flight", 1)))
         self._engine = engine
         self._work = Work(model, name, config, engine)
         self.open = self._work.open
@@ -88,12 +83,6 @@ class LoopInstance:
     def start(self, job: Job) -> None:
         self._waiting.append(job)
         self._start_waiting()
-
-    def execute(self, job: Job) -> None:
-        raise RuntimeError(f"{self!r} blocks no thread: this is a bug")
-
-    def lost(self, error: InstanceLostError) -> None:
-        self._post(partial(self._lose, error))
 
     def end(self) -> None:
         self._end(unavailable(f"instance '{self.name}' was closed before the execution was over"))
@@ -147,8 +136,7 @@ class LoopInstance:
     ) -> None:
         if execution not in self._executions or merging.cancelled():
             return
-        error = merging.exception()
-        if error is not None:
+        if (error := merging.exception()) is not None:
             self._failed(execution, error)
             return
         assert isinstance(self._engine, AsyncInstance), "only merged batches are merged: this is a bug"
@@ -211,13 +199,12 @@ class LoopInstance:
         """Whether merging takes long. A single request's arrays are taken as they are, unless the engine has memory."""
         if len(job.rows) == 1 and not hasattr(self._engine, "allocate"):
             return False
-        size = 0
-        for inflight in job.rows:
-            for tensor in inflight.inputs.values():
-                size += tensor.size
-        return size > LARGE_BYTES
+        return sum([tensor.size for inflight in job.rows for tensor in inflight.inputs.values()]) > LARGE_BYTES
 
     # The end
+
+    def lost(self, error: InstanceLostError) -> None:
+        self._post(partial(self._lose, error))
 
     def _lose(self, error: InstanceLostError) -> None:
         if self._attached:
@@ -266,17 +253,15 @@ class LoopInstance:
         self._posted.popleft()()
 
 
+@dataclass(slots=True, eq=False)
 class _Execution:
     """One execution, and the callback that the engine ends it with."""
 
-    __slots__ = ("_instance", "job")
-
-    def __init__(self, instance: LoopInstance, job: Job) -> None:
-        self._instance = instance
-        self.job = job
+    instance: LoopInstance
+    job: Job
 
     def __call__(self, outcome: Mapping[str, Array] | BaseException | None = None) -> None:
-        self._instance.done(self, outcome)
+        self.instance.done(self, outcome)
 
 
 def _size(outputs: Mapping[str, Array]) -> int:

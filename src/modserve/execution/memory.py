@@ -31,12 +31,9 @@ class EngineMemory:
             if target is None:
                 inputs[name] = join(tensors)
                 continue
-            memory = target.reshape(-1).view(np.uint8)
-            start = 0
-            for tensor in tensors:
-                raw = np.frombuffer(tensor.raw, np.uint8)
-                memory[start : start + len(raw)] = raw
-                start += len(raw)
+            np.concatenate(
+                [np.frombuffer(each.raw, np.uint8) for each in tensors], out=target.reshape(-1).view(np.uint8)
+            )
             inputs[name] = target
         return inputs
 
@@ -57,24 +54,19 @@ class EngineMemory:
         target: object = self._allocate(name, datatype, shape)
         if target is None:
             return None
-        problem = _problem(target, datatype, shape)
-        if problem:
-            raise internal(
-                f"the memory that the engine of model '{self._model}' allocated for input '{name}' cannot be used: "
-                f"{problem}"
-            )
-        assert isinstance(target, np.ndarray), "checked above: this is a bug"
-        return target
-
-
-def _problem(target: object, datatype: Datatype, shape: Shape) -> str:
-    """What is wrong with memory for an input; empty if nothing is."""
-    if not isinstance(target, np.ndarray):
-        return f"it is an object of type {type(target).__name__}, expected an array"
-    if target.dtype != datatype.numpy:
-        return f"its type is {target.dtype}, expected {datatype.numpy}"
-    if target.shape != shape:
-        return f"its shape is {format_shape(target.shape)}, expected {format_shape(shape)}"
-    if not target.flags.writeable:
-        return "it is read-only"
-    return "" if target.flags.c_contiguous else "it is not contiguous in row-major order"
+        if not isinstance(target, np.ndarray):
+            problem = f"it is an object of type {type(target).__name__}, expected an array"
+        elif target.dtype != datatype.numpy:
+            problem = f"its type is {target.dtype}, expected {datatype.numpy}"
+        elif target.shape != shape:
+            problem = f"its shape is {format_shape(target.shape)}, expected {format_shape(shape)}"
+        elif not target.flags.writeable:
+            problem = "it is read-only"
+        elif not target.flags.c_contiguous:
+            problem = "it is not contiguous in row-major order"
+        else:
+            return target
+        raise internal(
+            f"the memory that the engine of model '{self._model}' allocated for input '{name}' cannot be used: "
+            f"{problem}"
+        )

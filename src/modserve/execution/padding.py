@@ -13,13 +13,16 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Array, Shape, Tensor, format_shape
 from modserve.core.timing import ExecutionTiming
 
-from .batch import join, requested_outputs, take_rows
+from .batch import join, requested_outputs, respond_with, take_rows
 
 _NONE = Padding({})
 
 
 class PaddedLayout:
-    """Implements `layout.Layout`. Added rows repeat the last one: no engine meets values it does not know."""
+    """Merges and splits padded batches. Added rows repeat the last one: no engine meets values it does not know.
+
+    Without state of its own, as `RaggedLayout`: any thread may use it.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -48,12 +51,11 @@ class PaddedLayout:
                 merged[name] = pad(tensors, 1 + axis, length, total, self._fill[name])
         if padding.mask:
             merged[padding.mask] = self._mask(members, length, total)
+        timing.elements = rows
         if padding.axes:
             timing.elements = sum([inflight.batch_size * inflight.length for inflight in members])
-            timing.padding = total * length - timing.elements
-        else:
-            timing.elements = rows
-            timing.padding = total - rows
+            total *= length
+        timing.padding = total - timing.elements
         return merged
 
     def split(self, outputs: Mapping[str, Array], members: Sequence[Inflight], version: int) -> list[InferenceResponse]:
@@ -64,15 +66,7 @@ class PaddedLayout:
         for name in requested_outputs(members):
             column = take_rows(name, outputs, [*sizes, added] if added else sizes, config)
             columns[name] = self._cut(name, column, members) if name in unpad else column
-        return [
-            InferenceResponse(
-                config.name,
-                version,
-                {name: columns[name][index] for name in inflight.output_names},
-                inflight.request.id,
-            )
-            for index, inflight in enumerate(members)
-        ]
+        return respond_with(columns, members, config, version)
 
     def _length(self, members: Sequence[Inflight]) -> int:
         return self._padding.padded(max([inflight.length for inflight in members]))
@@ -103,10 +97,9 @@ class PaddedLayout:
         cut: list[Tensor] = []
         for tensor, inflight in zip(column[: len(members)], members, strict=True):
             if tensor.shape[axis] != length:
-                raise internal(
-                    f"output '{name}' of model '{self._config.name}' has shape {format_shape(tensor.shape)}, expected "
-                    f"{length} in dimension {axis}, the length that its batch was padded to"
-                )
+                expected = f"expected {length} in dimension {axis}, the length that its batch was padded to"
+                who = f"output '{name}' of model '{self._config.name}'"
+                raise internal(f"{who} has shape {format_shape(tensor.shape)}, {expected}")
             if inflight.length != length:
                 shorter = tensor.array[(slice(None), *_up_to(axis, inflight.length))]
                 tensor = Tensor.from_array(np.ascontiguousarray(shorter), tensor.datatype)
@@ -121,9 +114,7 @@ def fill_value(text: str, datatype: Datatype) -> object:
     kind = datatype.json_kind
     if kind == "bool":
         return text == "true"
-    if kind == "int":
-        return int(text or "0")
-    return float(text or "0")
+    return int(text or "0") if kind == "int" else float(text or "0")
 
 
 def pad(tensors: Sequence[Tensor], axis: int, length: int, rows: int, value: object) -> Array:

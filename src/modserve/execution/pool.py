@@ -11,13 +11,9 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 
-from modserve.backends.api import (
-    AsyncInstance,
-    AsyncRequestInstance,
-    Executor,
-    InstanceLostError,
-)
+from modserve.backends.api import AsyncInstance, AsyncRequestInstance, Executor, InstanceLostError
 from modserve.core.errors import ModserveError, forget_frames, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
@@ -29,7 +25,6 @@ from .job import Job
 from .loop_instance import LoopInstance
 from .quick import LONG_NS, LoopThread
 from .revival import Clock, Make, Revival
-from .running import Report, Running, Stamp
 from .settlement import Observe, Settlement
 
 _log = logging.getLogger(__name__)
@@ -38,7 +33,7 @@ _REFUSED = "refused"
 """`scheduling.batching.Reason` of the batches of one that a refused batch becomes."""
 
 
-class InstancePool:
+class InstancePool(Settlement):
     """Implements `scheduling.PinnedRunner`. Lives on the event loop's thread; some instances have threads of their own.
 
     `on_settled` hears how many requests have just been settled. If it `may_be_quick`, batches run on the event loop's
@@ -71,11 +66,8 @@ class InstancePool:
         self.on_stuck: Callable[[ModserveError], None] = lambda error: None
         self.trouble: ModserveError | None = None
         """Why nothing can run, while no instance is left."""
-        self._model = model
+        super().__init__(model, config, statistics, on_settled, loop, observe)
         self._config = config
-        self._statistics = statistics
-        self._settlement = Settlement(model, config, statistics, on_settled, loop, observe)
-        self._loop = loop
         self._may_be_quick = may_be_quick
         self._on_health = on_health
         self._loop_thread = LoopThread()
@@ -101,30 +93,11 @@ class InstancePool:
     def _instance(self, number: int, name: str, engine: Executor) -> Instance:
         model, config = self._model, self._config
         if isinstance(engine, AsyncInstance | AsyncRequestInstance):
-            deliver = self._settlement.deliver
-            return LoopInstance(
-                model, name, config, engine, self._finish, deliver, self._lose, self._loop, number=number
-            )
-        quick = self._may_be_quick
-        return ThreadInstance(model, name, config, engine, self._done, self._deliver, number=number, may_be_quick=quick)
+            return LoopInstance(model, name, config, engine, self._finish, self.deliver, self._lose, self._loop, number)
+        done, deliver = partial(self._from_thread, self._finish), partial(self._from_thread, self.deliver)
+        return ThreadInstance(model, name, config, engine, done, deliver, number, self._may_be_quick)
 
     # For the scheduler
-
-    @property
-    def on_done(self) -> Callable[[list[Inflight]], None] | None:
-        return self._settlement.on_done
-
-    @on_done.setter
-    def on_done(self, callback: Callable[[list[Inflight]], None] | None) -> None:
-        self._settlement.on_done = callback
-
-    @property
-    def on_again(self) -> Callable[[Inflight], None]:
-        return self._settlement.on_again
-
-    @on_again.setter
-    def on_again(self, callback: Callable[[Inflight], None]) -> None:
-        self._settlement.on_again = callback
 
     def reserve(self) -> Instance | None:
         return self._free.popleft() if self._free else None
@@ -167,57 +140,47 @@ class InstancePool:
             self._free.append(slot)
         else:
             self._set_free(slot, job)
-        self._settlement.tell_done(job.members)
-        self._settlement.settle(job)
+        self.tell_done(job.members)
+        self.settle(job)
 
     def remaining_ns(self, now_ns: int, run_ns: Callable[[int], int]) -> list[int]:
         """How long each instance is likely to be busy, by `run_ns`, which tells it of a batch size; 0 for free ones."""
-        remaining: list[int] = []
-        for instance in self._instances:
-            if instance.job is None:
-                remaining.append(0)
-                continue
-            timing = instance.job.timing
-            remaining.append(max(0, (timing.compute_start_ns or now_ns) + run_ns(timing.batch_size) - now_ns))
-        return remaining
+        timings = [None if instance.job is None else instance.job.timing for instance in self._instances]
+        return [
+            0 if timing is None else max(0, (timing.compute_start_ns or now_ns) + run_ns(timing.batch_size) - now_ns)
+            for timing in timings
+        ]
 
     # Executions
 
-    def _deliver(self, running: Running, report: Report | Stamp) -> None:
-        """On any thread: one hop to the event loop for each response of an engine that responds request by request."""
+    def _from_thread(self, callback: Callable[..., object], *arguments: object) -> None:
+        """On any thread: one hop to the event loop for each batch, and for each response of a request by itself."""
         try:
-            self._loop.call_soon_threadsafe(self._settlement.deliver, running, report)
-        except RuntimeError:
-            _log.debug("model '%s': an engine responded after the server's end", self._model.name)
-
-    def _done(self, instance: Instance, job: Job) -> None:
-        """On the instance's thread: one hop to the event loop a batch."""
-        try:
-            self._loop.call_soon_threadsafe(self._finish, instance, job)
+            self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
             # The loop has closed: the server was stopped without waiting for this batch, and nobody waits for it.
-            _log.debug("model '%s': a batch ended after the server", self._model.name)
+            _log.debug("model '%s': an engine responded after the server's end", self._model.name)
 
     def _finish(self, instance: Instance, job: Job) -> None:
-        timing, settlement = job.timing, self._settlement
+        timing = job.timing
         if instance.quick is not None:
             instance.quick.ran_on_thread(timing.compute_end_ns - timing.compute_start_ns, job.cpu_ns)
         if job.refused:
             self._run_one_by_one(instance, job)
             return
         if job.more:
-            settlement.settle(job)  # another job of the same batch has begun
+            self.settle(job)  # another job of the same batch has begun
             return
         self._set_free(instance, job)
         if job.running and self.on_done is not None:
-            settlement.settle(job)  # which tells of those whose sequences can go on in the next batch
+            self.settle(job)  # which tells of those whose sequences can go on in the next batch
             self._tell_free()
             return
         if not job.running:  # requests that engines respond to by themselves are done one by one
-            settlement.tell_done(job.members)
+            self.tell_done(job.members)
         # The next batch starts before this one's responses are written: the engine should not wait for sockets.
         self._tell_free()
-        settlement.settle(job)
+        self.settle(job)
 
     def _set_free(self, instance: Instance, job: Job | None = None) -> None:
         """One of the instance's executions is over. Of one that is gone no place is free."""
@@ -232,22 +195,23 @@ class InstancePool:
         try:
             self.on_free()
         except Exception:
-            self._settlement.misbehaved("telling its scheduler of a free instance")
+            self.misbehaved("telling its scheduler of a free instance")
 
     def _run_one_by_one(self, instance: Instance, job: Job) -> None:
         """The engine refused a batch: those who still wait for a response run by themselves, on the same instance."""
         assert job.error is not None, "set when the engine refused: this is a bug"
         if job.late:
-            self._settlement.refuse_late(job.late)
+            self.refuse_late(job.late)
         left = [inflight for inflight in job.members if not inflight.settled]
+        settled = [inflight for inflight in job.members if inflight.settled]
         _log.warning(
             "model '%s': a batch of %d requests failed, each of them runs once more by itself: %s",
             self._model.name,
             len(job.members),
             job.error.message,
         )
-        if len(left) < len(job.members):
-            self._settlement.count_cancelled([inflight for inflight in job.members if inflight.settled])
+        if settled:
+            self.count_cancelled(settled)
         forget_frames(job.error)
         if not left:
             self._set_free(instance)
@@ -274,7 +238,7 @@ class InstancePool:
             self._free = deque(each for each in self._free if each is not instance)
         for running in list(instance.open):
             if running.executed:
-                self._settlement.fail_open(running, error)
+                self.fail_open(running, error)
         wait = "it is not made anew"
         if self._revival is not None:
             wait_ns = self._revival.lost(instance.number, instance.close)
@@ -291,12 +255,11 @@ class InstancePool:
             if self.trouble is not None and (again or self._revival is None):
                 self.on_stuck(error)
         except Exception:
-            self._settlement.misbehaved("telling its scheduler of a lost instance")
+            self.misbehaved("telling its scheduler of a lost instance")
 
     def _revived(self, number: int, engine: Executor) -> None:
         name = self._instances[number].name
-        instance = self._instance(number, name, engine)
-        self._instances[number] = instance
+        instance = self._instances[number] = self._instance(number, name, engine)
         self._free.extend([instance] * instance.max_in_flight)
         self._statistics.instances_lost -= 1
         self._statistics.instance_restarts += 1
@@ -305,11 +268,9 @@ class InstancePool:
         self._tell_free()
 
     def _revival_failed(self, number: int, error: ModserveError, wait_ns: int) -> None:
-        name = self._instances[number].name
+        who = f"model '{self._model.name}', instance '{self._instances[number].name}'"
         # Whatever went wrong is no fault of those who wait.
-        failure = unavailable(
-            f"model '{self._model.name}', instance '{name}' was lost and cannot be made anew: {error.message}"
-        )
+        failure = unavailable(f"{who} was lost and cannot be made anew: {error.message}")
         _log.error("%s; the next attempt is in %g s", failure.message, wait_ns / 1e9)
         self._tell_of_loss(number, failure, again=True)
 

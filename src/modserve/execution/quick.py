@@ -6,7 +6,9 @@ quick reliably, and one long execution ends it.
 """
 
 import gc
+import math
 import time
+from dataclasses import dataclass
 
 from modserve.core.model_config import InstanceKind, ModelConfig
 
@@ -36,16 +38,10 @@ def could_be_quick(config: ModelConfig) -> bool:
     kinds = {group.kind for group in config.instance_groups}
     if len(kinds) > 1 or InstanceKind.GPU in kinds:
         return False
-    rows = max(1, config.max_batch_size)
-    size = 0
-    for spec in config.inputs:
-        if -1 in spec.dims or not spec.datatype.size:
-            return False
-        elements = rows
-        for dimension in spec.dims:
-            elements *= dimension
-        size += elements * spec.datatype.size
-    return size <= _MOST_BYTES
+    if any(-1 in spec.dims or not spec.datatype.size for spec in config.inputs):
+        return False
+    row_size = sum(math.prod(spec.dims) * spec.datatype.size for spec in config.inputs)
+    return max(1, config.max_batch_size) * row_size <= _MOST_BYTES
 
 
 class QuickRule:
@@ -103,14 +99,12 @@ class QuickRule:
         self._least_ns = _WAIT_NS
 
 
+@dataclass(slots=True)
 class _Collector:
     """When Python's garbage collector ran last, and for how long: that is no engine's time."""
 
-    __slots__ = ("began_ns", "took_ns")
-
-    def __init__(self) -> None:
-        self.began_ns = 0
-        self.took_ns = 0
+    began_ns: int = 0
+    took_ns: int = 0
 
     def observe(self, phase: str, info: object) -> None:
         """As `gc.callbacks` has it."""

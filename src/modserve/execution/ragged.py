@@ -17,7 +17,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Array, Shape, Tensor, format_shape
 from modserve.core.timing import ExecutionTiming
 
-from .batch import check_output, join, requested_outputs, take_rows
+from .batch import check_output, join, requested_outputs, respond_with, take_rows
 
 Numbers = Sequence[int] | Sequence[Sequence[int]] | Array
 
@@ -51,7 +51,7 @@ def batch_input(spec: BatchInput, shapes: Sequence[Shape]) -> Array:
 
 
 class RaggedLayout:
-    """Implements `layout.Layout`."""
+    """Merges and splits ragged batches."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
@@ -73,17 +73,10 @@ class RaggedLayout:
         return merged
 
     def split(self, outputs: Mapping[str, Array], members: Sequence[Inflight], version: int) -> list[InferenceResponse]:
-        config = self._config
         parts = {name: self._parts(name, outputs, members) for name in requested_outputs(members)}
-        return [
-            InferenceResponse(
-                config.name, version, {name: parts[name][index] for name in inflight.output_names}, inflight.request.id
-            )
-            for index, inflight in enumerate(members)
-        ]
+        return respond_with(parts, members, self._config, version)
 
     def _parts(self, name: str, outputs: Mapping[str, Array], members: Sequence[Inflight]) -> list[Tensor]:
-        """An output's part for each request."""
         source = self._config.batch_outputs.get(name)
         if source is None:
             return take_rows(name, outputs, [inflight.batch_size for inflight in members], self._config)

@@ -30,7 +30,6 @@ class Clock(Protocol):
     """As `scheduling.scheduler.Clock`."""
 
     def now_ns(self) -> int: ...
-
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> Timer: ...
 
 
@@ -113,16 +112,15 @@ class Revival:
             return
         del self._attempts[number]
         error = attempt.exception()
-        close: Callable[[], None] = _nothing
+        close = _nothing
         if error is None:
             engine = attempt.result()
             try:
                 self._take(number, engine)
-            except Exception as refusal:
-                error, close = refusal, engine.close
-            else:
                 self._since[number] = self._clock.now_ns()
                 return
+            except Exception as refusal:
+                error, close = refusal, engine.close
         failure = from_exception(error, "failed to make an instance anew")
         self._failed(number, failure, self._try_later(number, close))
 

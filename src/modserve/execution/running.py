@@ -4,6 +4,8 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -48,26 +50,24 @@ class Report(NamedTuple):
     end_ns: int
 
 
+@dataclass(slots=True, eq=False)
 class Running:
     """The event loop's side: how far a request has come."""
 
-    __slots__ = ("again", "ended", "error", "executed", "filler", "home", "inflight", "responses")
-
-    def __init__(self, inflight: Inflight, home: "set[Running]") -> None:
-        self.inflight = inflight
-        self.home = home
-        """Those that their instance has not given a final response to."""
-        self.responses = 0
-        self.executed = False
-        """The engine's execution is over; responses may still come."""
-        self.ended = False
-        """The engine has given its final response."""
-        self.error: ModserveError | None = None
-        """What it ended with, if that was a failure."""
-        self.again = False
-        """The engine asked for another execution in place of a final response."""
-        self.filler = False
-        """Nobody's request: nobody hears of it, and it counts nowhere."""
+    inflight: Inflight
+    home: "set[Running]"
+    """Those that their instance has not given a final response to."""
+    responses: int = 0
+    executed: bool = False
+    """The engine's execution is over; responses may still come."""
+    ended: bool = False
+    """The engine has given its final response."""
+    error: ModserveError | None = None
+    """What it ended with, if that was a failure."""
+    again: bool = False
+    """The engine asked for another execution in place of a final response."""
+    filler: bool = False
+    """Nobody's request: nobody hears of it, and it counts nowhere."""
 
 
 Deliver: TypeAlias = Callable[[Running, Report | Stamp], None]
@@ -90,15 +90,13 @@ class _Cancellation:
         self.call()
 
     def call(self) -> None:
-        while self.callbacks:
-            try:
+        with suppress(IndexError):
+            while True:
                 callback = self.callbacks.pop()  # which is atomic: a callback is called once
-            except IndexError:
-                return
-            try:
-                callback()
-            except Exception:
-                _log.exception("an engine failed when it heard that a request is cancelled")
+                try:
+                    callback()
+                except Exception:
+                    _log.exception("an engine failed when it heard that a request is cancelled")
 
 
 class RunningRequest:
@@ -236,9 +234,8 @@ class RunningRequest:
     def reschedule(self) -> None:
         batching = self._config.sequence_batching
         if batching is None or not batching.iterative:
-            raise RuntimeError(
-                f"{self!r} cannot run again: that takes sequence_batching {{ iterative_sequence: true }}"
-            )
+            needs = "sequence_batching { iterative_sequence: true }"
+            raise RuntimeError(f"{self!r} cannot run again: that takes {needs}")
         self._say(Again.AGAIN, True, time.monotonic_ns())
 
     def _say(

@@ -32,7 +32,7 @@ Observe: TypeAlias = Callable[[ExecutionTiming, Sequence[Inflight]], None]
 
 
 class Settlement:
-    """Settles the requests of one pool, on the event loop's thread.
+    """The part of a pool that settles its requests, on the event loop's thread.
 
     `on_settled` hears how many requests have just been settled, `observe` of each execution that succeeded. The
     scheduler sets `on_done` and `on_again`, see `scheduling.PinnedRunner`.
@@ -76,7 +76,6 @@ class Settlement:
             self._settle_running(job)
         elif job.error is not None:
             self._log_failure(job.error)
-            forget_frames(job.error)
             self._fail(job.members, job.error)
         else:
             self._respond(job)
@@ -90,7 +89,6 @@ class Settlement:
                 self.misbehaved("counting an execution")
         else:
             self._log_failure(job.error)
-            forget_frames(job.error)
         for running in job.running:
             if running.filler:
                 continue
@@ -116,10 +114,8 @@ class Settlement:
         inflight, what = running.inflight, report.what
         kind = "success"
         if isinstance(what, Again):
-            running.again = running.ended = True
-            running.home.discard(running)
-            if running.executed:
-                self._end(running)
+            running.again = True
+            self._ended(running)
             return
         if inflight.cancelled:
             kind = "cancel"
@@ -131,18 +127,21 @@ class Settlement:
             kind = "empty_response"
         inflight.settle(what, report.final)
         if self._decoupled:
+            times = report.start_ns, report.output_start_ns, report.end_ns
             try:
-                self._statistics.record_response(
-                    running.responses, kind, report.start_ns, report.output_start_ns, report.end_ns
-                )
+                self._statistics.record_response(running.responses, kind, *times)
             except Exception:
                 self.misbehaved("counting a response")
         running.responses += 1
         if report.final:
-            running.ended = True
-            running.home.discard(running)
-            if running.executed:
-                self._end(running)
+            self._ended(running)
+
+    def _ended(self, running: Running) -> None:
+        """The engine says no more of a request."""
+        running.ended = True
+        running.home.discard(running)
+        if running.executed:
+            self._end(running)
 
     def _end(self, running: Running) -> None:
         """Count a request that is over in every respect, unless it is to run again."""
@@ -153,10 +152,9 @@ class Settlement:
             return
         assert inflight.timing is not None, "set when its batch started: this is a bug"
         try:
-            if inflight.cancelled:
-                self._statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
-            elif running.error is not None:
-                self._statistics.record_failure(inflight, FailureReason.BACKEND, now_ns)
+            if inflight.cancelled or running.error is not None:
+                reason = FailureReason.CANCELED if inflight.cancelled else FailureReason.BACKEND
+                self._statistics.record_failure(inflight, reason, now_ns)
             else:
                 self._statistics.record_successes([inflight], inflight.timing, now_ns)
         except Exception:
@@ -172,11 +170,18 @@ class Settlement:
                 self.misbehaved("telling its scheduler of requests that are done")
 
     def _respond(self, job: Job) -> None:
+        statistics, members, now_ns = self._statistics, job.members, time.monotonic_ns()
         try:
-            self._count(job)
+            statistics.record_execution(job.timing, members, int(time.time() * 1e3))
+            responded = members
+            if any(inflight.settled for inflight in members):
+                responded = [inflight for inflight in members if not inflight.settled]
+                for inflight in members:
+                    if inflight.settled:
+                        statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
+            statistics.record_successes(responded, job.timing, now_ns)
         except Exception:
             self.misbehaved("counting an execution")
-        members = job.members
         if len(members) > _AT_ONCE or self._to_tell:
             if not self._to_tell:
                 self._loop.call_soon(self._tell_some)
@@ -197,17 +202,6 @@ class Settlement:
             self._loop.call_soon(self._tell_some)
         self._on_settled(count)
 
-    def _count(self, job: Job) -> None:
-        statistics, members, now_ns = self._statistics, job.members, time.monotonic_ns()
-        statistics.record_execution(job.timing, members, int(time.time() * 1e3))
-        responded = members
-        if any(inflight.settled for inflight in members):
-            responded = [inflight for inflight in members if not inflight.settled]
-            for inflight in members:
-                if inflight.settled:
-                    statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
-        statistics.record_successes(responded, job.timing, now_ns)
-
     def refuse_late(self, late: list[Inflight]) -> None:
         """Those that did not run because it was too late when their batch began."""
         for inflight in late:
@@ -223,10 +217,9 @@ class Settlement:
     ) -> None:
         now_ns = time.monotonic_ns()
         for inflight in members:
+            counted = FailureReason.CANCELED if inflight.settled else reason
             try:
-                self._statistics.record_failure(
-                    inflight, FailureReason.CANCELED if inflight.settled else reason, now_ns
-                )
+                self._statistics.record_failure(inflight, counted, now_ns)
             except Exception:
                 self.misbehaved("counting a failure")
             inflight.settle(error)
@@ -239,6 +232,7 @@ class Settlement:
     def _log_failure(self, error: ModserveError) -> None:
         if error.code is Code.INTERNAL:
             _log.error("model '%s': execution failed: %s", self._model.name, error.message, exc_info=error.__cause__)
+        forget_frames(error)
 
 
 def _never_again(inflight: Inflight) -> None:

@@ -14,13 +14,12 @@ from collections import deque
 from typing import NamedTuple
 
 from modserve.core.errors import ModserveError
-from modserve.core.inflight import Inflight
+from modserve.core.inflight import Inflight, RequestTrace
 from modserve.core.memory import UnsentResponses
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome, SingleResponseSink
 from modserve.core.servable import Handle, Servable, submit_traced
 from modserve.core.shared_memory import RegionLease
-from modserve.core.tracing import RequestTrace
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import reply
 from modserve.protocol.http import server_timing

@@ -25,50 +25,41 @@ class _Kind(NamedTuple):
 
     what: str
     advice: str
+    suffixes: str
+    """The ends of its names, separated by spaces."""
 
 
 _EXPORT_TORCH = "export the model to ONNX with torch.onnx.export(model, example_inputs, 'model.onnx')"
-_TORCH = _Kind("a PyTorch file", _EXPORT_TORCH)
 _SKLEARN = _Kind(
     "a pickled Python object",
     "convert a scikit-learn model to ONNX with skl2onnx.to_onnx(model, X[:1], options={'zipmap': False})",
+    ".pkl .pickle .joblib",
 )
-_TENSORFLOW = _Kind("a TensorFlow or Keras file", "convert the model to ONNX with tf2onnx (python -m tf2onnx.convert)")
-_TENSORRT = _Kind("a TensorRT engine", "serve the ONNX file that the engine was built from")
-_WEIGHTS = _Kind(
-    "a file of weights without the model's graph",
-    f"load the weights into the model, and {_EXPORT_TORCH}; models of Hugging Face: optimum-cli export onnx",
+_TENSORFLOW = _Kind(
+    "a TensorFlow or Keras file",
+    "convert the model to ONNX with tf2onnx (python -m tf2onnx.convert)",
+    ".h5 .keras .pb .graphdef .savedmodel .tflite",
 )
-_PYTHON = _Kind("a Python model", "this version of modserve runs no Python models")
-_BOOSTER = _Kind("a file of XGBoost, LightGBM or CatBoost", "convert the model to ONNX with onnxmltools")
+_TENSORRT = _Kind("a TensorRT engine", "serve the ONNX file that the engine was built from", ".plan .engine .trt")
+_KINDS = (
+    _SKLEARN,
+    _TENSORFLOW,
+    _TENSORRT,
+    _Kind("a PyTorch file", _EXPORT_TORCH, ".pt .pth .pt2 .ckpt"),
+    _Kind(
+        "a file of weights without the model's graph",
+        f"load the weights into the model, and {_EXPORT_TORCH}; models of Hugging Face: optimum-cli export onnx",
+        ".safetensors",
+    ),
+    _Kind("a Python model", "this version of modserve runs no Python models", ".py"),
+    _Kind("a file of XGBoost, LightGBM or CatBoost", "convert the model to ONNX with onnxmltools", ".ubj .bst .cbm"),
+    _Kind("an OpenVINO file", "serve the ONNX file that it was converted from", ".xml"),
+    _Kind("a file of llama.cpp", "this version of modserve does not run it", ".gguf"),
+)
+_KIND_OF_SUFFIX = {suffix: kind for kind in _KINDS for suffix in kind.suffixes.split()}
 
-_KINDS: Mapping[str, _Kind] = {
-    ".pt": _TORCH,
-    ".pth": _TORCH,
-    ".pt2": _TORCH,
-    ".ckpt": _TORCH,
-    ".safetensors": _WEIGHTS,
-    ".pkl": _SKLEARN,
-    ".pickle": _SKLEARN,
-    ".joblib": _SKLEARN,
-    ".h5": _TENSORFLOW,
-    ".keras": _TENSORFLOW,
-    ".pb": _TENSORFLOW,
-    ".graphdef": _TENSORFLOW,
-    ".savedmodel": _TENSORFLOW,
-    ".tflite": _TENSORFLOW,
-    ".plan": _TENSORRT,
-    ".engine": _TENSORRT,
-    ".trt": _TENSORRT,
-    ".py": _PYTHON,
-    ".xml": _Kind("an OpenVINO file", "serve the ONNX file that it was converted from"),
-    ".gguf": _Kind("a file of llama.cpp", "this version of modserve does not run it"),
-    ".ubj": _BOOSTER,
-    ".bst": _BOOSTER,
-    ".cbm": _BOOSTER,
-}
-"""By the extension of its name."""
-
+_PICKLE = f"it is a pickle: {_EXPORT_TORCH}, or {_SKLEARN.advice}"
+_WEB_PAGE = "it is a web page, not what the download should have been"
 _CONTENTS: tuple[tuple[bytes, str], ...] = (
     (
         b"version https://git-lfs",
@@ -76,21 +67,18 @@ _CONTENTS: tuple[tuple[bytes, str], ...] = (
     ),
     (b"PK\x03\x04", f"it is a zip archive, as torch.save makes: {_EXPORT_TORCH}"),
     (b"\x80\x02", f"it is a pickle, as torch.save and joblib make: {_EXPORT_TORCH}, or {_SKLEARN.advice}"),
-    (b"\x80\x03", f"it is a pickle: {_EXPORT_TORCH}, or {_SKLEARN.advice}"),
-    (b"\x80\x04", f"it is a pickle: {_EXPORT_TORCH}, or {_SKLEARN.advice}"),
-    (b"\x80\x05", f"it is a pickle: {_EXPORT_TORCH}, or {_SKLEARN.advice}"),
+    (b"\x80\x03", _PICKLE),
+    (b"\x80\x04", _PICKLE),
+    (b"\x80\x05", _PICKLE),
     (b"\x89HDF", f"it is an HDF5 file: {_TENSORFLOW.advice}"),
-    (b"<!DOCTYPE", "it is a web page, not what the download should have been"),
-    (b"<html", "it is a web page, not what the download should have been"),
+    (b"<!DOCTYPE", _WEB_PAGE),
+    (b"<html", _WEB_PAGE),
     (b"\x1f\x8b", "it is compressed by gzip: unpack it"),
 )
 """How files begin that are often found in the place of a model."""
 
 _SYNONYMS: Mapping[str, str] = {
-    "onnx": "onnxruntime",
-    "ort": "onnxruntime",
-    "onnxrt": "onnxruntime",
-    "onnxruntimeonnx": "onnxruntime",
+    **dict.fromkeys(("onnx", "ort", "onnxrt", "onnxruntimeonnx"), "onnxruntime"),
     "dummy": "identity",
 }
 """Other names of backends → ours. The keys are folded."""
@@ -99,34 +87,18 @@ _NO_TORCH = f'PyTorch models do not run here: {_EXPORT_TORCH}, and use backend: 
 _NO_TENSORRT = f'TensorRT engines do not run here: {_TENSORRT.advice}, with backend: "onnxruntime"'
 _NO_TENSORFLOW = f'TensorFlow models do not run here: {_TENSORFLOW.advice}, and use backend: "onnxruntime"'
 _NO_TREES = 'its models do not run here: convert them to ONNX with skl2onnx or onnxmltools, for backend: "onnxruntime"'
-_NO_LANGUAGE_MODELS = "engines for language models are not among those of this version"
-_NOT_SUPPORTED: Mapping[str, str] = {
-    "pytorch": _NO_TORCH,
-    "torch": _NO_TORCH,
-    "torchscript": _NO_TORCH,
-    "libtorch": _NO_TORCH,
-    "pytorchlibtorch": _NO_TORCH,
-    "torchaoti": _NO_TORCH,
-    "tensorrt": _NO_TENSORRT,
-    "trt": _NO_TENSORRT,
-    "tensorrtplan": _NO_TENSORRT,
-    "tensorflow": _NO_TENSORFLOW,
-    "tf": _NO_TENSORFLOW,
-    "tensorflowsavedmodel": _NO_TENSORFLOW,
-    "tensorflowgraphdef": _NO_TENSORFLOW,
-    "keras": _NO_TENSORFLOW,
+_REASONS: Mapping[str, str] = {
+    "pytorch torch torchscript libtorch pytorchlibtorch torchaoti": _NO_TORCH,
+    "tensorrt trt tensorrtplan": _NO_TENSORRT,
+    "tensorflow tf tensorflowsavedmodel tensorflowgraphdef keras": _NO_TENSORFLOW,
     "openvino": 'OpenVINO files do not run here: serve the ONNX file, with backend: "onnxruntime"',
     "python": "Python models do not run in this version; but a Python package can be a backend (docs/backends.md)",
-    "sklearn": _NO_TREES,
-    "xgboost": _NO_TREES,
-    "lightgbm": _NO_TREES,
-    "fil": _NO_TREES,
+    "sklearn xgboost lightgbm fil": _NO_TREES,
     "dali": "DALI pipelines do not run here",
-    "vllm": _NO_LANGUAGE_MODELS,
-    "tensorrtllm": _NO_LANGUAGE_MODELS,
-    "llm": _NO_LANGUAGE_MODELS,
+    "vllm tensorrtllm llm": "engines for language models are not among those of this version",
     "ensemble": 'an ensemble has no backend: write platform: "ensemble", and ensemble_scheduling',
 }
+_NOT_SUPPORTED = {name: reason for names, reason in _REASONS.items() for name in names.split()}
 """Why a backend of Triton's, or of another server's, is not there, and what to do. The keys are folded."""
 
 _GLOBAL_OPTIONS: Mapping[str, str] = {
@@ -136,9 +108,6 @@ _GLOBAL_OPTIONS: Mapping[str, str] = {
     "additional-dependency-dirs": "it is about libraries on Windows",
 }
 """Triton's options for all backends that have no effect here, and why."""
-
-
-# Names
 
 
 def backend_name(name: str, installed: Collection[str]) -> str:
@@ -158,21 +127,20 @@ def backend_name(name: str, installed: Collection[str]) -> str:
 
 def absent_backends(configured: Iterable[str], installed: Collection[str]) -> list[str]:
     """Warnings for backends that have options on the command line, and are not there."""
-    return [
-        _joined(
-            f"--backend-config={name},… has no effect: there is no backend '{name}' here, installed backends are: "
-            f"{', '.join(installed)}",
-            backend_name(name, installed),
-            "; ",
-        )
-        for name in configured
-        if name and name not in installed
-    ]
+    warnings = []
+    for name in configured:
+        if name and name not in installed:
+            hint = backend_name(name, installed)
+            warnings.append(
+                f"--backend-config={name},… has no effect: there is no backend '{name}' here, installed backends are: "
+                f"{', '.join(installed)}" + (f"; {hint}" if hint else "")
+            )
+    return warnings
 
 
 def unknown_options(backend: str, options: Iterable[str], known: Mapping[str, str]) -> list[str]:
     """Warnings for options of a backend on which nothing acts. `known`: option → why it has no effect, or nothing."""
-    found = []
+    warnings = []
     for key in options:
         why = known.get(key) if key in known else _GLOBAL_OPTIONS.get(key)
         if why == "":
@@ -180,15 +148,12 @@ def unknown_options(backend: str, options: Iterable[str], known: Mapping[str, st
         if why is None:
             near = difflib.get_close_matches(key, [each for each, reason in known.items() if not reason], n=1)
             why = f"backend '{backend}' does not know it" + (f"; did you mean '{near[0]}'?" if near else "")
-        found.append(f"backend option '{key}' of backend '{backend}' has no effect: {why}")
-    return found
+        warnings.append(f"backend option '{key}' of backend '{backend}' has no effect: {why}")
+    return warnings
 
 
 def _fold(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "").replace(" ", "")
-
-
-# Directories
 
 
 def layout(directory: Path, installed: Collection[str]) -> str:
@@ -214,7 +179,7 @@ def model_file(directory: Path, version: int, path: Path, installed: Collection[
     except OSError:
         return ""
     folder = directory / str(version)
-    below = sorted(_listed(folder))
+    below = _listed(folder)
     if not below:
         return f"'{folder}' is empty"
     lines = [f"'{folder}' holds: {_some(below, _MOST_NAMES)}"]
@@ -228,31 +193,27 @@ def model_file(directory: Path, version: int, path: Path, installed: Collection[
 
 def misspelt_config(directory: Path) -> str:
     """A warning for a file that is probably meant to be the configuration, where there is none."""
-    names = set(_listed(directory))
+    names = _listed(directory)
     if CONFIG_FILE in names:
         return ""
-    near = [name for name in sorted(names) if name.lower() in (*_MISSPELT_CONFIGS, CONFIG_FILE)]
+    near = [name for name in names if name.lower() in (*_MISSPELT_CONFIGS, CONFIG_FILE)]
     return f"'{directory / near[0]}' is not read: a model's configuration is called '{CONFIG_FILE}'" if near else ""
 
 
 def contents(directory: Path) -> str:
     """What lies in a directory and in those below it."""
-    names = sorted(_listed(directory))
+    names = _listed(directory)
     if not names:
         return f"'{directory}' is empty"
-    shown = []
-    for name in names:
-        if (directory / name).is_dir():
-            below = sorted(_listed(directory / name))
-            shown.append(f"{name}/ ({_some(below, _MOST_BELOW) if below else 'empty'})")
-        else:
-            shown.append(name)
+    shown = [
+        f"{name}/ ({_some(_listed(directory / name), _MOST_BELOW) or 'empty'})" if (directory / name).is_dir() else name
+        for name in names
+    ]
     return f"'{directory}' holds: {_some(shown, _MOST_NAMES)}"
 
 
 def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
-    """What is often done wrong, and how it is done right."""
-    names = sorted(_listed(directory))
+    names = _listed(directory)
     if parse_directory(directory.name) is not None and any(not (directory / name).is_dir() for name in names):
         yield (
             f"'{directory.parent}' seems to be the folder of one model: --model-repository takes the folder that the "
@@ -269,13 +230,13 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
             yield f"move '{name}' to '1/{suffixes[path.suffix]}': model files lie in the folder of their version"
     for name in names:
         if parse_directory(name) is not None:
-            below = sorted(_listed(directory / name))
+            below = _listed(directory / name)
             for file in below:
-                taken = suffixes.get(Path(file).suffix, "")
-                if taken and taken not in below:
-                    yield _rename(f"{name}/{file}", f"{name}/{taken}")
+                filename = suffixes.get(Path(file).suffix, "")
+                if filename and filename not in below:
+                    yield _rename(f"{name}/{file}", f"{name}/{filename}")
                     break
-    files = [*names, *(f"{name}/{file}" for name in names for file in sorted(_listed(directory / name)))]
+    files = [*names, *(f"{name}/{file}" for name in names for file in _listed(directory / name))]
     yield from _foreign(files, installed)
     if misspelt := misspelt_config(directory):
         yield misspelt
@@ -284,11 +245,11 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
 def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
     """A line for each kind of file that no engine here takes."""
     lines: dict[_Kind, str] = {}
-    taken = {Path(row.filename).suffix for row in FORMATS if row.backend in installed}
+    served = {Path(row.filename).suffix for row in FORMATS if row.backend in installed}
     for file in files:
         suffix = Path(file).suffix.lower()
-        kind = _KINDS.get(suffix)
-        if kind is not None and suffix not in taken:
+        kind = _KIND_OF_SUFFIX.get(suffix)
+        if kind is not None and suffix not in served:
             lines.setdefault(kind, f"'{file}' is {kind.what}: {kind.advice}")
     return list(lines.values())
 
@@ -308,7 +269,6 @@ def _rename(file: str, name: str) -> str:
 
 
 def _content(path: Path) -> str:
-    """What a file is by how it begins."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -330,8 +290,9 @@ def _digits(name: str) -> str:
 
 
 def _listed(directory: Path) -> list[str]:
+    """In order; empty for what is no directory."""
     try:
-        return [name for name in os.listdir(directory) if not name.startswith(".")]
+        return sorted(name for name in os.listdir(directory) if not name.startswith("."))
     except OSError:
         return []
 
@@ -339,7 +300,3 @@ def _listed(directory: Path) -> list[str]:
 def _some(names: Sequence[str], most: int) -> str:
     more = f", and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def _joined(text: str, more: str, by: str) -> str:
-    return f"{text}{by}{more}" if more else text

@@ -7,10 +7,15 @@ Only the parts that the configuration names are there.
 """
 
 import logging
+from collections.abc import Callable
 from typing import TypeVar
 
+from modserve.core.errors import invalid
+from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
 from modserve.core.normalize import Signature
+from modserve.core.request import InferenceRequest
+from modserve.core.response import ResponseSink
 from modserve.core.servable import Servable
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
@@ -21,11 +26,8 @@ from modserve.scheduling.adaptive.buckets import LengthBuckets
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
 
-from .cached import CachedModel
-from .grouping import Accept, by_parameters, grouped
-from .model import Model, Opened, SequenceModel
-from .ordered import OrderedModel
-from .wrapper import ModelWrapper
+from .model import Accept, Model, Opened, SequenceModel
+from .wrappers import CachedModel, ModelWrapper, OrderedModel
 
 _log = logging.getLogger(__name__)
 
@@ -92,3 +94,33 @@ def wrapped(servable: ServableT, clock: Clock, cache: ResponseCache | None) -> S
     if config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering:
         outer = OrderedModel(outer)
     return outer
+
+
+def grouped(accept: Accept, key: Callable[[Inflight], object]) -> Accept:
+    """Accept requests that only share a batch if `key` is the same for them, not only their shapes."""
+
+    def accept_grouped(request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        inflight = accept(request, sink, now_ns)
+        inflight.shape_key = (inflight.shape_key, key(inflight))
+        return inflight
+
+    return accept_grouped
+
+
+def by_parameters(names: tuple[str, ...], model: str) -> Callable[[Inflight], object]:
+    """A key made of request parameters. It raises INVALID_ARG for values that parameters cannot have."""
+
+    def key(inflight: Inflight) -> object:
+        request = inflight.request
+        values: list[object] = []
+        for name in names:
+            value = request.parameters.get(name)
+            if not isinstance(value, str | int | float | bool | None):
+                raise invalid(
+                    f"{request.label}parameter '{name}' of a request to model '{model}' is of type "
+                    f"{type(value).__name__}, expected a string, a number or a boolean"
+                )
+            values.append((type(value), value))
+        return tuple(values)
+
+    return key

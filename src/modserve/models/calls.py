@@ -12,8 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from modserve.backends.api import EngineRequest, OnResponse
@@ -43,9 +42,7 @@ class ModelControl(Protocol):
     async def load_model(
         self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
     ) -> None: ...
-
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None: ...
-
     def model_ready(self, name: str, version: int | None) -> bool: ...
 
 
@@ -58,8 +55,8 @@ class ModelCalls:
         self.model = model
         self.borrow = borrow
         self.memory = MemoryBudget() if control is None else control.memory
+        self.loop = loop
         self._control = control
-        self._loop = loop
         # It is made on the event loop's thread.
         self._thread = threading.get_ident()
 
@@ -74,8 +71,7 @@ class ModelCalls:
         parent: EngineRequest | None = None,
         paced: bool = False,
     ) -> "RunningCall":
-        parents = _parents(parent)
-        call = RunningCall(self, request, on_response, parents, paced)
+        call = RunningCall(self, request, on_response, _parents(parent), paced)
         if isinstance(parent, RunningRequest):
             call.withdraw = parent.on_cancel(call.cancel)
         self.on_loop(call.begin)
@@ -83,27 +79,30 @@ class ModelCalls:
 
     def infer(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> "Future[InferenceResponse]":
         future: _CallFuture[InferenceResponse] = _CallFuture(self._thread)
-        held: list[InferenceResponse] = []
+        responses: list[InferenceResponse] = []
 
         def take(outcome: Outcome, final: bool) -> None:
             if isinstance(outcome, InferenceResponse):
-                held.append(outcome)
+                responses.append(outcome)
+            if future.done():
+                return
             if isinstance(outcome, ModserveError):
-                _fail(future, outcome)
-            elif len(held) > 1:
-                _fail(future, unsupported(f"model '{request.model_name}' responded more than once; use 'stream'"))
-            elif final and not future.done():
-                if held:
-                    future.set_result(held[0])
-                else:
-                    _fail(future, internal(f"model '{request.model_name}' gave no response"))
+                future.set_exception(outcome)
+            elif len(responses) > 1:
+                who = f"model '{request.model_name}'"
+                future.set_exception(unsupported(f"{who} responded more than once; use 'stream'"))
+            elif final and responses:
+                future.set_result(responses[0])
+            elif final:
+                future.set_exception(internal(f"model '{request.model_name}' gave no response"))
 
         call = self.submit(request, take, parent=parent)
         future.add_done_callback(lambda _: call.cancel())  # which does nothing to a call that is over
         return future
 
     def stream(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> Iterator[InferenceResponse]:
-        self._check_thread()
+        if threading.get_ident() == self._thread:
+            raise RuntimeError(_BLOCKING)
         outcomes: queue.SimpleQueue[tuple[Outcome, bool]] = queue.SimpleQueue()
         call = self.submit(request, lambda *outcome: outcomes.put(outcome), parent=parent, paced=True)
         try:
@@ -119,10 +118,10 @@ class ModelCalls:
             call.cancel()
 
     def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> "Future[None]":
-        return asyncio.run_coroutine_threadsafe(self._server.load_model(name, config, files), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._server.load_model(name, config, files), self.loop)
 
     def unload(self, name: str, unload_dependents: bool = False) -> "Future[None]":
-        return asyncio.run_coroutine_threadsafe(self._server.unload_model(name, unload_dependents), self._loop)
+        return asyncio.run_coroutine_threadsafe(self._server.unload_model(name, unload_dependents), self.loop)
 
     def is_ready(self, name: str, version: int | None = None) -> "Future[bool]":
         future: _CallFuture[bool] = _CallFuture(self._thread)
@@ -134,8 +133,8 @@ class ModelCalls:
             except ModserveError as error:
                 if error.code is Code.NOT_FOUND:
                     future.set_result(False)
-                else:
-                    _fail(future, error)
+                elif not future.done():
+                    future.set_exception(error)
 
         self.on_loop(look)
         return future
@@ -146,49 +145,34 @@ class ModelCalls:
             raise unavailable("models cannot be loaded or unloaded by other models here")
         return self._control
 
-    def pace(self, inflight: Inflight) -> None:
-        """Keep the callee from running ahead of the model that takes its responses."""
-        flow.pace(inflight, self.memory, self._loop)
-
     def on_loop(self, callback: Callable[[], object]) -> None:
         """Call back on the event loop's thread: at once if this is it."""
         if threading.get_ident() == self._thread:
             callback()
             return
         try:
-            self._loop.call_soon_threadsafe(callback)
+            self.loop.call_soon_threadsafe(callback)
         except RuntimeError as error:
             raise unavailable("the server has ended") from error
 
-    def soon(self, callback: Callable[[], object]) -> None:
-        self._loop.call_soon(callback)
 
-    def _check_thread(self) -> None:
-        if threading.get_ident() == self._thread:
-            raise RuntimeError(_BLOCKING)
+def _nothing() -> None: ...
 
 
+@dataclass(eq=False, repr=False)
 class RunningCall:
     """Implements `backends.api.Call`, and `core.response.ResponseSink` for the model that is called."""
 
-    def __init__(
-        self,
-        calls: ModelCalls,
-        request: InferenceRequest,
-        on_response: OnResponse,
-        parents: list[Inflight],
-        paced: bool,
-    ) -> None:
-        self.withdraw: Callable[[], None] = _nothing
-        """Ends the connection with the parent's cancellation."""
-        self._calls = calls
-        self._request = request
-        self._on_response = on_response
-        self._parents = parents
-        self._paced = paced
-        self._inflight: Inflight | None = None
-        self._handle: Handle | None = None
-        self._over = False
+    _calls: ModelCalls
+    _request: InferenceRequest
+    _on_response: OnResponse
+    _parents: list[Inflight]
+    _paced: bool
+    _inflight: Inflight | None = None
+    _handle: Handle | None = None
+    _over: bool = False
+    withdraw: Callable[[], None] = _nothing
+    """Ends the connection with the parent's cancellation."""
 
     def __repr__(self) -> str:
         return f"RunningCall({self._calls.model.name} → {self._request.model_name})"
@@ -205,7 +189,7 @@ class RunningCall:
         """On the event loop's thread; never raises, and settles nothing before it returns."""
         if self._over:
             return
-        request, parents = self._request, self._parents
+        request, parents, self._parents = self._request, self._parents, []
         try:
             self._handle = self._calls.borrow(request.model_name, request.version)
             servable = self._handle.servable
@@ -220,14 +204,12 @@ class RunningCall:
                 inflight = submit_traced(trace.child(servable.id), servable, request, self, now_ns)
         except Exception as error:
             failure = from_exception(error, f"failed to call model '{request.model_name}'")
-            self._calls.soon(partial(self.settle, failure, True))
+            self._calls.loop.call_soon(self.settle, failure, True)
             return
-        finally:
-            self._parents = []
         inflight.callers = callers
         self._inflight = inflight
         if self._paced:
-            self._calls.pace(inflight)
+            flow.pace(inflight, self._calls.memory, self._calls.loop)
 
     def settle(self, outcome: Outcome, final: bool) -> None:
         if self._over:
@@ -238,15 +220,13 @@ class RunningCall:
         try:
             on_response(outcome, final)
         except Exception:
-            _log.exception("model '%s' failed to take a response of model '%s'", *self._names)
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        return self._calls.model.name, self._request.model_name
+            _log.exception(
+                "model '%s' failed to take a response of model '%s'", self._calls.model.name, self._request.model_name
+            )
 
     def _end(self) -> None:
         self._over = True
-        self._on_response = _ignore
+        del self._on_response
         self._inflight = None  # which refers to this as its sink
         self.withdraw()
         self.withdraw = _nothing
@@ -281,11 +261,6 @@ class _CallFuture(Future[T]):
 _BLOCKING = "a call to another model cannot be awaited on the event loop's thread: use 'submit', or a done callback"
 
 
-def _fail(future: "Future[T]", error: ModserveError) -> None:
-    if not future.done():
-        future.set_exception(error)
-
-
 def _parents(parent: EngineRequest | None) -> list[Inflight]:
     """The requests that a call is made for: the parent, or else the batch that runs on this thread."""
     if isinstance(parent, RunningRequest):
@@ -314,9 +289,3 @@ def _inherited(request: InferenceRequest, parents: list[Inflight], servable: Ser
 def _ring(models: tuple[ModelId, ...]) -> ModserveError:
     chain = " → ".join(f"'{name}' version {version}" for name, version in models)
     return unsupported(f"a model would wait for itself: {chain}")
-
-
-def _nothing() -> None: ...
-
-
-def _ignore(outcome: Outcome, final: bool) -> None: ...

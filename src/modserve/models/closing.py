@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from modserve.core.errors import internal
 
@@ -18,24 +19,24 @@ async def close_aside(close: Callable[[], None], who: str, limit: float = LIMIT_
     loop = asyncio.get_running_loop()
     closed: asyncio.Future[None] = loop.create_future()
 
-    def settle(error: BaseException | None) -> None:
+    def settle(failure: BaseException | None) -> None:
         if closed.done():
             return
-        if error is None:
+        if failure is None:
             closed.set_result(None)
         else:
-            closed.set_exception(internal(f"{type(error).__name__}: {error}") if _is_reserved(error) else error)
+            closed.set_exception(failure)
 
     def work() -> None:
         failure: BaseException | None = None
         try:
             close()
         except BaseException as error:
-            failure = error
-        try:
+            ordinary = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            # The others would mean something else to the event loop than that an engine failed to close.
+            failure = error if ordinary else internal(f"{type(error).__name__}: {error}")
+        with suppress(RuntimeError):  # the loop has closed: the server ended without waiting
             loop.call_soon_threadsafe(settle, failure)
-        except RuntimeError:
-            pass  # the loop has closed: the server ended without waiting
 
     threading.Thread(target=work, name=f"close-{who}", daemon=True).start()
     try:
@@ -45,8 +46,3 @@ async def close_aside(close: Callable[[], None], who: str, limit: float = LIMIT_
         if closed.done() and not closed.cancelled():
             raise
         raise internal(f"{who}: the engine has not closed within {limit:g} s, and is left to itself") from error
-
-
-def _is_reserved(error: BaseException) -> bool:
-    """Whether an exception would mean something else to the event loop than that an engine failed to close."""
-    return isinstance(error, StopIteration | asyncio.CancelledError) or not isinstance(error, Exception)

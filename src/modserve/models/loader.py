@@ -27,7 +27,7 @@ from modserve.scheduling.scheduler import LoopClock
 from . import advice
 from .assembly import assemble_model, wrapped
 from .calls import ModelCalls, ModelControl
-from .ensemble_loader import LoadedEnsemble, assemble, nothing_to_borrow, read_ensemble
+from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
 from .instances import make_anew, make_instance, specs_of
 from .model import Opened
 
@@ -98,12 +98,12 @@ class Loader:
         """Load one version from the model's directory at `path`."""
         loop = asyncio.get_running_loop()
         name = design.draft.name
+        model_id = ModelId(name, version)
         self._cpu_instances.setdefault(name, design.cpu_instances)
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        calls = ModelCalls(ModelId(name, version), self._borrow, self._control, loop)
-        loading = self._executor.submit(
-            _mapped, _doing(name, version), self._load, design.draft, path, version, share, calls
-        )
+        calls = ModelCalls(model_id, self._borrow, self._control, loop)
+        doing = f"failed to load model '{name}' version {version}"
+        loading = self._executor.submit(_mapped, doing, self._load, design.draft, path, version, share, calls)
         try:
             loaded = await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
@@ -112,12 +112,12 @@ class Loader:
         cache = self._options.response_cache
         clock = self._clock = self._clock or LoopClock(loop)
         if isinstance(loaded, LoadedEnsemble):
-            return wrapped(assemble(ModelId(name, version), loaded, self._borrow, clock), clock, cache)
+            return wrapped(assemble(model_id, loaded, self._borrow, clock), clock, cache)
         try:
-            return assemble_model(ModelId(name, version), loaded, clock, cache)
+            return assemble_model(model_id, loaded, clock, cache)
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
-            raise from_exception(error, _doing(name, version)) from error
+            raise from_exception(error, doing) from error
 
     def forget(self, name: str) -> None:
         self._cpu_instances.pop(name, None)
@@ -131,9 +131,8 @@ class Loader:
             cpu_instances = _count_cpu(_place(config, backend))
         versions = tuple(config.version_policy.select(listing.versions))
         if not versions:
-            failure = invalid(
-                f"at least one version must be available under the version policy of model '{listing.name}'"
-            )
+            policy = f"the version policy of model '{listing.name}'"
+            failure = invalid(f"at least one version must be available under {policy}")
             raise _advised(failure, advice.versions(listing.path, listing.versions, self._registry.names))
         needs = config.ensemble.needs if config.ensemble is not None else {}
         return _Design(draft, versions, needs, cpu_instances * len(versions))
@@ -142,9 +141,7 @@ class Loader:
         self, draft: model_config.Draft, path: Path, version: int, share: int, calls: ModelCalls
     ) -> Opened | LoadedEnsemble:
         if draft.is_ensemble:
-            ensemble = read_ensemble(draft, auto_complete=self._options.auto_complete)
-            for warning in ensemble.warnings:
-                _log.warning("%s", warning)
+            ensemble = self._finish(draft, None)
             return LoadedEnsemble(ensemble, _read_labels(path, ensemble.config))
         backend, provisional = self._backend(draft)
         filename = provisional.default_model_filename or backend.default_model_filename
@@ -173,21 +170,12 @@ class Loader:
             raise _advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:
-            complete = model_config.finish(
-                draft,
-                _description(draft.backend, engine),
-                default_cpu_instances=backend.default_cpu_instances,
-                default_model_filename=backend.default_model_filename,
-                gpu_count=_gpu_count(draft.backend, backend),
-                auto_complete=self._options.auto_complete,
-            )
-            for warning in complete.warnings:
-                _log.warning("%s", warning)
+            complete = self._finish(draft, backend, _description(draft.backend, engine))
             specs = specs_of(complete, _place(complete.config, backend))
             for spec in specs:
                 instances.append((spec.name, make_instance(engine, spec)))
         except BaseException:
-            _close_all(engine, instances)
+            _close(engine, instances)
             raise
         message = complete.message.SerializeToString(deterministic=True)
         return Opened(
@@ -201,6 +189,22 @@ class Loader:
             lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),
             self._on_health,
         )
+
+    def _finish(
+        self, draft: model_config.Draft, backend: Backend | None, description: ModelDescription | None = None
+    ) -> model_config.Complete:
+        """The complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG."""
+        complete = model_config.finish(
+            draft,
+            description,
+            default_cpu_instances=1 if backend is None else backend.default_cpu_instances,
+            default_model_filename="" if backend is None else backend.default_model_filename,
+            gpu_count=0 if backend is None else _gpu_count(draft.backend, backend),
+            auto_complete=self._options.auto_complete,
+        )
+        for warning in complete.warnings:
+            _log.warning("%s", warning)
+        return complete
 
     def _draft(self, listing: Listing) -> model_config.Draft:
         """The configuration as far as it is known without the engine's help."""
@@ -293,13 +297,15 @@ def _description(name: str, engine: BackendModel) -> ModelDescription | None:
     return description
 
 
-def _close_all(engine: BackendModel, instances: Sequence[tuple[str, Executor]]) -> None:
-    """Close what a failed load has opened; whatever of it fails to close, the rest is closed."""
-    with ExitStack() as stack:
-        stack.push(lambda *failure: True)
-        stack.callback(engine.close)
-        for _, instance in instances:
-            stack.callback(instance.close)
+def _close(engine: BackendModel, instances: Sequence[tuple[str, Executor]]) -> None:
+    """Close what a load has made and nobody takes; whatever of it fails to close, the rest is closed. Never raises."""
+    try:
+        with ExitStack() as stack:
+            stack.callback(engine.close)
+            for _, instance in instances:
+                stack.callback(instance.close)
+    except BaseException:
+        _log.exception("closing a model that was not taken failed")
 
 
 def _advised(error: ModserveError, advice: str) -> ModserveError:
@@ -307,61 +313,44 @@ def _advised(error: ModserveError, advice: str) -> ModserveError:
     return ModserveError(error.code, f"{error.message}\n{advice}") if advice else error
 
 
-def _doing(name: str, version: int) -> str:
-    return f"failed to load model '{name}' version {version}"
-
-
 def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
-    if loading.cancelled() or loading.exception() is not None:
-        return
-    loaded = loading.result()
-    if isinstance(loaded, LoadedEnsemble):
-        return
-    try:
-        with ExitStack() as stack:
-            stack.callback(loaded.engine.close)
-            for _, instance in loaded.instances:
-                stack.callback(instance.close)
-    except Exception:
-        _log.exception("closing a model that was not taken failed")
+    if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), Opened):
+        _close(loaded.engine, loaded.instances)
 
 
 def _read_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The lines of each output's label file. Raises INTERNAL, as Triton does, for a file that can not be read."""
+    """The lines of each output's label file. Raises as `_read`."""
     labels: dict[str, tuple[str, ...]] = {}
     for output in config.outputs:
         if not output.label_filename:
             continue
-        path = directory / output.label_filename
-        try:
-            text = path.read_bytes().decode(errors="surrogateescape")
-        except OSError as error:
-            raise internal(
-                f"failed to open text file for read {path}: {error.strerror} "
-                f"(label_filename of output '{output.name}' of model '{config.name}')"
-            ) from error
+        who = f"label_filename of output '{output.name}' of model '{config.name}'"
+        text = _read(directory / output.label_filename, who).decode(errors="surrogateescape")
         labels[output.name] = tuple(text.removesuffix("\n").split("\n")) if text else ()
     return labels
 
 
 def _read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """The states of new sequences that come from files, by input. Raises INTERNAL for a file that can not be read."""
+    """The states of new sequences that come from files, by input. Raises as `_read`."""
     states: dict[str, Tensor] = {}
     for state in config.sequence_batching.states if config.sequence_batching is not None else ():
         initial = state.initial
         if initial is None or not initial.file:
             continue
-        path = directory / INITIAL_STATE_FOLDER / initial.file
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise internal(
-                f"failed to open text file for read {path}: {error.strerror} (data_file of the initial_state of state "
-                f"'{state.input_name}' of model '{config.name}')"
-            ) from error
-        states[state.input_name] = file_state(state, initial, content)
+        who = f"data_file of the initial_state of state '{state.input_name}' of model '{config.name}'"
+        states[state.input_name] = file_state(
+            state, initial, _read(directory / INITIAL_STATE_FOLDER / initial.file, who)
+        )
     return states
+
+
+def _read(path: Path, who: str) -> bytes:
+    """A file that the configuration names. Raises INTERNAL, as Triton does, if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise internal(f"failed to open text file for read {path}: {error.strerror} ({who})") from error
 
 
 def _count_cpu(places: Sequence[tuple[str, Placement]]) -> int:

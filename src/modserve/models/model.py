@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from modserve.backends.api import BackendModel, Executor
@@ -26,7 +27,6 @@ from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
-from .grouping import Accept
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Opened:
     """Called when the model may have become ready, or not ready, by itself."""
 
 
+Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
+"""Checks a request that arrived at a time, as `core.normalize.Signature.accept`. Raises INVALID_ARG."""
 SchedulerFactory: TypeAlias = Callable[[InstancePool, Clock, OnDrop], Scheduler]
 
 
@@ -79,7 +81,7 @@ class Model:
         self.labels = opened.labels
         self._engine = opened.engine
         self._accept = accept
-        self._outstanding = 0
+        self.outstanding = 0
         self._settled = asyncio.Event()
         self._settled.set()
         self._on_health = opened.on_health
@@ -97,27 +99,27 @@ class Model:
             on_health=self._health_changed,
         )
         try:
-            self._working = make_scheduler(self._pool, clock, self._on_drop)
+            self._scheduler = make_scheduler(self._pool, clock, self._on_drop)
         except BaseException:
             self._pool.end()
             raise
-        self._scheduler = self._working
-        self._pool.on_stuck = self._working.fail_waiting
+        self._enqueue = self._scheduler.enqueue
+        self._pool.on_stuck = self._scheduler.fail_waiting
 
     def __repr__(self) -> str:
-        return f"Model({self.id.name}, version {self.id.version}, {self._outstanding} outstanding, {self._pool!r})"
+        return f"Model({self.id.name}, version {self.id.version}, {self.outstanding} outstanding, {self._pool!r})"
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         inflight = self._accept(request, sink, now_ns)
         try:
-            self._scheduler.enqueue(inflight)
+            self._enqueue(inflight)
         except BaseException as error:
             # A client's mistake says nothing of the model.
             if not isinstance(error, ModserveError) or error.code is not Code.INVALID_ARG:
                 self.statistics.record_failure(inflight, FailureReason.REJECTED, time.monotonic_ns())
             raise
         self.statistics.pending += 1
-        self._outstanding += 1
+        self.outstanding += 1
         return inflight
 
     def _health_changed(self) -> None:
@@ -127,12 +129,8 @@ class Model:
         """
         trouble = self._pool.trouble
         self.unready_reason = None if trouble is None else trouble.reason
-        self._scheduler = self._working if trouble is None else _Down(self._working, trouble)
+        self._enqueue = self._scheduler.enqueue if trouble is None else partial(_refuse, trouble)
         self._on_health()
-
-    @property
-    def outstanding(self) -> int:
-        return self._outstanding
 
     async def drain(self) -> None:
         self._scheduler.stop()
@@ -146,7 +144,7 @@ class Model:
         await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
 
     def _busy(self) -> bool:
-        return self._outstanding > 0
+        return self.outstanding > 0
 
     def _close_engine(self) -> None:
         try:
@@ -165,23 +163,22 @@ class Model:
         self._on_settled(1)
 
     def _on_settled(self, count: int) -> None:
-        self._outstanding -= count
-        if not self._outstanding:
+        self.outstanding -= count
+        if not self.outstanding:
             self._settled.set()
 
 
 class SequenceModel(Model):
     """A model with a sequence batcher. Implements `core.servable.SequenceKeeper`, too."""
 
-    def __init__(self, model_id: ModelId, opened: Opened, clock: LoopClock, accept: Accept) -> None:
-        sequences: list[SequenceScheduler[Instance]] = []
+    _sequences: SequenceScheduler[Instance]
 
+    def __init__(self, model_id: ModelId, opened: Opened, clock: LoopClock, accept: Accept) -> None:
         def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
-            sequences.append(SequenceScheduler(opened.config, pool, clock, on_drop, opened.initial_states))
-            return sequences[0]
+            self._sequences = SequenceScheduler(opened.config, pool, clock, on_drop, opened.initial_states)
+            return self._sequences
 
         super().__init__(model_id, opened, clock, accept, make_scheduler)
-        self._sequences = sequences[0]
         self._sequences.on_end = self._settled.set
 
     @property
@@ -199,14 +196,6 @@ class SequenceModel(Model):
         return super()._busy() or self.open_sequences > 0
 
 
-class _Down:
-    """Implements `scheduling.Scheduler` in place of one whose model has no instance left."""
-
-    def __init__(self, scheduler: Scheduler, trouble: ModserveError) -> None:
-        self.stop = scheduler.stop
-        self.close = scheduler.close
-        self.fail_waiting = scheduler.fail_waiting
-        self._trouble = trouble
-
-    def enqueue(self, inflight: Inflight) -> None:
-        raise unavailable(f"{inflight.request.label}{self._trouble.message}")
+def _refuse(trouble: ModserveError, inflight: Inflight) -> None:
+    """In place of `Scheduler.enqueue` of a model that has no instance left."""
+    raise unavailable(f"{inflight.request.label}{trouble.message}")

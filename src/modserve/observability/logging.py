@@ -14,44 +14,38 @@ class Logs:
     """The log of a process. Python's logging stays as it is until `install`."""
 
     def __init__(self, settings: LogSettings | None = None) -> None:
-        self._installed = False
-        self._handler: logging.Handler
+        self._handler: logging.Handler | None = None
         self.change(settings or LogSettings())
-
-    @property
-    def settings(self) -> LogSettings:
-        return self._settings
 
     def install(self) -> None:
         """Sends everything that this process logs to the settings' file, or to standard error if they name none.
 
         Replaces the handlers of Python's root logger. Raises OSError if the file cannot be opened.
         """
-        file = self._settings.file
+        file = self.settings.file
         self._handler = logging.FileHandler(file, encoding="utf-8") if file else logging.StreamHandler(sys.stderr)
-        self._installed = True
         self._handler.addFilter(self._is_enabled)
         logging.getLogger().handlers[:] = [self._handler]
         # Verbose logging is about modserve: these libraries would log every connection.
         for name in ("asyncio", "uvicorn", "grpc"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        self.change(self._settings)
+        self.change(self.settings)
 
     def change(self, settings: LogSettings) -> None:
         """Applies the settings to all later log lines."""
-        self._settings = settings
+        self.settings = settings
         self._enabled = {
             logging.INFO: settings.info,
             logging.WARNING: settings.warning,
             logging.ERROR: settings.error,
             logging.CRITICAL: settings.error,
         }
-        if self._installed:
+        if self._handler is not None:
             self._handler.setFormatter(_FORMATTERS[settings.format])
             logging.getLogger().setLevel(logging.DEBUG if settings.verbose_level else logging.INFO)
 
     def _is_enabled(self, record: logging.LogRecord) -> bool:
-        return self._enabled.get(record.levelno, self._settings.verbose_level > 0)
+        return self._enabled.get(record.levelno, self.settings.verbose_level > 0)
 
 
 class _Default(logging.Formatter):

@@ -3,9 +3,10 @@
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString as _untyped_go_string
@@ -20,7 +21,10 @@ CONTENT_TYPE = "text/plain; charset=utf-8"
 _NS = 1e9
 """Nanoseconds in a second. A divisor, since 30_000_000_000 * 1e-9 is not 30."""
 
-_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+_Single: TypeAlias = tuple[str, str, Callable[[ModelStatistics], float]]
+"""A family's name and help, and what reads its value."""
+
+_COUNTERS: tuple[_Single, ...] = (
     ("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
     ("nv_inference_count", "Inferences done: the batch sizes summed, cache hits left out", lambda s: s.inference_count),
     ("nv_inference_exec_count", "Batches executed", lambda s: s.execution_count),
@@ -42,19 +46,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
         lambda s: s.compute_output.ns // 1000,
     ),
 )
-
-_GAUGES: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
-    ("nv_inference_pending_request_count", "Requests that wait to run", lambda s: s.pending),
-    ("nv_model_load_duration_secs", "Seconds that loading the version took", lambda s: s.load_ns / _NS),
-)
-
-_INSTANCES: tuple[tuple[str, Callable[[ModelStatistics], int]], ...] = (
-    ("running", lambda s: s.instances - s.instances_lost),
-    ("lost", lambda s: s.instances_lost),
-)
-"""The states of instances, as `modserve_instances` counts them."""
-
-_CACHE_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+_CACHE_COUNTERS: tuple[_Single, ...] = (
     ("nv_cache_num_hits_per_model", "Requests answered from the cache", lambda s: s.cache_hit.count),
     ("nv_cache_num_misses_per_model", "Requests run since the cache had no answer", lambda s: s.cache_miss.count),
     (
@@ -68,6 +60,65 @@ _CACHE_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...]
         lambda s: s.cache_miss.ns // 1000,
     ),
 )
+_RESTARTS: tuple[_Single, ...] = (
+    ("modserve_instance_restarts_total", "Instances made anew after they were lost", lambda s: s.instance_restarts),
+)
+_GAUGES: tuple[_Single, ...] = (
+    ("nv_inference_pending_request_count", "Requests that wait to run", lambda s: s.pending),
+    ("nv_model_load_duration_secs", "Seconds that loading the version took", lambda s: s.load_ns / _NS),
+)
+_TUNER: tuple[tuple[str, str, Callable[[TunerStatistics], float]], ...] = (
+    ("modserve_tuner_p99_goal_seconds", "What 99 of 100 requests shall stay below", lambda t: t.goal_ns / _NS),
+    ("modserve_tuner_p99_seconds", "What 99 of 100 requests stayed below lately", lambda t: t.p99_ns / _NS),
+    ("modserve_tuner_delay_seconds", "The queue delay that the tuner has set", lambda t: t.delay_ns / _NS),
+    ("modserve_tuner_batch_size", "The batch size that the tuner has set", lambda t: t.batch_size),
+)
+_GROUPS: tuple[tuple[str, Callable[[Servable], Any], tuple[tuple[str, str, Callable[[Any], float]], ...]], ...] = (
+    ("counter", lambda model: model.statistics, _COUNTERS),
+    ("counter", lambda model: model.statistics if model.config.cached else None, _CACHE_COUNTERS),
+    ("counter", lambda model: model.statistics if model.statistics.instances else None, _RESTARTS),
+    ("gauge", lambda model: model.statistics, _GAUGES),
+    ("gauge", lambda model: model.statistics.tuner, _TUNER),
+)
+"""Families of one sample a model: their kind, what they are read from (None where the model has none), and they."""
+
+
+def _instances(model: Servable) -> dict[str, float]:
+    """Ensembles have none."""
+    count, lost = model.statistics.instances, model.statistics.instances_lost
+    return {"running": count - lost, "lost": lost} if count else {}
+
+
+def _elements(model: Servable) -> dict[str, float]:
+    statistics = model.statistics
+    return {"useful": statistics.elements, "padding": statistics.padding} if model.config.fills_up else {}
+
+
+_LABELLED: tuple[tuple[str, str, str, str, Callable[[Servable], Mapping[str, float]]], ...] = (
+    ("modserve_instances", "gauge", "Instances by state; lost ones are about to be made anew", "state", _instances),
+    (
+        "nv_inference_request_failure",
+        "counter",
+        "Requests that failed, by reason",
+        "reason",
+        lambda model: {reason.value: count for reason, count in model.statistics.failures.items()},
+    ),
+    (
+        "modserve_batches_closed",
+        "counter",
+        "Batches executed, by why they did not grow any more",
+        "reason",
+        lambda model: model.statistics.close_reasons,
+    ),
+    (
+        "modserve_batch_elements",
+        "counter",
+        "Elements of the batches executed, and what filled them up",
+        "kind",
+        _elements,
+    ),
+)
+"""Families of several samples a model, which the values of one more label tell apart."""
 
 _HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics], Histogram]], ...] = (
     (
@@ -81,74 +132,19 @@ _HISTOGRAMS: tuple[tuple[str, str, float, Callable[[ModelStatistics], Histogram]
     ("modserve_batch_size", "Sizes of the batches executed", 1, lambda s: s.batch_size_histogram),
 )
 
-_TUNER: tuple[tuple[str, str, Callable[[TunerStatistics], float]], ...] = (
-    ("modserve_tuner_p99_goal_seconds", "What 99 of 100 requests shall stay below", lambda t: t.goal_ns / _NS),
-    ("modserve_tuner_p99_seconds", "What 99 of 100 requests stayed below lately", lambda t: t.p99_ns / _NS),
-    ("modserve_tuner_delay_seconds", "The queue delay that the tuner has set", lambda t: t.delay_ns / _NS),
-    ("modserve_tuner_batch_size", "The batch size that the tuner has set", lambda t: t.batch_size),
-)
 
-
-class StatisticsCollector(Collector):
-    """Metric families of the statistics of all models; `servables` returns the models at each scrape."""
-
-    def __init__(self, servables: Callable[[], Iterable[Servable]]) -> None:
-        self._servables = servables
-
-    def collect(self) -> Iterator[Metric]:
-        models = [(_labels(servable), servable) for servable in self._servables()]
-        for name, text, read in _COUNTERS:
-            family = Metric(name, text, "counter")
-            for labels, servable in models:
-                family.add_sample(name, labels, read(servable.statistics))
-            yield family
-        for name, text, read in _CACHE_COUNTERS:
-            family = Metric(name, text, "counter")
-            for labels, servable in models:
-                if servable.config.cached:
-                    family.add_sample(name, labels, read(servable.statistics))
-            yield family
-        instances = Metric("modserve_instances", "Instances by state; lost ones are about to be made anew", "gauge")
-        restarts = Metric("modserve_instance_restarts", "Instances made anew after they were lost", "counter")
-        for labels, servable in models:
-            statistics = servable.statistics
-            if statistics.instances:  # ensembles have none
-                for state, counted in _INSTANCES:
-                    instances.add_sample(instances.name, {**labels, "state": state}, counted(statistics))
-                restarts.add_sample("modserve_instance_restarts_total", labels, statistics.instance_restarts)
-        yield instances
-        yield restarts
-        failures = Metric("nv_inference_request_failure", "Requests that failed, by reason", "counter")
-        for labels, servable in models:
-            for reason, count in servable.statistics.failures.items():
-                failures.add_sample(failures.name, {**labels, "reason": reason.value}, count)
-        yield failures
-        closed = Metric("modserve_batches_closed", "Batches executed, by why they did not grow any more", "counter")
-        for labels, servable in models:
-            for why, count in servable.statistics.close_reasons.items():
-                closed.add_sample(closed.name, {**labels, "reason": why}, count)
-        yield closed
-        elements = Metric(
-            "modserve_batch_elements", "Elements of the batches executed, and what filled them up", "counter"
-        )
-        for labels, servable in models:
-            if servable.config.fills_up:
-                elements.add_sample(elements.name, {**labels, "kind": "useful"}, servable.statistics.elements)
-                elements.add_sample(elements.name, {**labels, "kind": "padding"}, servable.statistics.padding)
-        yield elements
-        for name, text, read in _GAUGES:
-            gauge = GaugeMetricFamily(name, text)
-            for labels, servable in models:
-                gauge.add_sample(name, labels, read(servable.statistics))
-            yield gauge
-        for name, text, value in _TUNER:
-            gauge = GaugeMetricFamily(name, text)
-            for labels, servable in models:
-                if servable.statistics.tuner is not None:
-                    gauge.add_sample(name, labels, value(servable.statistics.tuner))
-            yield gauge
-        for name, text, unit, histogram in _HISTOGRAMS:
-            yield histogram_family(name, text, unit, [(labels, histogram(s.statistics)) for labels, s in models])
+def model_families(servables: Iterable[Servable]) -> Iterator[Metric]:
+    """The metric families of the statistics of models."""
+    models = [(_labels(servable), servable) for servable in servables]
+    for kind, source, families in _GROUPS:
+        sources = [(labels, source(model)) for labels, model in models]
+        for name, text, read in families:
+            yield _family(name, kind, text, [(labels, read(each)) for labels, each in sources if each is not None])
+    for name, kind, text, label, values in _LABELLED:
+        rows = [({**labels, label: key}, value) for labels, model in models for key, value in values(model).items()]
+        yield _family(name, kind, text, rows)
+    for name, text, unit, histogram in _HISTOGRAMS:
+        yield histogram_family(name, text, unit, [(labels, histogram(each.statistics)) for labels, each in models])
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,44 +177,44 @@ UNLOADED_STATE = "UNLOADED"
 """The state on this page of a version that was unloaded on purpose. The index, like Triton's, says UNAVAILABLE."""
 
 
-class ServerCollector(Collector):
-    """Metric families of the server's figures; `read` returns them at each scrape."""
+def server_families(figures: ServerFigures) -> Iterator[Metric]:
+    """The metric families of a server's figures."""
+    build = {"version": figures.version, "python": platform.python_version()}
+    text = "Always 1; the labels tell which server this is"
+    yield _family("modserve_build_info", "gauge", text, [(build, 1)])
+    yield _family("modserve_ready", "gauge", "1 when inference may be sent", [({}, figures.ready)])
+    text = "Always 1; the label is a model version's state"
+    yield _family("modserve_model_state", "gauge", text, [(_state(entry), 1) for entry in figures.index])
+    names = sorted({entry.name for entry in figures.index} | figures.in_flight.keys())
+    rows = [({"model": name}, figures.in_flight.get(name, 0)) for name in names]
+    yield _family("modserve_requests_in_flight", "gauge", "Requests accepted and not answered yet", rows)
+    rows = [({"protocol": protocol}, count) for protocol, count in figures.connections.items()]
+    yield _family("modserve_connections", "gauge", "Open connections, by protocol", rows)
+    for name, kind, text, value in _MEMORY:
+        yield _family(name, kind, text, [({}, value(figures.memory))])
 
-    def __init__(self, read: Callable[[], ServerFigures]) -> None:
-        self._read = read
+
+def _state(entry: IndexEntry) -> dict[str, str]:
+    version = "" if entry.version is None else str(entry.version)
+    return {"model": entry.name, "version": version, "state": UNLOADED_STATE if entry.unloaded else entry.state.value}
+
+
+class _Collector(Collector):
+    def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
+        self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        figures = self._read()
-        build = GaugeMetricFamily("modserve_build_info", "Always 1; the labels tell which server this is")
-        build.add_sample(build.name, {"version": figures.version, "python": platform.python_version()}, 1)
-        yield build
-        yield _single("modserve_ready", "gauge", "1 when inference may be sent", figures.ready)
-        states = GaugeMetricFamily("modserve_model_state", "Always 1; the label is a model version's state")
-        for entry in figures.index:
-            state = UNLOADED_STATE if entry.unloaded else entry.state.value
-            version = "" if entry.version is None else str(entry.version)
-            states.add_sample(states.name, {"model": entry.name, "version": version, "state": state}, 1)
-        yield states
-        in_flight = GaugeMetricFamily("modserve_requests_in_flight", "Requests accepted and not answered yet")
-        for name in sorted({entry.name for entry in figures.index} | figures.in_flight.keys()):
-            in_flight.add_sample(in_flight.name, {"model": name}, figures.in_flight.get(name, 0))
-        yield in_flight
-        connections = GaugeMetricFamily("modserve_connections", "Open connections, by protocol")
-        for protocol, count in figures.connections.items():
-            connections.add_sample(connections.name, {"protocol": protocol}, count)
-        yield connections
-        for name, kind, text, value in _MEMORY:
-            yield _single(name, kind, text, value(figures.memory))
+        return self._families()
 
 
 def registry(
     servables: Callable[[], Iterable[Servable]], figures: Callable[[], ServerFigures] | None = None
 ) -> CollectorRegistry:
-    """A registry of the metrics of one server and of its process."""
+    """A registry of the metrics of one server and of its process; both arguments are called at each scrape."""
     collectors = CollectorRegistry()
     if figures is not None:
-        collectors.register(ServerCollector(figures))
-    collectors.register(StatisticsCollector(servables))
+        collectors.register(_Collector(lambda: server_families(figures())))
+    collectors.register(_Collector(lambda: model_families(servables())))
     ProcessCollector(registry=collectors)
     return collectors
 
@@ -241,11 +237,7 @@ def render(collectors: CollectorRegistry) -> bytes:
             labels = ",".join(
                 f'{key}="{_escape_value(value)}"' for key, value in sorted(sample.labels.items(), key=_place)
             )
-            lines.append(
-                f"{sample.name}{{{labels}}} {_number(sample.value)}"
-                if labels
-                else f"{sample.name} {_number(sample.value)}"
-            )
+            lines.append(f"{sample.name}{f'{{{labels}}}' if labels else ''} {_number(sample.value)}")
     lines.append("")
     return "\n".join(lines).encode()
 
@@ -255,9 +247,10 @@ def _place(label: tuple[str, str]) -> tuple[bool, str]:
     return label[0] == "le", label[0]
 
 
-def _single(name: str, kind: str, text: str, value: float) -> Metric:
+def _family(name: str, kind: str, text: str, rows: Iterable[tuple[dict[str, str], float]]) -> Metric:
     family = Metric(name, text, kind)
-    family.add_sample(name, {}, value)
+    for labels, value in rows:
+        family.add_sample(name, labels, value)
     return family
 
 

@@ -19,7 +19,7 @@ from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
 from modserve.core.version import ModelId
 
 from .trace_file import Output, TraceFiles, Writer
-from .trace_records import Record, Stamp, TensorStamp, render
+from .trace_records import Record, render
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ class Tracer:
 
     def __init__(self, settings: TraceSettings | None = None, writer: Writer | None = None) -> None:
         self._start = settings or TraceSettings()
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)
         self._files = TraceFiles(self._start.file)
         self._writer = writer or Writer()
-        self._global = self._setting(self._start, {})
-        self._models: dict[str, _Setting] = {}
+        self._settings = {"": self._setting(self._start, {})}
+        """The settings of models with their own by name, and those of all others."""
         self._closed = False
         self.on = False
         self._look()
@@ -51,11 +51,12 @@ class Tracer:
             _log.warning("nothing is traced: %s; say '--trace-config triton,file=PATH' and a rate above 0", reason)
 
     def __repr__(self) -> str:
-        return f"Tracer({'on' if self.on else 'off'}, {self.settings()}, own settings of {list(self._models)})"
+        models = [name for name in self._settings if name]
+        return f"Tracer({'on' if self.on else 'off'}, {self.settings()}, own settings of {models})"
 
     def settings(self, model: str = "") -> TraceSettings:
         """The settings of a model, or of all models without their own; `count` is what remains of it."""
-        return self._models.get(model, self._global).current
+        return self._of(model).current
 
     def change(self, change: TraceChange, model: str = "") -> None:
         """Changes a model's settings or, for an empty name, the global ones: a model's own settings override them.
@@ -66,41 +67,32 @@ class Tracer:
         """
         if not change:
             return
-        settings: dict[str, tuple[TraceSettings, Mapping[str, Any]]] = {}
-        if model:
-            settings[model] = _changed(self._global.current, self._models.get(model), change)
-        else:
-            settings[""] = _changed(self._start, self._global, change)
-            for name, setting in self._models.items():
-                settings[name] = _changed(settings[""][0], setting, {})
-        for name, (values, _) in settings.items():
+        behind = self._settings[""].current if model else self._start
+        changed = {model: _changed(behind, self._settings.get(model), change)}
+        if not model:
+            others = {name: setting for name, setting in self._settings.items() if name}
+            changed |= {name: _changed(changed[""][0], setting, {}) for name, setting in others.items()}
+        for name, (values, _) in changed.items():
             reason = _problem(values)
             if not reason and name == model and values.level and change.get("count") == 0:
                 reason = "trace count must be non-zero, -1 does not limit it"
             if reason:
                 raise invalid(f"Attempting to set invalid trace setting :{reason}")
-        for name, (values, own) in settings.items():
-            if not name:
-                self._retire(self._global)
-                self._global = self._setting(values, own)
-                continue
-            if name in self._models:
-                self._retire(self._models.pop(name))
-            if own:
-                self._models[name] = self._setting(values, own)
+        for name, (values, own) in changed.items():
+            if name in self._settings:
+                self._retire(self._settings.pop(name))
+            if own or not name:
+                self._settings[name] = self._setting(values, own)
         self._look()
 
     def sample(self, servable: Servable) -> "Trace | None":
         """A trace of this request if it is sampled. The caller ends it."""
-        setting = self._models.get(servable.id.name, self._global)
+        setting = self._of(servable.id.name)
         if not setting.hit():
             return None
         if not setting.remaining:
             self._look()
-        return Trace(self, setting, servable.id, self.next_id())
-
-    def next_id(self) -> int:
-        return next(self._ids)
+        return Trace(self, setting, servable.id, next(self.ids))
 
     def close(self) -> None:
         """Writes all traces and ends. Blocks. For when nothing is traced any more; may be called again."""
@@ -108,7 +100,7 @@ class Tracer:
             return
         self._closed = True
         self.on = False
-        for setting in (self._global, *self._models.values()):
+        for setting in self._settings.values():
             setting.open = 0
             self._retire(setting)
         self._writer.put(self._files.close)
@@ -131,6 +123,9 @@ class Tracer:
         if setting.retired and not setting.open:
             self._writer.put(output.end)
 
+    def _of(self, model: str) -> "_Setting":
+        return self._settings.get(model) or self._settings[""]
+
     def _setting(self, settings: TraceSettings, own: Mapping[str, Any]) -> "_Setting":
         limited = settings.count > 0 and settings.rate == 1
         indexed = settings.log_frequency > 0 or limited
@@ -142,7 +137,7 @@ class Tracer:
             self._writer.put(setting.output.end)
 
     def _look(self) -> None:
-        self.on = not self._closed and any(setting.live for setting in (self._global, *self._models.values()))
+        self.on = not self._closed and any(setting.live for setting in self._settings.values())
 
 
 class _Setting:
@@ -192,11 +187,10 @@ class _Setting:
         self._collected += 1
         self._in_file += 1
         frequency = self._settings.log_frequency
-        complete = self.remaining == 0 and self._collected == self._samples
-        if complete or 0 < frequency <= self._in_file:
+        complete = (self.remaining == 0 and self._collected == self._samples) or 0 < frequency <= self._in_file
+        if complete:
             self._in_file = 0
-            return True
-        return False
+        return complete
 
 
 def _problem(settings: TraceSettings) -> str:
@@ -222,25 +216,11 @@ def _changed(
 
 
 class Trace:
-    """Implements `core.tracing.RequestTrace`: the records of one request, and those of its children.
+    """Implements `core.inflight.RequestTrace`: the records of one request, and those of its children.
 
     The front end adds its own stamps, and calls `end` when the response is sent or nobody waits for it any more. The
     children, requests that a model made for this one, are written with it.
     """
-
-    __slots__ = (
-        "_children",
-        "_ended",
-        "_model",
-        "_parent",
-        "_records",
-        "_setting",
-        "_timing",
-        "_tracer",
-        "id",
-        "request_id",
-        "size",
-    )
 
     def __init__(
         self, tracer: Tracer, setting: _Setting, model: ModelId, trace_id: int, parent: "Trace | None" = None
@@ -262,7 +242,7 @@ class Trace:
             return
         if self.size <= 2 * MOST_OF_ONE:
             self.size += _STAMP_SIZE
-            self._records.append(Stamp(ns or time.monotonic_ns(), activity))
+            self._records.append(Record(ns or time.monotonic_ns(), activity))
 
     def submitted(self, inputs: Mapping[str, Tensor], start_ns: int, queue_start_ns: int) -> None:
         self.stamp("REQUEST_START", start_ns)
@@ -282,7 +262,7 @@ class Trace:
                 self.end()
 
     def child(self, model: ModelId) -> "Trace":
-        child = Trace(self._tracer, self._setting, model, self._tracer.next_id(), self)
+        child = Trace(self._tracer, self._setting, model, next(self._tracer.ids), self)
         if not self._ended:
             self._children.append(child)
         return child
@@ -298,9 +278,8 @@ class Trace:
 
     def render(self) -> bytes:
         """Its records and those of its children. For any thread, once it has ended."""
-        own = render(
-            self.id, self._model, self.request_id, self._records, 0 if self._parent is None else self._parent.id
-        )
+        parent_id = 0 if self._parent is None else self._parent.id
+        own = render(self.id, self._model, self.request_id, self._records, parent_id)
         return b",".join([own, *(child.render() for child in self._children)])
 
     @property
@@ -320,10 +299,10 @@ class Trace:
             self.size += size
             # A copy: the memory may be the client's, or the engine's to use again.
             copy = Tensor.from_raw(tensor.datatype, tensor.shape, bytes(raw))
-            self._records.append(TensorStamp(ns, activity, name, copy))
+            self._records.append(Record(ns, activity, name, copy))
 
     def _execution(self) -> None:
-        """The stamps of the execution: those that there are, for it may still be under way."""
+        """Stamps of the execution as far as it has come: it may still be under way."""
         timing = self._timing
         if timing is None or self._children:  # the executions are the children's
             return

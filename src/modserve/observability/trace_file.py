@@ -21,35 +21,32 @@ class JsonArray:
         """Opens nothing: the first `append` does."""
         self.path = path
         self._file: int | None = None
-        self._end = 0
-        """The position of the closing bracket."""
+        self.end = 0
+        """The position of the closing bracket; 0 if nothing has been added, and there may be no file."""
 
     def append(self, chunks: Iterable[bytes]) -> None:
         """Adds the elements in `chunks`, with commas between them. Raises OSError; then nothing is added."""
         if self._file is None:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-            self._end = 0
-        position = self._end
+            self.end = 0
+        position = self.end
         try:
-            position += _write(self._file, b",\n" if self._end else b"[", position)
+            position += _write(self._file, b",\n" if self.end else b"[", position)
             for chunk in chunks:
                 position += _write(self._file, chunk, position)
             _write(self._file, b"]", position)
         except BaseException:
-            self._truncate()
+            os.ftruncate(self._file, self.end)
+            if self.end:
+                _write(self._file, b"]", self.end)
             raise
-        self._end = position
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing has been added. Then there may be no file either."""
-        return not self._end
+        self.end = position
 
     def elements(self) -> Iterator[bytes]:
         """All elements, in chunks."""
         if self._file is not None:
-            for start in range(1, self._end, _CHUNK):
-                yield os.pread(self._file, min(_CHUNK, self._end - start), start)
+            for start in range(1, self.end, _CHUNK):
+                yield os.pread(self._file, min(_CHUNK, self.end - start), start)
 
     def move(self, path: str) -> None:
         """Renames the file, and replaces a file of that name. Raises OSError."""
@@ -60,12 +57,6 @@ class JsonArray:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-    def _truncate(self) -> None:
-        assert self._file is not None, "called for an open file: this is a bug"
-        os.ftruncate(self._file, self._end)
-        if self._end:
-            _write(self._file, b"]", self._end)
 
 
 def _write(file: int, data: bytes, position: int) -> int:
@@ -145,7 +136,7 @@ class Output:
         if self._array is None:
             return
         array, self._array = self._array, None
-        if self._keep or array.empty:
+        if self._keep or not array.end:
             array.close()
         else:
             self._files.merge(array)
@@ -185,7 +176,7 @@ class Writer:
             if not self._failing:  # a full disk is logged once, not with every trace
                 self._failing = True
                 foreign = None if isinstance(error, OSError) else error
-                _log.error("a trace can not be written, and is left out: %s", error, exc_info=foreign)
+                _log.error("a trace cannot be written, and is left out: %s", error, exc_info=foreign)
         finally:
             with self._lock:
                 self._pending -= size

@@ -1,9 +1,8 @@
 """Traces in the format of Triton's files: a JSON object for each record."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from modserve.core import dtypes
 from modserve.core.tensor import Tensor
@@ -13,25 +12,13 @@ _ELEMENTS = 16 * 1024
 """Elements that are formatted at once: each needs far more memory than its text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """An activity and its time, in nanoseconds of the monotonic clock."""
+class Record(NamedTuple):
+    """An activity and its time, in nanoseconds of the monotonic clock; with `name`, a tensor at that time."""
 
     ns: int
     activity: str
-
-
-@dataclass(frozen=True, slots=True)
-class TensorStamp:
-    """A tensor at the time of an activity."""
-
-    ns: int
-    activity: str
-    name: str
-    tensor: Tensor
-
-
-Record: TypeAlias = Stamp | TensorStamp
+    name: str = ""
+    tensor: Tensor | None = None
 
 
 def render(trace_id: int, model: ModelId, request_id: str, records: Sequence[Record], parent_id: int = 0) -> bytes:
@@ -43,10 +30,9 @@ def render(trace_id: int, model: ModelId, request_id: str, records: Sequence[Rec
         head["parent_id"] = parent_id
     lines = [_json(head)]
     for record in sorted(records, key=lambda record: record.ns):
-        if isinstance(record, Stamp):
+        if (tensor := record.tensor) is None:
             lines.append(f'{{"id":{trace_id},"timestamps":[{{"name":"{record.activity}","ns":{record.ns}}}]}}')
         else:
-            tensor = record.tensor
             described = {
                 "name": record.name,
                 "data": data(tensor),
@@ -63,23 +49,17 @@ def data(tensor: Tensor) -> str:
     Numbers are decimal and exact; BOOL is 0 or 1; BYTES are quoted like CSV, with backslash escapes for bytes that are
     not UTF-8.
     """
-    return ",".join(_formatted(tensor))
-
-
-def _formatted(tensor: Tensor) -> Iterator[str]:
-    """The elements, one or several at a time."""
     flat = tensor.array.reshape(-1)
     if tensor.datatype is dtypes.BYTES:
-        for element in flat.tolist():
-            yield '"' + element.decode("utf-8", "backslashreplace").replace('"', '""') + '"'
-        return
+        texts = (element.decode("utf-8", "backslashreplace").replace('"', '""') for element in flat.tolist())
+        return ",".join(f'"{text}"' for text in texts)
     if tensor.datatype is dtypes.BOOL:
         flat = flat.view("u1")
     elif tensor.datatype is dtypes.BF16:
         flat = flat.astype("f4")
-    for start in range(0, len(flat), _ELEMENTS):
-        # Without Python's floats, which would show more digits than an FP32 has.
-        yield ",".join(flat[start : start + _ELEMENTS].astype("U").tolist())
+    pieces = (flat[start : start + _ELEMENTS] for start in range(0, len(flat), _ELEMENTS))
+    # Without Python's floats, which would show more digits than an FP32 has.
+    return ",".join(",".join(piece.astype("U").tolist()) for piece in pieces)
 
 
 def _json(value: object) -> str:

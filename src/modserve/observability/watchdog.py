@@ -41,7 +41,7 @@ _ITS_OWN_DOING = 0.2
 
 
 class Watchdog(Collector):
-    """Watches the running event loop from `start` until `stop`, and collects its lag for Prometheus.
+    """A context that watches the running event loop, and collects its lag for Prometheus. For the loop's thread.
 
     Logs a lag of more than `limit_ms` milliseconds; 0 logs nothing.
     """
@@ -62,14 +62,6 @@ class Watchdog(Collector):
         self._logged_ns = 0
 
     def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Starts watching. For the event loop's thread."""
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._stamp()
@@ -77,8 +69,9 @@ class Watchdog(Collector):
         if self._limit_ns:
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._ended.set()

@@ -1,7 +1,7 @@
 """Message classes from a serialised descriptor set, registered nowhere but in a pool of their own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FileDescriptor, ServiceDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -11,8 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(NamedTuple):
     """One RPC of a service."""
 
     name: str
@@ -42,20 +41,15 @@ def top_level_names(files: Sequence[FileDescriptor], module: str) -> dict[str, t
 
 def service_methods(service: ServiceDescriptor) -> dict[str, Method]:
     """All RPCs of a service by name, in the order of the file."""
-    return {
-        method.name: Method(
-            name=method.name,
-            request=GetMessageClass(method.input_type),
-            response=GetMessageClass(method.output_type),
-            client_streaming=method.client_streaming,
-            server_streaming=method.server_streaming,
-        )
-        for method in service.methods
-    }
+    methods = {}
+    for each in service.methods:
+        request, response = GetMessageClass(each.input_type), GetMessageClass(each.output_type)
+        methods[each.name] = Method(each.name, request, response, each.client_streaming, each.server_streaming)
+    return methods
 
 
 def _message_class(message: Descriptor, module: str, qualname: str) -> type[Message]:
-    """The class and those nested in it, each told where it is found, because error texts name it so.
+    """The class and those nested in it, each with the module and name by which error texts call it.
 
     Protobuf itself holds classes weakly: a nested class would be made anew whenever nobody happened to hold it.
     """

@@ -71,5 +71,5 @@ def _best(values: Array, count: int) -> Array:
         border = len(values) - count
         candidates = np.flatnonzero(values >= np.partition(values, border)[border])
     backwards = candidates[::-1]  # a stable ascending sort of these, read from its end, keeps equal ones in order
-    classes: Array = backwards[np.argsort(values[backwards], kind="stable")][::-1][:count]
-    return classes
+    best: Array = backwards[np.argsort(values[backwards], kind="stable")][::-1][:count]
+    return best

@@ -1,10 +1,11 @@
-"""HTTP content codings of requests and answers: gzip, and deflate, the zlib container (RFC 9110, section 8.4)."""
+"""HTTP content codings of requests and responses: gzip, and deflate, the zlib container (RFC 9110, section 8.4)."""
 
 import zlib
 from collections.abc import Callable, Iterable
 
 from modserve.core.errors import Code, ModserveError, invalid
 from modserve.core.tensor import Buffer
+from modserve.protocol.accept import weights
 
 ACCEPTED = "gzip, deflate"
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
@@ -13,19 +14,15 @@ _FIRST = 1024 * 1024
 """Bytes that are inflated before more memory is reserved."""
 
 
-def _nothing(size: int) -> None:
-    pass
-
-
 class UnsupportedEncodingError(ModserveError):
-    """A request body in a coding nobody here reads; its answer carries ``Accept-Encoding`` with those that are read."""
+    """A request body in a coding that is not read; the response has those that are in ``Accept-Encoding``."""
 
     def __init__(self) -> None:
         super().__init__(Code.UNSUPPORTED, "Unsupported compression type")
 
 
 class Inflater:
-    """A compressed request body on its way to what it was before, which may be a thousand times as long."""
+    """Decompresses a request body step by step, as the result may be a thousand times as long."""
 
     def __init__(self, body: bytes, name: str, limit: int, too_long: Callable[[], ModserveError] | None = None) -> None:
         """`too_long`: the error for what becomes longer than `limit`, if it is not the one of HTTP."""
@@ -47,9 +44,8 @@ class Inflater:
             try:
                 part = self._reader.decompress(self._rest, limit + 1 - self._size)
             except zlib.error as error:
-                raise invalid(
-                    f"failed to decompress the request body, which is no {self._name} data: {error}"
-                ) from None
+                text = f"failed to decompress the request body, which is no {self._name} data: {error}"
+                raise invalid(text) from None
             self._rest = self._reader.unconsumed_tail
             self._size += len(part)
             self._parts.append(part)
@@ -70,7 +66,7 @@ class Inflater:
             raise invalid(f"failed to decompress the request body: {unused} bytes follow the {self._name} data")
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
-    def read_all(self, take: Callable[[int], None] = _nothing) -> bytes:
+    def read_all(self, take: Callable[[int], None] = lambda size: None) -> bytes:
         """The whole. `take` is called with the bytes that come next, before they are inflated.
 
         Raises as `read` does.
@@ -104,33 +100,18 @@ def decode(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def choose(accepted: str | None) -> str | None:
-    """The coding for an answer by the request's ``Accept-Encoding``: the highest weight, the first listed of equals.
+    """The coding for a response by the request's ``Accept-Encoding``: the highest weight, the first listed of equals.
 
-    None stands for identity, which is also the answer to what is not understood.
+    None stands for identity, which is also the response to what is not understood.
     """
     best, best_weight = None, 0.0
-    for item in (accepted or "").split(","):
-        name, _, parameter = item.partition(";")
-        name = name.strip().lower()
-        if name not in ("gzip", "deflate", "identity"):
-            continue
-        weight = _weight(parameter)
-        if weight > best_weight:
+    for name, weight in weights(accepted).items() if accepted else ():
+        if weight > best_weight and name in ("gzip", "deflate", "identity"):
             best, best_weight = name, weight
     return None if best == "identity" else best
 
 
 def encode(parts: Iterable[Buffer], encoding: str) -> bytes:
-    """The parts of an answer, joined and compressed."""
+    """The parts of a response, joined and compressed."""
     writer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[encoding])
     return b"".join([*(writer.compress(part) for part in parts), writer.flush()])
-
-
-def _weight(parameter: str) -> float:
-    key, _, value = parameter.partition("=")
-    if key.strip().lower() != "q":
-        return 1.0
-    try:
-        return float(value)
-    except ValueError:
-        return 0.0

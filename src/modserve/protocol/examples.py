@@ -1,12 +1,14 @@
-"""Requests that a model answers: what the documentation page and a starting server show for people to try.
+"""Requests that a model responds to: what the documentation page and a starting server show for people to try.
 
-They fit the model's signature. Whether the model likes their values only it can tell: the first input counts up, and
+They fit the model's signature; whether the model accepts their values only it knows. The first input counts up, and
 the others are ones, so that a person can see what the model makes of them.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
+
+import numpy as np
 
 from modserve.core import dtypes
 from modserve.core.model_config import ModelConfig, TensorSpec
@@ -20,16 +22,13 @@ Models: TypeAlias = Mapping[str, ModelConfig]
 MOST_ELEMENTS = 20_000
 """Examples with more elements than that are longer than anybody reads, or wants in a browser's text field."""
 
-_COUNTING: Mapping[str, Callable[[int], object]] = {
-    "bool": lambda index: index % 2 == 0,
-    "int": lambda index: index % 100,
-    "float": lambda index: index % 100,
-    "string": lambda index: f"text {index}",
+_ELEMENTS: Mapping[str, tuple[Callable[[int], object], object]] = {
+    "bool": (lambda index: index % 2 == 0, True),
+    "int": (lambda index: index % 100, 1),
+    "float": (lambda index: index % 100, 1),
+    "string": (lambda index: f"text {index}", "one"),
 }
-"""An element of the first input by `Datatype.json_kind`."""
-
-_ONES: Mapping[str, object] = {"bool": True, "int": 1, "float": 1, "string": "one"}
-"""All elements of the other inputs."""
+"""By `Datatype.json_kind`: an element of the first input by its index, and all elements of the other inputs."""
 
 
 def infer(config: ModelConfig, models: Models) -> JsonObject:
@@ -52,11 +51,15 @@ def generate(config: ModelConfig, models: Models) -> JsonObject:
 
 def predict(config: ModelConfig) -> JsonObject:
     """The body of a v1 ``:predict`` call, in the column format."""
-    return {"inputs": {spec.name: _nested(data, _shape(config, spec)) for spec, data in _data(config)}}
+    return {
+        "inputs": {
+            spec.name: np.array(data, object).reshape(_shape(config, spec)).tolist() for spec, data in _data(config)
+        }
+    }
 
 
 def bodies(config: ModelConfig, models: Models) -> JsonObject:
-    """By the name of the call, bodies that the model answers; a `note` says why there are fewer than calls."""
+    """By the name of the call, bodies that the model responds to; a `note` says why there are fewer than calls."""
     if elements(config) > MOST_ELEMENTS:
         count = elements(config)
         return {"note": f"An example would have {count} elements, too many to show. See the model's metadata."}
@@ -109,21 +112,12 @@ def _data(config: ModelConfig) -> list[tuple[TensorSpec, list[object]]]:
     needed = [spec for spec in config.inputs if not spec.optional] or config.inputs[:1]
     inputs = []
     for spec in needed:
-        kind, count = spec.datatype.json_kind, math.prod(_shape(config, spec))
-        inputs.append((spec, [_COUNTING[kind](i) if spec is needed[0] else _ONES[kind] for i in range(count)]))
+        counting, one = _ELEMENTS[spec.datatype.json_kind]
+        count = math.prod(_shape(config, spec))
+        inputs.append((spec, [counting(index) if spec is needed[0] else one for index in range(count)]))
     return inputs
 
 
 def _shape(config: ModelConfig, spec: TensorSpec) -> list[int]:
     """With 1 for every size that may vary."""
     return [abs(size) for size in config.full_dims(spec)]
-
-
-def _nested(data: list[object], shape: list[int]) -> object:
-    """Elements as lists in lists; a scalar for the shape of one."""
-    if not shape:
-        return data[0]
-    if len(shape) == 1:
-        return data
-    step = math.prod(shape[1:])
-    return [_nested(data[start * step : (start + 1) * step], shape[1:]) for start in range(shape[0])]

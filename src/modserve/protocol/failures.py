@@ -1,8 +1,7 @@
-"""What a failure is beside its message: statuses and headers over HTTP, codes and metadata over gRPC."""
+"""What says a failure beside its message: statuses and headers over HTTP, codes and metadata over gRPC."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from modserve.core.errors import Code, ModserveError, OverloadedError
 from modserve.core.memory import MemoryExhaustedError
@@ -11,50 +10,27 @@ from modserve.protocol.compression import ACCEPTED, UnsupportedEncodingError
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """A code as an HTTP status, and as the number of a gRPC status."""
+    """A code as an HTTP status, and as the number and name of a gRPC status (grpc/grpc, doc/statuscodes.md)."""
 
     http: int
     grpc: int
+    grpc_name: str
 
 
 STATUS = {
-    Code.UNKNOWN: Spelling(400, 2),
-    Code.INTERNAL: Spelling(500, 13),
-    Code.NOT_FOUND: Spelling(404, 5),
-    Code.INVALID_ARG: Spelling(400, 3),
-    Code.UNAVAILABLE: Spelling(503, 14),
-    Code.UNSUPPORTED: Spelling(501, 12),
-    Code.ALREADY_EXISTS: Spelling(400, 6),
-    Code.CANCELLED: Spelling(400, 1),
+    Code.UNKNOWN: Spelling(400, 2, "UNKNOWN"),
+    Code.INTERNAL: Spelling(500, 13, "INTERNAL"),
+    Code.NOT_FOUND: Spelling(404, 5, "NOT_FOUND"),
+    Code.INVALID_ARG: Spelling(400, 3, "INVALID_ARGUMENT"),
+    Code.UNAVAILABLE: Spelling(503, 14, "UNAVAILABLE"),
+    Code.UNSUPPORTED: Spelling(501, 12, "UNIMPLEMENTED"),
+    Code.ALREADY_EXISTS: Spelling(400, 6, "ALREADY_EXISTS"),
+    Code.CANCELLED: Spelling(400, 1, "CANCELLED"),
 }
 
-TOO_MANY = Spelling(429, 8)
-"""Too Many Requests, RESOURCE_EXHAUSTED."""
-NO_MEMORY = Spelling(503, 8)
-"""Service Unavailable, RESOURCE_EXHAUSTED."""
-DEADLINE = Spelling(503, 4)
-"""gRPC's DEADLINE_EXCEEDED."""
-
-_GRPC_NAMES = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-)
-"""By number (grpc/grpc, doc/statuscodes.md)."""
-
-_NONE: Mapping[str, str] = MappingProxyType({})
+TOO_MANY = Spelling(429, 8, "RESOURCE_EXHAUSTED")
+NO_MEMORY = Spelling(503, 8, "RESOURCE_EXHAUSTED")
+DEADLINE = Spelling(503, 4, "DEADLINE_EXCEEDED")
 
 _MOST_BYTES = 4096
 _MOST_ESCAPED = 2048
@@ -82,22 +58,21 @@ def spelling(error: ModserveError) -> Spelling:
 
 
 def grpc_name(error: ModserveError) -> str:
-    """The name of its code over gRPC."""
-    return _GRPC_NAMES[spelling(error).grpc]
+    return spelling(error).grpc_name
 
 
 def headers(error: ModserveError) -> Mapping[str, str]:
-    """The headers of its answer over HTTP.
+    """The headers of its response over HTTP.
 
     Retry-After (RFC 9110, section 10.2.3) counts whole seconds; it is rounded up.
     """
     if isinstance(error, OverloadedError) and error.retry_after_ns:
         return {"Retry-After": str(-(-error.retry_after_ns // 10**9))}
-    return {"Accept-Encoding": ACCEPTED} if isinstance(error, UnsupportedEncodingError) else _NONE
+    return {"Accept-Encoding": ACCEPTED} if isinstance(error, UnsupportedEncodingError) else {}
 
 
 def trailers(error: ModserveError) -> tuple[tuple[str, str], ...]:
-    """The trailing metadata of its answer over gRPC: when clients that retry by themselves do so (gRFC A6)."""
+    """The trailing metadata of its response over gRPC: when clients that retry by themselves do so (gRFC A6)."""
     if isinstance(error, OverloadedError) and error.retry_after_ns:
         return (("grpc-retry-pushback-ms", str(-(-error.retry_after_ns // 10**6))),)
     return ()

@@ -28,24 +28,21 @@ class Limits:
 
 LIMITS = Limits()
 
+MOST_TENSOR_BYTES = 4
+"""Bytes of tensors that come of a byte of JSON: ``1,`` may be a number of 64 bits."""
 
-def check_rank(name: str, rank: int) -> None:
-    """Raises INVALID_ARG for input `name` with too many dimensions: to multiply them would take minutes."""
-    if rank > LIMITS.rank:
-        raise too_many_dimensions(name, rank)
+_AT_A_TIME = 256 * 1024
+_SIZES = (120, 100, 250)
+"""Bytes of an element, a list and an object."""
 
 
 def too_many_dimensions(name: str, rank: int) -> ModserveError:
+    """INVALID_ARG, for an input of more than `Limits.rank`: to multiply its dimensions would take minutes."""
     return invalid(f"invalid shape for input '{name}': it has {rank} dimensions, a tensor has at most {LIMITS.rank}")
 
 
-def check_tensors(kind: str, count: int) -> None:
-    """Raises INVALID_ARG for too many tensors; `kind` is ``inputs`` or ``outputs``."""
-    if count > LIMITS.tensors:
-        raise too_many_tensors(kind, count)
-
-
 def too_many_tensors(kind: str, count: int) -> ModserveError:
+    """INVALID_ARG, for more than `Limits.tensors`; `kind` is ``inputs`` or ``outputs``."""
     return invalid(f"the request has {count} {kind}, at most {LIMITS.tensors} are possible")
 
 
@@ -83,8 +80,3 @@ def _counted(text: bytes, marks: bytes) -> list[int]:
         for index, mark in enumerate(marks):
             counts[index] += int(np.count_nonzero(some == mark))
     return counts
-
-
-_AT_A_TIME = 256 * 1024
-_SIZES = (120, 100, 250)
-"""Of an element, a list and an object."""

@@ -25,6 +25,8 @@ class Calls:
     """What follows ``/v1/models/{model}``: KServe v1 and TensorFlow Serving. Its status is its health."""
 
 
+_VERBS = ("status", "register", "unregister")
+
 CATEGORIES: Mapping[str, Calls] = {
     "health": Calls(
         ("ServerLive", "ServerReady", "ModelReady", "Check", "Watch", "List"),
@@ -44,25 +46,12 @@ CATEGORIES: Mapping[str, Calls] = {
         v1_paths=(":predict", ":classify", ":regress", ":explain"),
     ),
     "shared-memory": Calls(
-        (
-            "SystemSharedMemoryStatus",
-            "SystemSharedMemoryRegister",
-            "SystemSharedMemoryUnregister",
-            "CudaSharedMemoryStatus",
-            "CudaSharedMemoryRegister",
-            "CudaSharedMemoryUnregister",
-        ),
+        tuple(f"{kind}SharedMemory{verb.title()}" for kind in ("System", "Cuda") for verb in _VERBS),
         paths=tuple(
-            f"/v2/{kind}sharedmemory{path}"
+            f"/v2/{kind}sharedmemory{region}/{verb}"
             for kind in ("system", "cuda")
-            for path in (
-                "/status",
-                "/register",
-                "/unregister",
-                "/region/{region}/status",
-                "/region/{region}/register",
-                "/region/{region}/unregister",
-            )
+            for region in ("", "/region/{region}")
+            for verb in _VERBS
         ),
     ),
     "model-config": Calls(("ModelConfig",), model_paths=("/config",)),
@@ -77,10 +66,7 @@ CATEGORIES: Mapping[str, Calls] = {
     "statistics": Calls(
         ("ModelStatistics",),
         paths=("/v2/models/stats",),
-        model_paths=(
-            "/stats",
-            "/batches",
-        ),
+        model_paths=("/stats", "/batches"),
     ),
     "trace": Calls(("TraceSetting",), paths=("/v2/trace/setting",), model_paths=("/trace/setting",)),
     "logging": Calls(("LogSettings",), paths=("/v2/logging",)),
@@ -110,7 +96,7 @@ GRPC_PREFIX = "triton-grpc-protocol-"
 
 @dataclass(frozen=True, slots=True)
 class Restriction:
-    """Calls need the header `name` (in any case) with `value`; `word` is what the protocol calls a restricted thing."""
+    """Calls need the header `name` (in any case) with `value`; `word` names what is restricted in Triton's text."""
 
     name: str
     value: str
@@ -123,8 +109,8 @@ class Restriction:
     def granted(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> bool:
         """Whether the headers, whose names are in lower case, open the call. Time tells nothing of the value."""
         name, value = self.name.lower().encode(), self.value.encode()
-        sent = [_bytes(text) for key, text in headers if _bytes(key) == name]
-        return len(sent) == 1 and hmac.compare_digest(sent[0], value)
+        values = [_bytes(text) for key, text in headers if _bytes(key) == name]
+        return len(values) == 1 and hmac.compare_digest(values[0], value)
 
 
 def http_restrictions(settings: Mapping[CategoryT, tuple[str, str]]) -> dict[str, Restriction]:

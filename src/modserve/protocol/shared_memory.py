@@ -15,7 +15,7 @@ from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
 REGION = "shared_memory_region"
 OFFSET = "shared_memory_offset"
 BYTE_SIZE = "shared_memory_byte_size"
-_UNSIGNED = JsonTypeError("unsigned-integer", "unsigned-integer")
+_UNSIGNED = JsonTypeError("unsigned-integer")
 _HIGHEST = 2**64 - 1
 
 
@@ -34,15 +34,15 @@ def moved(response: InferenceResponse, places: Mapping[str, Place], lease: Regio
     Raises INVALID_ARG, having written nothing, if one is too large. Triton's code for that is INTERNAL, though it was
     the client that chose the size.
     """
-    writes = [(name, place, response.outputs[name]) for name, place in places.items() if name in response.outputs]
-    for name, place, tensor in writes:
+    written = [(name, place, response.outputs[name]) for name, place in places.items() if name in response.outputs]
+    for name, place, tensor in written:
         if len(tensor.raw) > place.byte_size:
             raise invalid(
                 f"shared memory size specified with the request for output '{name}' ({place.byte_size} bytes) should "
                 f"be at least {len(tensor.raw)} bytes to hold the results"
             )
     outputs = dict(response.outputs)
-    for name, place, tensor in writes:
+    for name, place, tensor in written:
         lease.write(place, tensor.raw)
         outputs[name] = Tensor(tensor.datatype, tensor.shape, b"", None)
     return replace(response, outputs=outputs)
@@ -57,7 +57,7 @@ def json_place(options: JsonObject) -> Place:
     """The place that a tensor's parameters name. Raises INVALID_ARG; without a size it has none, as in Triton."""
     region = options[REGION]
     if type(region) is not str:
-        raise unable(REGION, JsonTypeError("string", "string"))
+        raise unable(REGION, JsonTypeError("string"))
     return Place(region, _json_number(options, OFFSET), _json_number(options, BYTE_SIZE))
 
 

@@ -5,8 +5,9 @@ import dataclasses
 import enum
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from modserve.core.errors import ModserveError, internal, invalid, not_found, unavailable
 from modserve.core.lifecycle import IndexEntry, State
@@ -15,7 +16,6 @@ from modserve.core.loading import Blueprint, Listing, Repository
 from . import overrides
 from .background import Background
 from .manager import ModelManager
-from .scan import changes, scan
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +40,35 @@ class ControlOptions:
     """In mode explicit, the models to load at the start; `ALL` alone stands for all."""
     poll_seconds: float = 15
     """In mode poll, the time between two looks; 0 for never."""
+
+
+class Scan(NamedTuple):
+    """What the model repositories hold. A name that is in two of them is no model, as in Triton."""
+
+    models: dict[str, Listing]
+    duplicates: tuple[str, ...]
+
+
+async def scan(repositories: Sequence[Repository], names: Collection[str] | None = None) -> Scan:
+    """Look at the models with these names, at all models for None. Raises what `Repository.look` raises."""
+    looks = [await repository.look(names) for repository in repositories]
+    counts = Counter(name for look in looks for name in look)
+    models = {name: listing for look in looks for name, listing in look.items() if counts[name] == 1}
+    return Scan(models, tuple(sorted(name for name, count in counts.items() if count > 1)))
+
+
+def changes(before: Mapping[str, Listing | None], now: Mapping[str, Listing]) -> dict[str, Listing | None]:
+    """The models that are new or different, with their present listing; None for those that are gone.
+
+    A file counts as different by its mark, anywhere in the model's directory. A model for which `before` has None is
+    different in any case.
+    """
+
+    def alike(before: Listing | None, now: Listing) -> bool:
+        return before is not None and (before, before.marks) == (now, now.marks)
+
+    gone = dict.fromkeys(before.keys() - now.keys())
+    return gone | {name: listing for name, listing in now.items() if not alike(before.get(name), listing)}
 
 
 class ModelControl:
@@ -67,10 +96,7 @@ class ModelControl:
         return f"ModelControl({self._options.mode.value}, {len(self._targets)} models wanted)"
 
     async def start(self) -> None:
-        """Load what is to be loaded at the start, and begin to poll. Models that fail are states with reasons.
-
-        Raises INVALID_ARG if a repository cannot be read.
-        """
+        """Load what is to be loaded at the start, then poll. Raises INVALID_ARG for an unreadable repository."""
         self._table.expect(None)
         try:
             await self._start()
@@ -112,7 +138,9 @@ class ModelControl:
             _log.info("loading %d model%s", len(targets), "s" if len(targets) > 1 else "")
         await self._manager.update(targets)
         if self.waiting:
-            _log.info("not loaded until a call or --load-model asks for them: %s", _some(self.waiting))
+            more = f", and {len(self.waiting) - _MOST_NAMES} more" if len(self.waiting) > _MOST_NAMES else ""
+            names = ", ".join(self.waiting[:_MOST_NAMES]) + more
+            _log.info("not loaded until a call or --load-model asks for them: %s", names)
 
     async def stop(self) -> None:
         """End polling and the operations of clients, finish what is in flight, and unload everything."""
@@ -123,15 +151,7 @@ class ModelControl:
     # Explicit calls
 
     async def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
-        """Load a model, or load it again; on return it is READY in all its versions.
-
-        A version that is READY and has not changed is left alone. If a version fails, none is taken, and what was
-        served serves on. The models that it is made of are loaded before it. `config` (JSON) replaces the model's
-        configuration until the model's files change or it is unloaded; `files`, by path in the model's directory,
-        replace all its files, for this load only. A caller that goes away changes nothing.
-
-        Raises INVALID_ARG or INTERNAL, as Triton does, and UNAVAILABLE when the mode is not explicit.
-        """
+        """As `Server.load_model`. `config` holds until the model's files change or it is unloaded."""
         self._check_explicit()
         overrides.check_model_name(name)
         if files and config is None:
@@ -139,12 +159,7 @@ class ModelControl:
         await self._operate(self._load(name, config, files or {}))
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """Take a model out of service, after the operations on it that have begun.
-
-        Returns when it takes nothing new; what it has accepted is finished later. With `dependents`, also the models
-        that it is made of, unless somebody requested them by name or another model needs them. A model that is not
-        loaded is no error. Raises UNAVAILABLE when the mode is not explicit.
-        """
+        """As `Server.unload_model`, after the operations on the model that have begun."""
         self._check_explicit()
         await self._operate(self._unload(name, dependents))
 
@@ -276,11 +291,6 @@ class ModelControl:
     async def _names(self) -> Counter[str]:
         """In how many repositories each model is."""
         return Counter([name for repository in self._repositories for name in await repository.names()])
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f", and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _not_in_repository(name: str) -> ModserveError:

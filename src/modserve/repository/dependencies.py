@@ -29,11 +29,7 @@ def dependents(names: Iterable[str], graph: Graph) -> set[str]:
 
 def circle(name: str, graph: Graph) -> str:
     """A model through which `name` needs itself; empty if there is none."""
-    return next((other for other in sorted({name} | needed([name], graph)) if _leads_back(name, other, graph)), "")
-
-
-def _leads_back(name: str, other: str, graph: Graph) -> bool:
-    return name in graph.get(other, ())
+    return next((other for other in sorted({name} | needed([name], graph)) if name in graph.get(other, ())), "")
 
 
 def turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
@@ -51,10 +47,7 @@ def turns(targets: Graph, served: Graph) -> dict[str, set[str]]:
 
 
 def orphans(name: str, graph: Graph, keep: Container[str]) -> list[str]:
-    """The models that no other model needs when `name` is gone, but for those in `keep`.
-
-    As Triton's ``unload_dependents`` (core, DependencyGraph::RemoveNodes).
-    """
+    """The models that no other needs when `name` is gone, but `keep`: Triton's ``DependencyGraph::RemoveNodes``."""
     gone = [name]
     for model in gone:  # which grows
         for need in sorted(graph.get(model, ())):

@@ -32,7 +32,9 @@ class LocalRepository:
         return await asyncio.to_thread(self._names)
 
     async def look(self, names: Collection[str] | None = None) -> Mapping[str, Listing]:
-        return await asyncio.to_thread(self._look, names)
+        return await asyncio.to_thread(
+            lambda: {name: self.read(name) for name in self._names() if names is None or name in names}
+        )
 
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
         return DirectoryLease(listing.path)
@@ -48,9 +50,6 @@ class LocalRepository:
             return sorted(self.path.iterdir())
         except OSError as error:
             raise invalid(f"cannot read model repository '{self.path}': {error.strerror}") from error
-
-    def _look(self, names: Collection[str] | None) -> dict[str, Listing]:
-        return {name: self.read(name) for name in self._names() if names is None or name in names}
 
     def read(self, name: str) -> Listing:
         """One model: its versions are the directories named by a positive integer without leading zeros. Blocking."""
@@ -83,10 +82,7 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
 
 
 def _marks(root: Path) -> Iterator[tuple[str, *tuple[int, ...]]]:
-    """The path of everything in a directory, for files with time of modification and size.
-
-    Leaves out what cannot be read or vanishes meanwhile.
-    """
+    """The path of all that can be read in a directory, for files with time of modification and size."""
     pending = [(root, "", frozenset[tuple[int, int]]())]
     while pending:
         directory, below, above = pending.pop()

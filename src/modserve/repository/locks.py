@@ -1,8 +1,12 @@
-"""Which models are being changed."""
+"""What is in use: the names of models that are being changed, and servables that are lent."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import takewhile
+
+from modserve.core.servable import Servable
 
 
 class NameLocks:
@@ -40,3 +44,43 @@ class NameLocks:
     def _wake(self) -> None:
         self._freed.set()
         self._freed = asyncio.Event()
+
+
+class Loans:
+    """Counts the handles of each servable: whoever closes one waits until all of them are released."""
+
+    def __init__(self) -> None:
+        self._handles: Counter[int] = Counter()
+        self._returned = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"Loans({len(self._handles)} servables)"
+
+    def lend(self, servable: Servable, front: Servable | None = None) -> "LentServable":
+        """Lend a servable; the borrower sees `front` in its place, if there is one."""
+        self._handles[id(servable)] += 1
+        return LentServable(front or servable, servable, self)
+
+    def give_back(self, servable: Servable) -> None:
+        self._handles[id(servable)] -= 1
+        if not self._handles[id(servable)]:
+            del self._handles[id(servable)]
+            self._returned.set()
+            self._returned = asyncio.Event()
+
+    async def returned(self, servable: Servable) -> None:
+        """Wait until no handle is left. Called once nobody can borrow the servable again."""
+        while id(servable) in self._handles:
+            await self._returned.wait()
+
+
+@dataclass(slots=True, eq=False)
+class LentServable:
+    """Implements `core.servable.Handle`."""
+
+    servable: Servable
+    _lent: Servable
+    _loans: Loans
+
+    def release(self) -> None:
+        self._loans.give_back(self._lent)

@@ -84,10 +84,7 @@ class ModelManager:
         await self._closing.settle()
 
     async def unload(self, name: str, dependents: bool, keep: Container[str] = ()) -> list[str]:
-        """Take a model out of service; returns the names of the models that were.
-
-        With `dependents`, also the models that only this one needed, but for those in `keep`.
-        """
+        """Retire a model, with `dependents` also those that only it needed, but `keep`; returns the names of all."""
         if name not in self.table.models and name not in self.table.locks.busy:
             return []
         links = plan.graph(self.table.models, {})
@@ -230,9 +227,8 @@ class ModelManager:
                     attempt += 1
                     if attempt > self._load_retries:
                         foreign = None if isinstance(error, ModserveError) else error
-                        _log.error(
-                            "model '%s', version %d: %s", listing.name, version, failure.message, exc_info=foreign
-                        )
+                        text = "model '%s', version %d: %s"
+                        _log.error(text, listing.name, version, failure.message, exc_info=foreign)
                         return failure
                     text = "model '%s', version %d: failed to load, attempt %d of %d: %s"
                     _log.warning(text, listing.name, version, attempt, self._load_retries + 1, failure.message)

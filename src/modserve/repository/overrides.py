@@ -45,10 +45,8 @@ def check_model_name(name: str) -> None:
     trimmed = name.strip()
     if not trimmed:
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
-    if len(_encoded(name)) > MOST_PART_BYTES:
-        raise invalid(
-            f"invalid model name '{_shown(name)}' of {len(_encoded(name))} bytes, at most {MOST_PART_BYTES} are allowed"
-        )
+    if (size := len(_encoded(name))) > MOST_PART_BYTES:
+        raise invalid(f"invalid model name '{_shown(name)}' of {size} bytes, at most {MOST_PART_BYTES} are allowed")
     if trimmed in (".", "..") or any(separator in name for separator in ("/", "\\", "\0")):
         raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
 
@@ -60,10 +58,8 @@ def check_files(files: Mapping[str, bytes]) -> None:
         _check_size(name)
         parts = name.split("/")
         if "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-            raise invalid(
-                f"invalid path '{name}' of a file override: expected '<version>/<path>', a path inside the model's "
-                "directory without '..'"
-            )
+            expected = "'<version>/<path>', a path inside the model's directory without '..'"
+            raise invalid(f"invalid path '{name}' of a file override: expected {expected}")
         seen[PurePosixPath(name)] = name
     for path in seen:
         for above in path.parents:
@@ -73,21 +69,20 @@ def check_files(files: Mapping[str, bytes]) -> None:
 
 def _check_size(path: str) -> None:
     """Raises INVALID_ARG for a path that no file system takes, or that takes too long to walk."""
+    what = f"invalid path '{_shown(path)}' of a file override"
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
-        raise invalid(f"invalid path '{_shown(path)}' of a file override: it is no valid Unicode text") from None
+        raise invalid(f"{what}: it is no valid Unicode text") from None
     parts = path.split("/")
     longest = max(len(_encoded(part)) for part in parts)
-    for what, count, most in (
+    for unit, count, most in (
         ("parts", len(parts), MOST_PARTS),
         ("bytes", size, MOST_PATH_BYTES),
         ("bytes in one of its parts", longest, MOST_PART_BYTES),
     ):
         if count > most:
-            raise invalid(
-                f"invalid path '{_shown(path)}' of a file override: it has {count} {what}, at most {most} are allowed"
-            )
+            raise invalid(f"{what}: it has {count} {unit}, at most {most} are allowed")
 
 
 def _encoded(text: str) -> bytes:
@@ -100,10 +95,7 @@ def _shown(text: str) -> str:
 
 
 def write(name: str, files: Mapping[str, bytes]) -> TemporaryRepository:
-    """A repository with one model made of files by their path in its directory. Blocking.
-
-    The caller releases it. Raises INVALID_ARG, or INTERNAL if the files cannot be written.
-    """
+    """A repository with one model of `files`, for the caller to release. Blocking. Raises INVALID_ARG or INTERNAL."""
     check_files(files)
     repository = None
     try:

@@ -133,10 +133,7 @@ def decide(
     waiting: Container[str],
     failures: Mapping[str, ModserveError],
 ) -> Action:
-    """What to do with a model in its turn.
-
-    `waiting` are the models of the update that have not had their turn, `failures` what others have failed with.
-    """
+    """What to do with a model: `waiting` have not had their turn, `failures` is what others have failed with."""
 
     def is_renewed(needs: Iterable[str]) -> bool:
         return any(
@@ -160,7 +157,9 @@ def decide(
             return Action(name, problem="", failure=failure, retire=served, state_reason=state_reason)
         return Action(name, problem="" if unlisted else state_reason, failure=failure)
     missing = tuple(each for each in blueprint.versions if renewed or not model.is_current(blueprint.listing, each))
-    unmet = _circular(name, circle) if circle else _unmet(name, blueprint.needs, models, failures)
+    unmet = _unmet(name, blueprint.needs, models, failures)
+    if circle:
+        unmet = invalid(f"circular dependency between ensembles: {name} -> ... -> {circle} -> {name}")
     if unmet is not None and (renewed or missing):
         failure = invalid(f"load failed for model '{name}': {unmet.message}\n")
         reason = f"cannot be loaded: {unmet.message}"
@@ -196,16 +195,11 @@ def _unmet(
     for need, versions in needs.items():
         who = f"ensemble '{name}' depends on '{need}'"
         if need in reasons:
-            return invalid(
-                f"{who} which has no loaded version. Model '{need}' loading failed with error: {reasons[need]}"
-            )
+            failure = f"Model '{need}' loading failed with error: {reasons[need]}"
+            return invalid(f"{who} which has no loaded version. {failure}")
         for version in versions - {None} - rows[need].served.keys():
             return invalid(f"{who} whose required version {version} is not loaded.")
     return None
-
-
-def _circular(name: str, through: str) -> ModserveError:
-    return invalid(f"circular dependency between ensembles: {name} -> ... -> {through} -> {name}")
 
 
 def _unusable(blueprint: Blueprint, error: ModserveError) -> ModserveError:

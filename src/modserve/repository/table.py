@@ -9,16 +9,9 @@ from modserve.core.errors import ModserveError, unavailable
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
 from modserve.core.loading import Blueprint, DirectoryLease, Listing, Needs
 from modserve.core.servable import Handle, SequenceKeeper, Servable
-from modserve.core.version import (
-    no_available_versions,
-    not_ready,
-    still_loading,
-    unknown_model,
-    unknown_version,
-)
+from modserve.core.version import no_available_versions, not_ready, still_loading, unknown_model, unknown_version
 
-from .handle import Loans
-from .locks import NameLocks
+from .locks import Loans, NameLocks
 from .succession import Succession
 
 MOST_REMEMBERED = 10_000
@@ -67,12 +60,8 @@ class Model:
     @property
     def failure(self) -> str:
         """Why no version is READY, in Triton's words; empty where nothing has failed."""
-        lines = [
-            f"version {version} is at UNAVAILABLE state: {row.state.reason};"
-            for version, row in sorted(self.versions.items())
-            if row.state.failed
-        ]
-        return self.problem or " ".join(lines)
+        failed = [(version, row.state.reason) for version, row in sorted(self.versions.items()) if row.state.failed]
+        return self.problem or " ".join([f"version {each} is at UNAVAILABLE state: {why};" for each, why in failed])
 
     def is_current(self, listing: Listing, version: int) -> bool:
         """Whether a version is in service just as it would be loaded from `listing`."""
@@ -268,7 +257,6 @@ class ModelTable:
                 self._step(row, State.LOADING)
 
     def fail(self, name: str, version: int, reason: str) -> None:
-        """A load has failed."""
         model = self.models[name]
         if model.versions[version].servable is None:
             self._step(model.versions[version], State.UNAVAILABLE, reason)
@@ -330,20 +318,17 @@ class ModelTable:
         """Drop those of some models that have nothing to list, and the oldest ones if too many are idle."""
         for name in names:
             model = self.models.get(name)
-            if (
-                name not in self.locks.busy
-                and model is not None
-                and not (model.versions or model.problem or model.finishing)
-            ):
+            if model is None or name in self.locks.busy:
+                continue
+            if not (model.versions or model.problem or model.finishing):
                 del self.models[name]
         if len(self.models) > MOST_REMEMBERED:
-            idle = [name for name, model in self.models.items() if name not in self.locks.busy and _is_idle(model)]
+            used = [model.blueprint or model.latest or model.finishing for model in self.models.values()]
+            idle = [
+                name for name, use in zip(self.models, used, strict=True) if not use and name not in self.locks.busy
+            ]
             for name in idle[: len(self.models) - MOST_REMEMBERED]:
                 del self.models[name]
-
-
-def _is_idle(model: Model) -> bool:
-    return model.blueprint is None and model.latest is None and not model.finishing
 
 
 def _finish(model: Model, loaded: Loaded | None) -> list[Loaded]:

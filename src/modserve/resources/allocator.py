@@ -1,11 +1,9 @@
 """Sets the C library's allocator for a server whose requests hold megabytes for milliseconds.
 
-By default, glibc returns the memory of a freed tensor to the system at once, and the system clears the same pages again
-for the next tensor: two fifths of the CPU of a request of 4.8 MB. With these settings it keeps some memory and reuses
-the pages. After a busy time, or an attack, the `Trimmer` returns what is not used again soon.
-
-Other allocators (musl's, macOS', a preloaded one) stay as they are, and so does glibc's if the environment configures
-it.
+By default, glibc returns a freed tensor's memory to the system, which clears the same pages again for the next one: two
+fifths of the CPU of a request of 4.8 MB. With these settings it keeps some memory, and after a busy time, or an attack,
+the `Trimmer` returns what is not used again soon. Other allocators stay as they are, and glibc's if the environment
+configures it.
 """
 
 import asyncio

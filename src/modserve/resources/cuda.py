@@ -4,12 +4,13 @@ Tensors are copied between it and the host, because the engines take host memory
 """
 
 import ctypes
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from modserve.core.errors import ModserveError, internal, invalid
+from modserve.core.errors import internal, invalid
 from modserve.core.shared_memory import CudaRegion
 from modserve.core.tensor import Buffer
 
@@ -56,9 +57,7 @@ class Cuda:
     """The GPUs of this machine. The first use of GPU memory loads the driver."""
 
     def __init__(self, load: Callable[[], ctypes.CDLL | None] = load_driver) -> None:
-        self._load = load
-        self._driver: _Driver | None = None
-        self._looked = False
+        self._driver = functools.cache(lambda: _find(load))
         self._lock = threading.Lock()
 
     def open(self, region: CudaRegion, handle: bytes) -> "CudaMemory":
@@ -66,12 +65,10 @@ class Cuda:
         if len(handle) != HANDLE_BYTES:
             raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
         with self._lock:
-            if not self._looked:
-                self._driver = _find(self._load)
-                self._looked = True
-        if self._driver is None:
+            driver = self._driver()
+        if driver is None:
             raise invalid(f"failed to register CUDA shared memory region: '{region.name}', GPUs not supported")
-        return CudaMemory(self._driver, region, handle)
+        return CudaMemory(driver, region, handle)
 
 
 class _DriverError(Exception):
@@ -120,7 +117,7 @@ def _find(load: Callable[[], ctypes.CDLL | None]) -> _Driver | None:
         driver.call("cuInit", 0)
         driver.call("cuDeviceGetCount", ctypes.byref(count))
     except _DriverError as error:
-        _log.warning("there is a CUDA driver, but it can not be used: %s", error)
+        _log.warning("there is a CUDA driver, but it cannot be used: %s", error)
         return None
     return driver if count.value else None
 
@@ -174,7 +171,4 @@ class CudaMemory:
             with self._driver.on(self._region.device_id):
                 self._driver.call(name, *arguments)
         except _DriverError as error:
-            raise self._failure(error) from None
-
-    def _failure(self, error: _DriverError) -> ModserveError:
-        return internal(f"CUDA shared memory region '{self._region.name}': {error}")
+            raise internal(f"CUDA shared memory region '{self._region.name}': {error}") from None

@@ -25,7 +25,6 @@ STALLED_S = 10.0
 LONGEST_S = 300.0
 """How long an engine waits in all, over one request, for a client that takes something now and then."""
 
-
 _UNLIMITED = MemoryBudget()
 
 
@@ -76,7 +75,7 @@ class Flow:
     def wait(self) -> None:
         """Return when there is room for another response. Not for the event loop's thread."""
         with self._changed:
-            while not self._open and self._too_much():
+            while self._full():
                 steps, begin_s = self._steps, time.monotonic()
                 limit_s = min(self._stalled_s, self._left_s)
                 moved = self._changed.wait(limit_s) or self._steps != steps
@@ -94,13 +93,12 @@ class Flow:
     def room(self) -> bool:
         """Whether `wait` would return at once."""
         with self._changed:
-            return self._open or not self._too_much()
+            return not self._full()
 
     def on_room(self, callback: Callable[[], None]) -> None:
         """Call `callback` once, when there is room: at once if there is, else on the thread that makes room."""
         with self._changed:
-            full = not self._open and self._too_much()
-            if full:
+            if full := self._full():
                 self._callbacks.append(callback)
                 if len(self._callbacks) == 1:
                     self._watch_on()
@@ -132,7 +130,7 @@ class Flow:
 
     def _callbacks_with_room(self) -> list[Callable[[], None]]:
         """The callbacks whose turn it is. The lock is held; they are called without it."""
-        if not self._callbacks or not (self._open or not self._too_much()):
+        if not self._callbacks or self._full():
             return []
         callbacks, self._callbacks = self._callbacks, []
         number, _, begin_s = self._watch
@@ -140,22 +138,24 @@ class Flow:
         self._watch = number + 1, 0, 0.0
         return callbacks
 
-    def _too_much(self) -> bool:
+    def _full(self) -> bool:
         waiting = len(self._unsent)
-        return self._held >= MOST_HELD or 0 < self._most < waiting or (waiting > 1 and self._memory.full)
+        too_much = self._held >= MOST_HELD or 0 < self._most < waiting or (waiting > 1 and self._memory.full)
+        return too_much and not self._open
 
     def sent(self) -> None:
         """The first unsent response has been sent, or dropped."""
         with self._changed:
             if self._unsent:  # a response that ends its request was never counted
                 self._held -= self._unsent.popleft()
-            callbacks = self._progressed()
-        _call_all(callbacks)
+        self.progressed()
 
     def progressed(self) -> None:
         """A part of a response has been sent."""
         with self._changed:
-            callbacks = self._progressed()
+            self._steps += 1
+            self._changed.notify()
+            callbacks = self._callbacks_with_room()
         _call_all(callbacks)
 
     def release(self) -> None:
@@ -167,11 +167,6 @@ class Flow:
             callbacks = self._callbacks_with_room()
         _call_all(callbacks)
 
-    def _progressed(self) -> list[Callable[[], None]]:
-        self._steps += 1
-        self._changed.notify()
-        return self._callbacks_with_room()
-
 
 def _call_all(callbacks: list[Callable[[], None]]) -> None:
     for callback in callbacks:
@@ -181,8 +176,7 @@ def _call_all(callbacks: list[Callable[[], None]]) -> None:
             _log.exception("an engine failed when it heard that there is room for responses")
 
 
-def _nothing(waiting: int) -> None:
-    pass
+def _nothing(waiting: int) -> None: ...
 
 
 def pace(inflight: Inflight, memory: MemoryBudget, loop: AbstractEventLoop) -> None:

@@ -1,12 +1,9 @@
 """Sets Python's garbage collector for a server.
 
-Requests leave no reference cycles: their objects are freed at once, without the collector. The collector's objects are
-those that live as long as the server: modules, models, engines, some hundreds of thousands. Each full collection visits
-all of them in vain, with every thread stopped: 27 ms with one small model, visible as a p99 of 14 ms at 16 connections.
-So all objects that exist when the models have loaded are frozen: the collector does not visit them.
-
-An unloaded model may leave cycles among the frozen objects. So `QUIET_S` after the last change of models, everything is
-collected once more and frozen again.
+Requests leave no reference cycles. A full collection visits, in vain and with every thread stopped, the hundreds of
+thousands of objects that live as long as the server: 27 ms with one small model. So all objects that exist when the
+models have loaded are frozen: the collector does not visit them. An unloaded model may leave cycles among them, so
+`QUIET_S` after the last change of models everything is collected once more and frozen again.
 """
 
 import asyncio
@@ -23,7 +20,6 @@ QUIET_S = 5.0
 
 
 def freeze() -> None:
-    """Collects all garbage, and freezes everything else."""
     gc.set_threshold(YOUNG, MIDDLE, OLD)
     gc.unfreeze()
     gc.collect()

@@ -6,6 +6,7 @@ datatypes and shapes of the inputs, the requested outputs and the parameters: on
 
 import hashlib
 from collections import OrderedDict
+from dataclasses import replace
 from typing import NamedTuple
 
 from modserve.core.request import InferenceRequest
@@ -59,20 +60,16 @@ class ResponseCache:
         while self.size + size > self._capacity:
             self._drop(next(iter(self._entries)))
         # The tensors may be views of a whole batch, which would stay in memory with them.
-        outputs = {name: _copy(tensor) for name, tensor in response.outputs.items()}
-        kept = InferenceResponse(
-            response.model_name,
-            response.model_version,
-            outputs,
-            parameters=dict(response.parameters),
-            skipped=response.skipped,
-        )
+        outputs = {
+            name: Tensor.from_raw(one.datatype, one.shape, bytes(one.raw)) for name, one in response.outputs.items()
+        }
+        kept = replace(response, outputs=outputs, id="", parameters=dict(response.parameters), waited_ns=0)
         self._entries[owner, key] = _Entry(kept, size)
         self.size += size
 
     def forget(self, owner: object) -> None:
         """Drops all responses of `owner`."""
-        for entry_key in [entry_key for entry_key in self._entries if entry_key[0] is owner]:
+        for entry_key in [each for each in self._entries if each[0] is owner]:
             self._drop(entry_key)
 
     def _drop(self, entry_key: tuple[object, bytes]) -> None:
@@ -95,7 +92,3 @@ def key(request: InferenceRequest) -> bytes:
 
 def _text(value: object) -> bytes:
     return repr(value).encode(errors="surrogatepass")
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return Tensor.from_raw(tensor.datatype, tensor.shape, bytes(tensor.raw))

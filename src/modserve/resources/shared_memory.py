@@ -122,8 +122,8 @@ class SharedMemory:
         """The regions of a kind, sorted by name, or only the named one. Raises NOT_FOUND."""
         if not name:
             with self._lock:
-                regions = [registered.region for registered in self._regions.values()]
-            return sorted((region for region in regions if isinstance(region, kind)), key=lambda region: region.name)
+                regions = [each.region for each in self._regions.values() if isinstance(each.region, kind)]
+            return sorted(regions, key=lambda region: region.name)
         registered = self._regions.get(name)
         if registered is None:
             raise not_found(f"Unable to find {_KINDS[kind].lower()} shared memory region: '{name}'")
@@ -195,14 +195,12 @@ class SharedMemory:
             registered.memory.close()
 
 
+@dataclass(slots=True, eq=False)
 class RegionLease:
     """Implements `core.shared_memory.RegionLease`."""
 
-    __slots__ = ("_registry", "_used")
-
-    def __init__(self, registry: SharedMemory) -> None:
-        self._registry = registry
-        self._used: dict[str, _Registered] | None = None
+    _registry: SharedMemory
+    _used: dict[str, _Registered] | None = None
 
     def read(self, place: Place) -> Buffer:
         return self._take(place).memory.read(place.offset, place.byte_size)

@@ -1,7 +1,7 @@
 """How many of the requests that may share a batch run together, and when: pure rules over order, sizes and ages."""
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -52,6 +52,7 @@ class WaitUntil:
 Decision: TypeAlias = Dispatch | WaitUntil
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Together:
     """The requests that may share a batch: iterating gives them, the most urgent first. There is at least one.
 
@@ -65,20 +66,20 @@ class Together:
     arrives from now on can join the next batch.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.size = 0
-        self.elements = 0
-        self.longest = 0
-        self.oldest_ns = FAR_NS
-        self.deadline_ns = 0
-        self.limit_ns = 0
-        self.stale = False
-        self.whole = True
-        self.closed = False
+    requests: Iterable[Inflight] = ()
+    count: int = 0
+    size: int = 0
+    elements: int = 0
+    longest: int = 0
+    oldest_ns: int = FAR_NS
+    deadline_ns: int = 0
+    limit_ns: int = 0
+    stale: bool = False
+    whole: bool = True
+    closed: bool = False
 
     def __iter__(self) -> Iterator[Inflight]:
-        raise NotImplementedError
+        return iter(self.requests)
 
     def joined(self, inflight: Inflight) -> None:
         """Bring the extremes up to date with a request that has just been counted."""
@@ -146,8 +147,8 @@ def dynamic(
     Requests join in order while their sizes sum to at most `max_batch_size`. Reaching a preferred size dispatches at
     once, with the largest such size; so does a request that leaps over all of them, with what came before it.
     Otherwise everything that fits goes when the oldest request has waited for the queue delay, or the batch cannot grow
-    to a preferred size any more. It also goes when a request would otherwise be answered after its deadline, or begin
-    after its queue limit; `run_ns` predicts how long a batch of a size runs.
+    to a preferred size any more. It also goes when a request would otherwise get its response after its deadline, or
+    begin after its queue limit; `run_ns` predicts how long a batch of a size runs.
 
     With `max_batch_elements` a batch also ends before the request with which its `cost` would be above that, and when
     it has reached it. A single request may be larger.

@@ -15,7 +15,7 @@ from modserve.core.errors import internal, invalid
 from modserve.core.model_config import TensorSpec
 from modserve.core.request import ParameterValue
 from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Shape, Tensor, format_shape
+from modserve.core.tensor import Shape, Tensor, as_reshape, format_shape, matches
 
 SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
 
@@ -82,14 +82,9 @@ def _needed(steps: Sequence[Step], outputs: frozenset[str]) -> tuple[int, ...]:
     """Backwards from the outputs."""
     needed: set[int] = set()
     tensors = set(outputs)
-    grown = True
-    while grown:
-        grown = False
-        for index, step in enumerate(steps):
-            if index not in needed and not tensors.isdisjoint(step.outputs.values()):
-                needed.add(index)
-                tensors |= step.needs
-                grown = True
+    while writers := {i for i, step in enumerate(steps) if not tensors.isdisjoint(step.outputs.values())} - needed:
+        needed |= writers
+        tensors.update(*(steps[index].needs for index in writers))
     return tuple(sorted(needed))
 
 
@@ -158,7 +153,6 @@ class Wave:
         return self._has(self._plan.outputs)
 
     def outputs(self, names: Iterable[str]) -> dict[str, Entry]:
-        """The outputs that the client requested."""
         return {name: self._entries[name] for name in names}
 
     def _used(self, tensor: str) -> None:
@@ -208,11 +202,6 @@ def fitted(tensor: Tensor, batch_size: int, dims: Shape, batching: bool) -> Tens
     return tensor if matches(dims, shape) or batch_size != 1 else tensor.reshaped(shape[1:])
 
 
-def matches(dims: Shape, shape: Shape) -> bool:
-    """Whether two shapes are the same where neither is variable."""
-    return len(dims) == len(shape) and all(a == b or -1 in (a, b) for a, b in zip(dims, shape, strict=True))
-
-
 def as_output(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
     """An output of the ensemble as clients see it. Raises INTERNAL if it has not the shape it is reshaped from."""
     tensor = fitted(value.tensor, value.batch_size, spec.dims if spec.reshape is None else spec.reshape, batching)
@@ -224,8 +213,7 @@ def as_output(spec: TensorSpec, value: Value, batching: bool) -> Tensor:
             f"output '{spec.name}' has shape {format_shape(tensor.shape)}, but the model configuration reshapes it "
             f"from {format_shape(spec.reshape)}"
         )
-    variable = iter([got for want, got in zip(spec.reshape, item, strict=True) if want == -1])
-    shape = (*batch, *(next(variable) if size == -1 else size for size in spec.dims))
+    shape = (*batch, *as_reshape(spec.dims, spec.reshape, item))
     assert math.prod(shape) == math.prod(tensor.shape), "the configuration was validated: this is a bug"
     return tensor.reshaped(shape)
 
@@ -234,8 +222,5 @@ def sequence_parameters(
     response: Mapping[str, ParameterValue], request: Mapping[str, ParameterValue]
 ) -> dict[str, ParameterValue]:
     """The sequence parameters of a response that sets some; the id is otherwise that of the request."""
-    return {
-        "sequence_id": response.get("sequence_id", request.get("sequence_id", 0)),
-        "sequence_start": response.get("sequence_start", False),
-        "sequence_end": response.get("sequence_end", False),
-    }
+    defaults = (request.get("sequence_id", 0), False, False)
+    return {name: response.get(name, default) for name, default in zip(SEQUENCE_PARAMETERS, defaults, strict=True)}

@@ -1,23 +1,32 @@
-"""The scheduler of ensembles.
+"""Ensembles: the scheduler of one, and each request to it, which starts its steps as their inputs come.
 
-Four files, each of which knows only those behind it: `ensemble` (all requests to an ensemble), `ensemble_run` (one of
-them), `ensemble_step` (one step of it), `dataflow` (pure rules).
+Three files, each of which builds on those behind it: this one, `ensemble_step` (one step of a request, which calls its
+run back), `dataflow` (pure rules, which say what is ready).
 """
 
-from collections.abc import Callable
+import copy
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import TypeAlias
 
-from modserve.core.errors import ModserveError, unavailable
+from modserve.core.errors import ModserveError, cancelled, invalid, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
-from modserve.core.servable import Borrow
+from modserve.core.request import ParameterValue
+from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.servable import Borrow, Handle
+from modserve.core.tensor import Tensor
 from modserve.core.timing import ExecutionTiming
+from modserve.core.version import ModelId
 
-from .dataflow import Plan
-from .ensemble_run import EnsembleRun, Surroundings
-from .ensemble_step import StepLimit
-from .scheduler import Clock
+from . import dataflow
+from .batching import Reason
+from .dataflow import Missing, Plan, Value, Wave
+from .ensemble_step import StepExecution, StepLimit
+from .scheduler import STOPPING, Alarm, Clock
 
 _MOST_PLANS = 64
 """Plans kept for the sets of outputs that clients ask for."""
@@ -36,28 +45,28 @@ class EnsembleScheduler:
     def __init__(self, config: ModelConfig, version: int, borrow: Borrow, clock: Clock, on_done: OnDone) -> None:
         assert config.ensemble is not None, "only made for ensembles: this is a bug"
         most = config.ensemble.max_inflight_requests
-        self._limits = [StepLimit(most) for _ in config.ensemble.steps] if most else []
-        self._surroundings = Surroundings(config, version, borrow, clock, self._limits)
-        self._clock = clock
+        self.limits = [StepLimit(most) for _ in config.ensemble.steps] if most else []
+        """By step; none if the ensemble has no limit."""
+        self.config = config
+        self.id = ModelId(config.name, version)
+        self.borrow = borrow
+        self.clock = clock
         self._on_done = on_done
         self._plan = lru_cache(_MOST_PLANS)(partial(Plan, config.ensemble))
         self._stopped = False
         self.runs: set[EnsembleRun] = set()
 
     def __repr__(self) -> str:
-        return f"EnsembleScheduler({self._surroundings.config.name}, {len(self.runs)} under way)"
+        return f"EnsembleScheduler({self.id.name}, {len(self.runs)} under way)"
 
     def enqueue(self, inflight: Inflight) -> None:
         if self._stopped:
-            raise unavailable(
-                f"{inflight.request.label}Server is stopping, scheduler for model has stopped accepting new "
-                "inference requests"
-            )
-        inflight.queue_start_ns = self._clock.now_ns()
-        run = EnsembleRun(self._surroundings, self._plan(inflight.output_names), inflight, self._ended)
+            raise unavailable(f"{inflight.request.label}{STOPPING}")
+        inflight.queue_start_ns = self.clock.now_ns()
+        run = EnsembleRun(self, self._plan(inflight.output_names), inflight)
         self.runs.add(run)
         inflight.on_cancel = run.cancelled
-        self._clock.call_soon(run.start)  # a run may end as it starts, and must not before this returns
+        self.clock.call_soon(run.start)  # a run may end as it starts, and must not before this returns
 
     def stop(self) -> None:
         self._stopped = True
@@ -67,11 +76,262 @@ class EnsembleScheduler:
         self.fail_waiting(error)
 
     def fail_waiting(self, error: ModserveError) -> None:
-        for limit in self._limits:
+        for limit in self.limits:
             limit.clear()
         for run in list(self.runs):
             run.end(error)
 
-    def _ended(self, run: EnsembleRun, timing: ExecutionTiming, error: ModserveError | None) -> None:
+    def ended(self, run: "EnsembleRun", timing: ExecutionTiming, error: ModserveError | None) -> None:
+        """A request is over. Its client gets the last response afterwards."""
         self.runs.discard(run)
         self._on_done(run.inflight, timing, error)
+
+
+class EnsembleRun:
+    """One request to an ensemble: owns its steps, which call `begun` and `settled`; these never raise.
+
+    It borrows all models that it needs from `start` to its end. A failed step ends it, and then the other steps under
+    way are cancelled. Only `_finish` sets `over`, once; after that no step begins, and the client hears no more.
+    """
+
+    def __init__(self, ensemble: EnsembleScheduler, plan: Plan, inflight: Inflight) -> None:
+        self.inflight = inflight
+        self.plan = plan
+        self.clock = ensemble.clock
+        self.over = False
+        self._ensemble = ensemble
+        self._config = ensemble.config
+        self._limits = ensemble.limits
+        self._steps: set[StepExecution] = set()
+        """Those under way, and those that wait for the limit."""
+        self._compute_ns = [0, 0, 0]
+        """Input, inference and output, of all steps."""
+        self._handles: dict[tuple[str, int | None], Handle] = {}
+        self._complete: list[tuple[tuple[int, ...], InferenceResponse]] = []
+        """A heap of responses by their place among all of them."""
+        self._order: list[tuple[tuple[int, ...], int, StepExecution]] = []
+        """A heap of the steps by the place of the next response that may follow from them, or an earlier one."""
+        self._producers: dict[Wave, StepExecution] = {}
+        """Of waves in which a step waits for the limit: the decoupled step whose response they come from."""
+        self._held: list[tuple[int, int, StepExecution]] = []
+        """A heap of those that had to wait for the limit, by when they have waited too long."""
+        self._count = itertools.count()
+        self._start_ns = 0
+        self._alarm = Alarm(self.clock, self._look)
+
+    @property
+    def callers(self) -> tuple[ModelId, ...]:
+        """The ensemble, behind the models that wait for its response."""
+        return (*self.inflight.callers, self._ensemble.id)
+
+    def start(self) -> None:
+        if self.over:
+            return
+        self._start_ns = self.clock.now_ns()
+        try:
+            for name, version in self.plan.needs:
+                self._handles[name, version] = self._ensemble.borrow(name, version)
+            inflight = self.inflight
+            entries: dict[str, dataflow.Entry] = {spec.name: Missing.ABSENT for spec in self._config.inputs}
+            entries |= {name: Value(tensor, inflight.batch_size) for name, tensor in inflight.inputs.items()}
+            wave = Wave(self.plan)
+            self._advance(wave, wave.settle(entries))
+        except ModserveError as error:
+            self.fail(error)
+            return
+        self._flush()
+
+    def cancelled(self, inflight: Inflight) -> None:
+        """The client cancels the request, and knows."""
+        self._finish(cancelled())
+
+    def fail(self, error: ModserveError) -> None:
+        """End it because of an error. The client gets it with the name of the ensemble."""
+        named = copy.copy(error)
+        named.message = f"in ensemble '{self._config.name}', {error.message}"
+        named.args = (named.message,)
+        self.end(named)
+
+    def end(self, error: ModserveError) -> None:
+        if not self.over:
+            self._finish(error)
+            self.inflight.settle(error)
+
+    # What steps tell
+
+    def begun(self, step: StepExecution) -> None:
+        """The step had to wait for the limit, and begins now."""
+        wave = step.wave
+        wave.held -= 1
+        if not wave.held and (producer := self._producers.pop(wave, None)) is not None:
+            producer.passed_on()
+
+    def settled(self, step: StepExecution, outcome: Outcome, final: bool) -> None:
+        """The step's model has given an outcome, the last one if `final`; or the step could not be submitted."""
+        if final:
+            self._steps.discard(step)
+            for index, ns in enumerate(step.compute_ns()):
+                self._compute_ns[index] += ns
+            if self._limits:
+                self._limits[step.index].give()
+        if self.over:
+            return
+        if isinstance(outcome, ModserveError):
+            self.fail(outcome)
+            return
+        if outcome is not None:
+            try:
+                self._follow(step, outcome)
+            except ModserveError as error:
+                self.fail(error)
+                return
+        self._flush()
+
+    # Steps
+
+    def _follow(self, step: StepExecution, response: InferenceResponse) -> None:
+        """Go on with what a response of a step makes ready."""
+        wave, sequence, index = step.next_wave(), step.sequence, step.index
+        if not response.parameters.keys().isdisjoint(dataflow.SEQUENCE_PARAMETERS):
+            sequence = dataflow.sequence_parameters(response.parameters, step.parameters())
+        outputs = self.plan.requested[index]
+        entries = dataflow.follow_up(self.plan.steps[index], response, outputs, step.batch_size, sequence)
+        self._advance(wave, wave.settle(entries, step.waited_until(response)))
+        if not step.decoupled:
+            return
+        if wave.held and not self.over:
+            self._producers[wave] = step
+        else:
+            step.passed_on()
+
+    def _advance(self, wave: Wave, ready: list[int]) -> None:
+        """Begin what is ready in a wave, or skip it, which may make more ready."""
+        plan, pending = self.plan, deque(ready)
+        while pending and not self.over:
+            index = pending.popleft()
+            step = plan.steps[index]
+            inputs, condition = wave.take(index)
+            waited_ns = wave.waited_ns(step.needs)
+            handle = self._handles[step.model, step.version]
+            if not dataflow.runs(step, inputs, condition, handle.servable.config.optional_inputs):
+                skipped = {step.outputs[name]: Missing.SKIPPED for name in plan.requested[index]}
+                pending.extend(wave.settle(skipped, waited_ns))
+                continue
+            execution = StepExecution(self, index, wave, handle, inputs, waited_ns)
+            self._steps.add(execution)
+            if self._config.decoupled:
+                heapq.heappush(self._order, (execution.first, next(self._count), execution))
+            if not self._limits or self._limits[index].take(execution):
+                execution.submit()
+            else:
+                self._hold(execution)
+        if not self.over and wave.complete:
+            self._collect(wave)
+
+    def _hold(self, step: StepExecution) -> None:
+        """A step waits for the limit, and must not wait for ever."""
+        step.wave.held += 1
+        step.hold()
+        if step.begin_by_ns:
+            heapq.heappush(self._held, (step.begin_by_ns, next(self._count), step))
+            self._alarm.at(self._first_held_ns())
+
+    def _first_held_ns(self) -> int:
+        """When the first of those that wait for the limit has waited too long; 0 for never."""
+        held = self._held
+        while held and held[0][2].submitted:
+            heapq.heappop(held)
+        return held[0][0] if held else 0
+
+    def _look(self) -> None:
+        when_ns = self._first_held_ns()
+        if when_ns and when_ns <= self.clock.now_ns():
+            self.fail(unavailable("Request timeout expired"))
+        else:
+            self._alarm.at(when_ns)
+
+    # Responses
+
+    def _collect(self, wave: Wave) -> None:
+        """A response of the ensemble is there. What was not produced is left out."""
+        config, inflight = self._config, self.inflight
+        entries = wave.outputs(inflight.output_names)
+        if config.decoupled and all(entry is Missing.SKIPPED for entry in entries.values()):
+            return
+        outputs: dict[str, Tensor] = {}
+        parameters: Mapping[str, ParameterValue] = {}
+        for name, entry in entries.items():
+            if isinstance(entry, Value):
+                outputs[name] = dataflow.as_output(config.outputs_by_name[name], entry, inflight.batch_size > 0)
+                parameters = entry.sequence or parameters
+        skipped = frozenset([name for name, entry in entries.items() if entry is Missing.SKIPPED])
+        version, id, waited_ns = self._ensemble.id.version, inflight.request.id, wave.waited_ns(entries)
+        response = InferenceResponse(config.name, version, outputs, id, parameters, skipped, waited_ns)
+        heapq.heappush(self._complete, (wave.order, response))
+
+    def _flush(self) -> None:
+        """Give the client the responses whose turn it is. Re-entrancy: it may then cancel the request."""
+        while (response := self._due()) is not None:
+            last = not self._config.decoupled or not (self._complete or self._steps)
+            if last:
+                self._finish(None)
+            self.inflight.settle(response, last)
+        if self.over or self._steps:
+            return
+        if self._config.decoupled:
+            self._finish(None)
+            self.inflight.settle(None)
+        else:
+            reason = "at least one output is not set while no more ensemble steps can be made"
+            self.fail(invalid(f"{self.inflight.request.label}unexpected deadlock, {reason}"))
+
+    def _due(self) -> InferenceResponse | None:
+        """The next response, if no other can come before it any more."""
+        if self.over or not self._complete:
+            return None
+        first = self._first()
+        blocked = first is not None and self._complete[0][0] > first
+        return None if blocked else heapq.heappop(self._complete)[1]
+
+    def _first(self) -> tuple[int, ...] | None:
+        """The place of the first response that may still come."""
+        order = self._order
+        while order:
+            first, number, step = order[0]
+            if step not in self._steps:
+                heapq.heappop(order)
+            elif step.first != first:
+                heapq.heapreplace(order, (step.first, number, step))
+            else:
+                return first
+        return None
+
+    # The end
+
+    def _finish(self, error: ModserveError | None) -> None:
+        """It is over: give back all models, and let no step go on."""
+        self.over = True
+        self.inflight.on_cancel = None
+        self._alarm.end()
+        ended = list(self._steps)
+        for step in ended:  # before the first is cancelled, or the limit would let the others begin one by one
+            if not step.submitted and self._limits:
+                self._limits[step.index].leave(step)
+        for step in ended:
+            step.cancel()
+        for kept in (self._steps, self._held, self._order, self._producers, self._complete):
+            kept.clear()
+        for handle in self._handles.values():
+            handle.release()
+        self.inflight.timing = timing = self._timing()
+        self._ensemble.ended(self, timing, error)
+
+    def _timing(self) -> ExecutionTiming:
+        """As Triton counts an ensemble: what its steps took, as if they had run one after the other."""
+        timing = ExecutionTiming(self.inflight.batch_size or 1, Reason.SINGLE.value)
+        input_ns, infer_ns, output_ns = self._compute_ns
+        timing.compute_start_ns = self._start_ns or self.inflight.queue_start_ns
+        timing.compute_input_end_ns = timing.compute_start_ns + input_ns
+        timing.compute_output_start_ns = timing.compute_input_end_ns + infer_ns
+        timing.compute_end_ns = timing.compute_output_start_ns + output_ns
+        return timing

@@ -1,55 +1,34 @@
 """One step of an ensemble in one wave: a request to the step's model, and the responses to it.
 
-This file knows nothing of limits, other steps or the ensemble's response; `ensemble_run` does.
+This file knows nothing of limits, other steps or the ensemble's response; `ensemble` does.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from modserve.core.errors import ModserveError, from_exception, unavailable
+from modserve.core.errors import from_exception, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest, ParameterValue
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.servable import Handle, submit_traced
 from modserve.core.tensor import Tensor
-from modserve.core.version import ModelId
 from modserve.resources.flow import Flow
 
 from . import dataflow
-from .dataflow import Plan, Value, Wave
-from .scheduler import Clock
+from .dataflow import Value, Wave
+
+if TYPE_CHECKING:
+    from .ensemble import EnsembleRun
 
 STUCK_S = 60.0
-"""How long a decoupled step waits for those behind it while nothing moves. They may wait for what it holds itself."""
+"""How long a decoupled step waits for those behind it while nothing moves. They may wait for what it holds itself, so
+it then waits no more, and its responses are kept."""
 
 
-class StepOwner(Protocol):
-    """The request to the ensemble that a step belongs to. The methods never raise."""
-
-    inflight: Inflight
-    plan: Plan
-    clock: Clock
-
-    @property
-    def callers(self) -> tuple[ModelId, ...]:
-        """The ensemble, behind the models that wait for its response."""
-        ...
-
-    def begun(self, step: "StepExecution") -> None:
-        """The step had to wait for the limit, and begins now."""
-        ...
-
-    def responded(self, step: "StepExecution", response: InferenceResponse, final: bool) -> None: ...
-
-    def failed(self, step: "StepExecution", error: ModserveError, final: bool) -> None: ...
-
-    def completed(self, step: "StepExecution") -> None:
-        """The model will give no more responses."""
-        ...
-
-
+@dataclass(slots=True, eq=False, repr=False)
 class StepExecution:
     """Implements `core.response.ResponseSink` for the request to the step's model.
 
@@ -57,33 +36,28 @@ class StepExecution:
     before it have waited, and later also how long it has waited for the limit.
     """
 
-    def __init__(
-        self,
-        owner: StepOwner,
-        index: int,
-        wave: Wave,
-        handle: Handle,
-        inputs: Mapping[str, dataflow.Entry],
-        waited_ns: int,
-    ) -> None:
-        self.index = index
-        self.wave = wave
-        self.submitted = False
-        self.waited_ns = waited_ns
-        self.begin_by_ns = owner.inflight.deadline_ns
-        """When it is too late to submit the request; 0 for never."""
-        self.batch_size = 0
-        self.sequence: dataflow.Sequenced = None
-        """The sequence parameters of its request, if they come from a step before it."""
-        self.decoupled = handle.servable.config.decoupled
-        self._owner = owner
-        self._handle = handle
-        self._inputs = inputs
-        self._inflight: Inflight | None = None
-        self._cancelled = False
-        self._held_ns = 0
-        self._responses = 0
-        for entry in inputs.values():
+    owner: "EnsembleRun"
+    index: int
+    wave: Wave
+    handle: Handle
+    inputs: Mapping[str, dataflow.Entry]
+    waited_ns: int
+    submitted: bool = False
+    batch_size: int = 0
+    begin_by_ns: int = field(init=False)
+    """When it is too late to submit the request; 0 for never."""
+    sequence: dataflow.Sequenced = None
+    """The sequence parameters of its request, if they come from a step before it."""
+    decoupled: bool = field(init=False)
+    _inflight: Inflight | None = None
+    _cancelled: bool = False
+    _held_ns: int = 0
+    _responses: int = 0
+
+    def __post_init__(self) -> None:
+        self.begin_by_ns = self.owner.inflight.deadline_ns
+        self.decoupled = self.handle.servable.config.decoupled
+        for entry in self.inputs.values():
             if isinstance(entry, Value) and entry.sequence is not None:
                 self.sequence = entry.sequence
 
@@ -94,20 +68,19 @@ class StepExecution:
 
     def parameters(self) -> dict[str, ParameterValue]:
         """Those of the ensemble's request, and the sequence parameters of the steps before."""
-        return {**self._owner.inflight.request.parameters, **(self.sequence or {})}
+        return {**self.owner.inflight.request.parameters, **(self.sequence or {})}
 
     def next_wave(self) -> Wave:
-        """What the next response belongs to."""
         if not self.decoupled:
             return self.wave
-        wave = Wave(self._owner.plan, self.first)
+        wave = Wave(self.owner.plan, self.first)
         self._responses += 1
         return wave
 
     def hold(self) -> None:
         """It waits for the limit from now on, as long as the request may still wait."""
-        self._held_ns = now_ns = self._owner.clock.now_ns()
-        timeout_ns = self._owner.inflight.request.timeout_ns
+        self._held_ns = now_ns = self.owner.clock.now_ns()
+        timeout_ns = self.owner.inflight.request.timeout_ns
         if timeout_ns:
             limit_ns = now_ns + max(0, timeout_ns - self.waited_ns)
             self.begin_by_ns = min(self.begin_by_ns or limit_ns, limit_ns)
@@ -124,7 +97,7 @@ class StepExecution:
         timing = None if self._inflight is None else self._inflight.timing
         if timing is None or not timing.compute_start_ns:
             return 0, 0, 0
-        now_ns = self._owner.clock.now_ns()
+        now_ns = self.owner.clock.now_ns()
         input_end_ns = timing.compute_input_end_ns or timing.compute_start_ns
         output_start_ns = timing.compute_output_start_ns or now_ns
         end_ns = timing.compute_end_ns or now_ns
@@ -133,30 +106,27 @@ class StepExecution:
     def submit(self) -> None:
         """Submit the request to the model. It never raises: the owner hears of a failure."""
         self.submitted = True
-        now_ns = self._owner.clock.now_ns()
+        now_ns = self.owner.clock.now_ns()
         if self._held_ns:
             self.waited_ns += now_ns - self._held_ns
-            self._owner.begun(self)
+            self.owner.begun(self)
         try:
             self._inflight = inflight = self._submitted(self._request(now_ns), now_ns)
-            inflight.callers = self._owner.callers
+            inflight.callers = self.owner.callers
             self.batch_size = inflight.batch_size
             if self.decoupled:
                 self._pace(inflight)
             if self._cancelled:  # re-entrancy: another failure has ended the ensemble's request meanwhile
                 inflight.cancel()
         except Exception as error:
-            self._owner.failed(self, from_exception(error, f"step {self.index} failed"), True)
+            self.owner.settled(self, from_exception(error, f"step {self.index} failed"), True)
 
     def _pace(self, inflight: Inflight) -> None:
-        """Let the model wait while the steps behind it have no room for its responses.
-
-        Not where one of them is the same model, which could wait for itself.
-        """
-        plan, model = self._owner.plan, self._handle.servable.id.name
+        """Let the model wait for those behind it, unless one of them is the same model: it could wait for itself."""
+        plan, model = self.owner.plan, self.handle.servable.id.name
         alone = sum(step.model == model for step in plan.steps) == 1
         if plan.most_inflight and alone and not inflight.ordered and not inflight.settled:
-            inflight.flow = Flow(_goes_on, STUCK_S, threading.TIMEOUT_MAX, most=plan.most_inflight)
+            inflight.flow = Flow(lambda waiting: None, STUCK_S, threading.TIMEOUT_MAX, most=plan.most_inflight)
 
     def passed_on(self) -> None:
         """One of its responses has reached the steps behind it."""
@@ -170,36 +140,28 @@ class StepExecution:
             self._inflight.cancel()
 
     def settle(self, outcome: Outcome, final: bool) -> None:
-        if isinstance(outcome, InferenceResponse):
-            self._owner.responded(self, outcome, final)
-        elif outcome is None:
-            self._owner.completed(self)
-        else:
-            self._owner.failed(self, outcome, final)
+        self.owner.settled(self, outcome, final)
         if final:
             self._inflight = None  # which points back to here
 
     def _submitted(self, request: InferenceRequest, now_ns: int) -> Inflight:
-        servable, trace = self._handle.servable, self._owner.inflight.trace
+        servable, trace = self.handle.servable, self.owner.inflight.trace
         if trace is None:
             return servable.submit(request, self, now_ns)
         return submit_traced(trace.child(servable.id), servable, request, self, now_ns)
 
     def _request(self, now_ns: int) -> InferenceRequest:
         """The request to the step's model: the ensemble's, with what is left of its time."""
-        plan, whole, config = self._owner.plan, self._owner.inflight.request, self._handle.servable.config
+        plan, whole, config = self.owner.plan, self.owner.inflight.request, self.handle.servable.config
         if self.begin_by_ns and now_ns >= self.begin_by_ns:
             raise unavailable("Request timeout expired")
         tensors: dict[str, Tensor] = {}
-        for name, entry in self._inputs.items():
+        for name, entry in self.inputs.items():
             if isinstance(entry, Value):
-                spec = config.inputs_by_name.get(name)
-                tensors[name] = (
-                    entry.tensor
-                    if spec is None
-                    else dataflow.fitted(entry.tensor, entry.batch_size, spec.dims, config.batching)
-                )
-        self._inputs = {}
+                tensors[name] = entry.tensor
+                if (spec := config.inputs_by_name.get(name)) is not None:
+                    tensors[name] = dataflow.fitted(entry.tensor, entry.batch_size, spec.dims, config.batching)
+        self.inputs = {}
         step = plan.steps[self.index]
         return InferenceRequest(
             step.model,
@@ -208,7 +170,7 @@ class StepExecution:
             step.version,
             whole.id,
             self.parameters() if self.sequence else whole.parameters,
-            self._owner.inflight.deadline_ns,
+            self.owner.inflight.deadline_ns,
             whole.timeout_ns and max(1, whole.timeout_ns - self.waited_ns),
         )
 
@@ -234,11 +196,9 @@ class StepLimit:
         self._waiting.pop(step, None)
 
     def clear(self) -> None:
-        """Nobody waits any more."""
         self._waiting.clear()
 
     def give(self) -> None:
-        """A step is over."""
         self._free += 1
         if self._giving:
             return  # re-entrancy: what was submitted below failed at once
@@ -248,7 +208,3 @@ class StepLimit:
             self._free -= 1
             step.submit()
         self._giving = False
-
-
-def _goes_on(waiting: int) -> None:
-    """Nothing behind a model has moved for `STUCK_S`: it waits no more, and its responses are kept."""

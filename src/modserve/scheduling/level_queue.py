@@ -19,8 +19,9 @@ batch, the group of the request that came first, and those of the requests that 
 `_insert` and `_remove` are the only places where a request enters and leaves; both keep all sums.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 from modserve.core.inflight import Inflight
@@ -32,23 +33,20 @@ _RIPE_LOOKED_AT = 8
 """A group with enough requests for a batch may still wait for a larger one: a look asks no more than so many."""
 
 
+@dataclass(slots=True)
 class _Level:
     """`size` is the sum of the requests' batch sizes."""
 
-    __slots__ = ("line", "size")
-
-    def __init__(self) -> None:
-        self.line: Line = OrderedDict()
-        self.size = 0
+    line: Line = field(default_factory=OrderedDict)
+    size: int = 0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Group(Together):
     """`last_arrival`: who arrived later than that does not join the next batch. `candidates` keeps it up to date."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lanes: dict[int, Line] = {}
-        self.last_arrival = 0
+    lanes: dict[int, Line] = field(default_factory=lambda: defaultdict(OrderedDict))
+    last_arrival: int = 0
 
     def __iter__(self) -> Iterator[Inflight]:
         for number in sorted(self.lanes):
@@ -62,7 +60,7 @@ class _Group(Together):
 
 
 class LevelQueue(RequestQueue):
-    """No call costs more because many requests wait, but for those that list them.
+    """Its calls are those of `PlainQueue`, `move` and `age`; none costs more because many wait, but those that list.
 
     Groups are ripe whose batch sizes sum to `ripe_size`, or which have so many `ripe_elements`; 0 for none, both.
     """
@@ -72,8 +70,8 @@ class LevelQueue(RequestQueue):
         self._ripe_size = ripe_size
         self._ripe_elements = ripe_elements
         self._look_ahead = look_ahead
-        self._levels: dict[int, _Level] = {}
-        self._groups: dict[object, _Group] = {}
+        self._levels: dict[int, _Level] = defaultdict(_Level)
+        self._groups: dict[object, _Group] = defaultdict(_Group)
         self._ripe: dict[_Group, None] = {}
 
     def __iter__(self) -> Iterator[Inflight]:
@@ -121,15 +119,8 @@ class LevelQueue(RequestQueue):
                 self.move(first, number - 2, now_ns)
 
     def _insert(self, inflight: Inflight, number: int, now_ns: int) -> None:
-        group = self._groups.get(inflight.shape_key)
-        if group is None:
-            group = self._groups[inflight.shape_key] = _Group()
-        level = self._levels.get(number)
-        if level is None:
-            level = self._levels[number] = _Level()
-        lane = group.lanes.get(number)
-        if lane is None:
-            lane = group.lanes[number] = OrderedDict()
+        group, level = self._groups[inflight.shape_key], self._levels[number]
+        lane = group.lanes[number]
         inflight.level = number
         inflight.level_ns = now_ns
         lane[inflight] = level.line[inflight] = None

@@ -2,6 +2,7 @@
 
 import logging
 from collections import deque
+from dataclasses import dataclass, field
 
 from modserve.core.inflight import SINK_FAILED
 from modserve.core.response import Outcome, ResponseSink
@@ -35,17 +36,15 @@ class ResponseOrder:
         self._open.remove(held)
 
 
+@dataclass(slots=True, eq=False)
 class _Held:
     """Implements `core.response.ResponseSink`."""
 
-    __slots__ = ("_order", "_releasing", "_sink", "_waiting", "ended")
-
-    def __init__(self, order: ResponseOrder, sink: ResponseSink) -> None:
-        self._order = order
-        self._sink = sink
-        self._waiting: deque[tuple[Outcome, bool]] = deque()
-        self._releasing = False
-        self.ended = False
+    _order: ResponseOrder
+    _sink: ResponseSink
+    _waiting: deque[tuple[Outcome, bool]] = field(default_factory=deque)
+    _releasing: bool = False
+    ended: bool = False
 
     def settle(self, outcome: Outcome, final: bool) -> None:
         self.ended = self.ended or final

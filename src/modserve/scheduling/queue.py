@@ -36,7 +36,7 @@ _Times = list[tuple[int, int, Inflight]]
 
 
 class RequestQueue:
-    """What both queues have in common. `count` is how many requests wait.
+    """What both queues have in common: `count` is how many requests wait, and those that have to leave at a time.
 
     `timed` is True if some of them have to leave at a time, so that `next_time_ns`, `expired` and `timed_out` are worth
     a call.
@@ -50,33 +50,6 @@ class RequestQueue:
         self._arrivals = 0
         self._deadlines: _Times = []
         self._timeouts: _Times = []
-
-    def __iter__(self) -> Iterator[Inflight]:
-        """Everything that waits, the most urgent first."""
-        raise NotImplementedError
-
-    def ahead(self, level: int) -> tuple[int, int]:
-        """How many wait at a level or a more urgent one, and the sum of their batch sizes."""
-        raise NotImplementedError
-
-    def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
-        """Let a request wait. `timeout_ns`: when it has waited too long for its policy; 0 for never."""
-        raise NotImplementedError
-
-    def left(self, inflight: Inflight) -> None:
-        """Remove a request that waits."""
-        raise NotImplementedError
-
-    def candidates(self) -> Iterable[Together]:
-        """The groups whose batch may be the next to run; the rule decides about them in this order.
-
-        The queue must not be empty. A group is valid until the queue changes.
-        """
-        raise NotImplementedError
-
-    def take(self, together: Together, count: int) -> list[Inflight]:
-        """Remove the first `count` of a group."""
-        raise NotImplementedError
 
     def next_time_ns(self) -> int:
         """When the first of those that wait has waited too long, for its client or its policy; 0 for never."""
@@ -96,7 +69,6 @@ class RequestQueue:
         return [entries[0][2] for entries in (self._deadlines, self._timeouts) if _any_waits(entries)]
 
     def _remember(self, inflight: Inflight, timeout_ns: int) -> None:
-        """Keep the times of a request that has just come."""
         self.timed = True
         for entries, when_ns in ((self._deadlines, inflight.deadline_ns), (self._timeouts, timeout_ns)):
             if when_ns:
@@ -106,7 +78,6 @@ class RequestQueue:
                     heapq.heapify(entries)
 
     def _forget_times(self) -> None:
-        """Nobody waits."""
         self.timed = False
         self._deadlines.clear()
         self._timeouts.clear()
@@ -118,16 +89,19 @@ class PlainQueue(RequestQueue):
     def __init__(self, *, sums: bool) -> None:
         super().__init__(sums=sums)
         self._line: Line = OrderedDict()
-        self._together = _All(self._line)
+        self._together = Together(self._line)
         self._candidates = (self._together,)
 
     def __iter__(self) -> Iterator[Inflight]:
+        """Everything that waits, the most urgent first."""
         return iter(self._line)
 
     def ahead(self, level: int) -> tuple[int, int]:
+        """How many wait at a level or a more urgent one, and the sum of their batch sizes."""
         return self.count, self._together.size
 
     def append(self, inflight: Inflight, level: int = 0, timeout_ns: int = 0) -> None:
+        """Let a request wait. `timeout_ns`: when it has waited too long for its policy; 0 for never."""
         together = self._together
         self._arrivals += 1
         inflight.arrival = self._arrivals
@@ -146,13 +120,19 @@ class PlainQueue(RequestQueue):
             self._remember(inflight, timeout_ns)
 
     def left(self, inflight: Inflight) -> None:
+        """Remove a request that waits."""
         del self._line[inflight]
         self._uncount((inflight,))
 
     def candidates(self) -> Iterable[Together]:
+        """The groups whose batch may be the next to run; the rule decides about them in this order.
+
+        The queue must not be empty. A group is valid until the queue changes.
+        """
         return self._candidates
 
     def take(self, together: Together, count: int) -> list[Inflight]:
+        """Remove the first `count` of a group."""
         line = self._line
         batch: list[Inflight] = []
         while len(batch) < count:
@@ -173,15 +153,6 @@ class PlainQueue(RequestQueue):
                 together.elements -= size * inflight.length
         if self.timed and not self.count:
             self._forget_times()
-
-
-class _All(Together):
-    def __init__(self, line: Line) -> None:
-        super().__init__()
-        self._line = line
-
-    def __iter__(self) -> Iterator[Inflight]:
-        return iter(self._line)
 
 
 def _any_waits(entries: _Times) -> bool:

@@ -9,8 +9,8 @@ from modserve.core.model_config import DynamicBatching
 from .adaptive.admission import Gate
 from .batching import FAR_NS, Dispatch, Reason, Rule, WaitUntil
 from .level_queue import LevelQueue
-from .queue import GONE, PlainQueue, RequestQueue
-from .scheduler import Alarm, BatchRunner, Clock, OnDrop, SlotT
+from .queue import GONE, PlainQueue
+from .scheduler import STOPPING, Alarm, BatchRunner, Clock, OnDrop, SlotT
 
 TURN_NS = 1_000_000
 """How long a scheduler may start batches in one turn of the event loop; the rest goes on in the next."""
@@ -49,16 +49,12 @@ class QueuedScheduler(Generic[SlotT]):
         self._counted = any(each.max_queue_size for each in policies)
         self._waiting: dict[int, int] = {}
         """How many wait by the priority they came with, if any queue has a limit."""
-        self._restricted = bool(
-            policy.priority_levels
-            or self._counted
-            or gate.predicts
-            or any(each.default_timeout_ns for each in policies)
-        )
+        has_timeout = any(each.default_timeout_ns for each in policies)
+        self._restricted = bool(policy.priority_levels or self._counted or gate.predicts or has_timeout)
         """Whether `_place` has something to say about every request, not only about those with a time-out."""
         sums = bool(policy.max_queue_delay_ns or policy.max_batch_elements)
         self._levels: LevelQueue | None = None
-        self._queue: RequestQueue
+        self._queue: PlainQueue | LevelQueue
         if alike and not policy.priority_levels and not any(each.delay for each in policies):
             self._queue = PlainQueue(sums=sums)
         else:
@@ -78,10 +74,7 @@ class QueuedScheduler(Generic[SlotT]):
 
     def enqueue(self, inflight: Inflight) -> None:
         if self._stopped:
-            raise unavailable(
-                f"{inflight.request.label}Server is stopping, scheduler for model has stopped accepting new "
-                "inference requests"
-            )
+            raise unavailable(f"{inflight.request.label}{STOPPING}")
         now_ns = self._clock.now_ns()
         level = timeout_ns = 0
         if self._restricted or inflight.request.timeout_ns:
@@ -103,15 +96,11 @@ class QueuedScheduler(Generic[SlotT]):
         self._alarm.cancel()
 
     def fail_waiting(self, error: ModserveError) -> None:
-        """Fail what waits; what comes later is taken."""
         for inflight in list(self._queue):
             self._leave(inflight, error)
 
     def _place(self, inflight: Inflight, now_ns: int) -> tuple[int, int]:
-        """The level of a request, and when it has waited too long for its policy; 0 for never.
-
-        Raises UNAVAILABLE if there is no room for it, or it would come too late.
-        """
+        """The level of a request, and when it has waited too long for its policy, 0 for never. Raises UNAVAILABLE."""
         policy, priority = self._policy.default_policy, 0
         if self._policy.priority_levels:
             priority = self._priority(inflight)
@@ -209,10 +198,7 @@ class QueuedScheduler(Generic[SlotT]):
             alarm.cancel()
 
     def _expire(self, now_ns: int) -> int:
-        """Refuse what is past its deadline or queue limit, put back what its policy delays.
-
-        Returns when to look again, 0 for never.
-        """
+        """Refuse what is too late, put back what its policy delays. Returns when to look again, 0 for never."""
         queue = self._queue
         next_ns = queue.next_time_ns()
         if not next_ns or next_ns > now_ns:

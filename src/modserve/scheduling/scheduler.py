@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeAlias, TypeVar
 
 from modserve.core.errors import ModserveError
@@ -10,25 +12,23 @@ from modserve.core.inflight import Inflight
 
 from .timers import ExactTimers, exact_timers
 
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+
 
 class Scheduler(Protocol):
     """Owns the waiting requests of one model version. All methods run on the event loop's thread and never wait."""
 
     def enqueue(self, inflight: Inflight) -> None:
         """Take the request, or raise UNAVAILABLE and leave it alone when full or stopping."""
-        ...
 
     def stop(self) -> None:
         """Take nothing new; what waits still runs."""
-        ...
 
     def close(self, error: ModserveError) -> None:
         """Take nothing new and fail what waits."""
-        ...
 
     def fail_waiting(self, error: ModserveError) -> None:
         """Fail what waits; what comes later is taken."""
-        ...
 
 
 SlotT = TypeVar("SlotT")
@@ -42,16 +42,11 @@ class BatchRunner(Protocol[SlotT]):
 
     def reserve(self) -> SlotT | None:
         """A free slot, or None. Call `run` or `release` with each reserved slot."""
-        ...
 
     def release(self, slot: SlotT) -> None: ...
 
     def run(self, slot: SlotT, batch: list[Inflight], close_reason: str) -> None:
-        """Execute and settle every request of `batch`, which is never empty. Returns at once.
-
-        `close_reason` is a value of `batching.Reason`, for the records.
-        """
-        ...
+        """Execute and settle all of a `batch`, never empty; returns at once. `close_reason`: a value of `Reason`."""
 
 
 class PinnedRunner(BatchRunner[SlotT], Protocol):
@@ -70,15 +65,12 @@ class PinnedRunner(BatchRunner[SlotT], Protocol):
     @property
     def count(self) -> int:
         """How many slots there are."""
-        ...
 
     def reserve_number(self, number: int) -> SlotT | None:
         """As `reserve`, for one of them: 0 to `count` - 1."""
-        ...
 
     def run(self, slot: SlotT, batch: list[Inflight], close_reason: str, rows: list[Inflight] | None = None) -> None:
         """As for any runner. `rows` are the requests in the model's rows, with fillers between, which count nowhere."""
-        ...
 
 
 OnDrop: TypeAlias = Callable[[Inflight, ModserveError], None]
@@ -98,19 +90,16 @@ class Clock(Protocol):
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         """Call back at `when_ns` or up to some milliseconds earlier: look at the clock then, and call this again."""
-        ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Alarm:
     """One moment at which to be called, which can be moved. `when_ns` is that moment, 0 for none."""
 
-    __slots__ = ("_clock", "_ring", "_timer", "when_ns")
-
-    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
-        self.when_ns = 0
-        self._clock = clock
-        self._ring = ring
-        self._timer: TimerHandle | None = None
+    _clock: Clock
+    _ring: Callable[[], None]
+    when_ns: int = 0
+    _timer: TimerHandle | None = None
 
     def at(self, when_ns: int) -> None:
         """Ring then, and at no other time; never if that is 0."""
@@ -135,15 +124,12 @@ class Alarm:
     def end(self) -> None:
         """Never ring again, and forget the callback."""
         self.cancel()
-        self._ring = _nothing
+        self._ring = lambda: None
 
     def _rings(self) -> None:
         self._timer = None
         self.when_ns = 0
         self._ring()
-
-
-def _nothing() -> None: ...
 
 
 _FAR_NS = 3_000_000
@@ -159,17 +145,16 @@ class LoopClock:
         self.loop = loop
         self.now_ns = time.monotonic_ns
         self.call_soon = loop.call_soon
-        self._exact: ExactTimers | None = None
-        self._inexact = False
+
+    @cached_property
+    def _exact(self) -> ExactTimers | None:
+        return exact_timers(self.loop)
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         left_ns = when_ns - time.monotonic_ns()
         if left_ns > _FAR_NS:
             # This rings early. Whoever calls again then gets an exact timer.
             return self.loop.call_later((left_ns - _EARLY_NS) // 1_000_000 / 1e3, callback)
-        if self._exact is None and not self._inexact:
-            self._exact = exact_timers(self.loop)
-            self._inexact = self._exact is None
         if self._exact is None:
             return self.loop.call_later(-(-max(0, left_ns) // 1_000_000) / 1e3, callback)
         return self._exact.call_at(when_ns, callback)

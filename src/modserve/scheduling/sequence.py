@@ -19,8 +19,9 @@ failure, a time-out or a cancellation of one request aborts the whole sequence: 
 
 import itertools
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic
 
@@ -34,6 +35,7 @@ from modserve.core.sequence import (
     ControlTensors,
     Membership,
     SequenceId,
+    SequenceStates,
     StateTable,
     check_id,
     membership,
@@ -43,13 +45,42 @@ from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.tensor import Tensor
 
 from . import batching
-from .queued import QueuedScheduler
-from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
-from .sequence_lane import Lane, OldestLane, OneSlot
-from .sequence_rows import DirectLane
-from .sequence_state import Member, Places, Sequence
+from .scheduler import STOPPING, Alarm, Clock, OnDrop, PinnedRunner, SlotT
+from .sequence_lane import DirectLane, Lane, OldestLane, OneSlot, Places
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A sequence that has begun, and has not ended or has something left to do. See above for its states."""
+
+    id: SequenceId
+    idle_since_ns: int
+    alarm: Alarm = field(init=False)
+    """Rings when the sequence, or a request that waits, may have waited for too long."""
+    place: tuple[int, int] | None = None
+    """Its row and the number of its instance; None while it is in the backlog."""
+    waiting: deque[Inflight] = field(default_factory=deque)
+    """Its requests that no lane has, in order."""
+    busy: Inflight | None = None
+    """Its request that the lane or the instance has."""
+    running: bool = False
+    """Whether `busy` runs; otherwise it waits in the lane."""
+    states: SequenceStates | None = None
+    failure: ModserveError | None = None
+    """Why it was ended early."""
+    over: bool = False
+
+
+@dataclass(slots=True)
+class Member:
+    """What the scheduler remembers of a request until it is over."""
+
+    sequence: Sequence
+    says: Membership
+    arrived_ns: int
+    shape_key: object
 
 
 class SequenceScheduler(Generic[SlotT]):
@@ -81,8 +112,11 @@ class SequenceScheduler(Generic[SlotT]):
         self.on_end: Callable[[], None] = lambda: None
         """Called when a sequence has ended."""
         self._slots = [OneSlot(runner, number, self._on_run) for number in range(runner.count)]
-        self._lanes = [self._lane(config, slot) for slot in self._slots]
-        self._places = Places(_places(config), runner.count)
+        strategy = self._batching.strategy
+        candidates = strategy.max_candidate_sequences if isinstance(strategy, OldestStrategy) else 0
+        rows = candidates if candidates > 0 else max(1, config.max_batch_size)
+        self._lanes = [self._lane(slot, rows, config.max_batch_size) for slot in self._slots]
+        self._places = Places(rows, runner.count)
         runner.on_free = self._on_free
         runner.on_done = self._on_done
         runner.on_again = self._on_again
@@ -93,11 +127,9 @@ class SequenceScheduler(Generic[SlotT]):
 
     @property
     def open_sequences(self) -> int:
-        """The sequences that have begun and not ended."""
         return len(self._live)
 
     def has(self, id: SequenceId) -> bool:
-        """Whether a sequence has begun, and more of its requests may come."""
         return id in self._open
 
     def abandon(self, id: SequenceId) -> None:
@@ -112,13 +144,11 @@ class SequenceScheduler(Generic[SlotT]):
         """As for any scheduler. Also raises INVALID_ARG for a request that belongs to no sequence."""
         request = inflight.request
         says = membership(request)
-        if not (self._batching.iterative and not says.id):
+        if says.id or not self._batching.iterative:
             check_id(says.id, request, self._batching)
         if inflight.batch_size > 1:
-            raise invalid(
-                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of sequence "
-                "batcher"
-            )
+            why = "due to requirements of sequence batcher"
+            raise invalid(f"inference request to model '{self._model}' must specify batch-size 1 {why}")
         if not says.id:
             if not self._batching.iterative:
                 raise invalid(
@@ -127,22 +157,17 @@ class SequenceScheduler(Generic[SlotT]):
             says = Membership(self._unused_id(), start=True)
         sequence = self._open.get(says.id)
         if self._stopped and says.start:
-            raise unavailable("Server is stopping, scheduler for model has stopped accepting new inference requests")
+            raise unavailable(STOPPING)
         if sequence is None and not says.start:
-            raise invalid(
-                f"inference request for sequence {says.id} to model '{self._model}' must specify the START flag on the "
-                "first request of the sequence"
-            )
+            first = "must specify the START flag on the first request of the sequence"
+            raise invalid(f"inference request for sequence {says.id} to model '{self._model}' {first}")
         now_ns = self._clock.now_ns()
         if sequence is None:
             sequence = self._begin(says.id)
         elif says.start:
-            _log.warning(
-                "sequence %s for model '%s' has a conflict. The previous sequence did not end before this sequence "
-                "start. Previous sequence will be terminated early.",
-                says.id,
-                self._model,
-            )
+            conflict = "The previous sequence did not end before this sequence start"
+            text = f"sequence %s for model '%s' has a conflict. {conflict}. Previous sequence will be terminated early."
+            _log.warning(text, says.id, self._model)
         if says.end:
             del self._open[says.id]
         if request.timeout_ns:  # there is no queue policy that could say what it means
@@ -152,8 +177,7 @@ class SequenceScheduler(Generic[SlotT]):
         self._members[inflight] = Member(sequence, says, now_ns, inflight.shape_key)
         sequence.waiting.append(inflight)
         sequence.idle_since_ns = now_ns
-        begin_by_ns = inflight.begin_by_ns
-        if begin_by_ns:
+        if begin_by_ns := inflight.begin_by_ns:
             sequence.alarm.by(begin_by_ns)
         sequence.alarm.by(now_ns + self._batching.max_idle_ns)
         self._advance(sequence)
@@ -271,15 +295,14 @@ class SequenceScheduler(Generic[SlotT]):
         del self._live[sequence]
         self._backlog.pop(sequence, None)
         self.on_end()
-        place = sequence.place
-        if place is None:
+        if sequence.place is None:
             return
         if self._backlog:
             following, _ = self._backlog.popitem(last=False)
-            following.place = place
+            following.place = sequence.place
             self._advance(following)
         else:
-            self._places.give_back(place)
+            self._places.give_back(sequence.place)
 
     def _close_to_more(self, sequence: Sequence) -> None:
         if self._open.get(sequence.id) is sequence:
@@ -338,16 +361,14 @@ class SequenceScheduler(Generic[SlotT]):
 
     # Lanes
 
-    def _lane(self, config: ModelConfig, slot: OneSlot[SlotT]) -> Lane:
+    def _lane(self, slot: OneSlot[SlotT], rows: int, max_batch_size: int) -> Lane[SlotT]:
         strategy = self._batching.strategy
         if not isinstance(strategy, OldestStrategy):
-            return DirectLane(strategy, _places(config), slot, self._clock, self._dropped, self._filler)
-        policy = DynamicBatching(
-            preferred_batch_sizes=strategy.preferred_batch_sizes, max_queue_delay_ns=strategy.max_queue_delay_ns
-        )
-        rule = batching.dynamic(policy, config.max_batch_size)
-        size = batching.ripe_size(policy, config.max_batch_size)
-        return OldestLane(QueuedScheduler(rule, slot, self._clock, self._dropped, policy, ripe_size=size))
+            return DirectLane(strategy, rows, slot, self._clock, self._dropped, self._filler)
+        policy = DynamicBatching(strategy.preferred_batch_sizes, strategy.max_queue_delay_ns)
+        rule = batching.dynamic(policy, max_batch_size)
+        size = batching.ripe_size(policy, max_batch_size)
+        return OldestLane(rule, slot, self._clock, self._dropped, policy, ripe_size=size)
 
     def _filler(self, like: Inflight) -> Inflight:
         inputs = {**zeros_like(like.inputs), **self._controls.absent()}
@@ -356,14 +377,6 @@ class SequenceScheduler(Generic[SlotT]):
         filler.length = like.length
         filler.settled = True
         return filler
-
-
-def _places(config: ModelConfig) -> int:
-    """How many sequences an instance has at a time."""
-    assert config.sequence_batching is not None, "only called for models that have it: this is a bug"
-    strategy = config.sequence_batching.strategy
-    candidates = strategy.max_candidate_sequences if isinstance(strategy, OldestStrategy) else 0
-    return candidates if candidates > 0 else max(1, config.max_batch_size)
 
 
 def _expired() -> ModserveError:

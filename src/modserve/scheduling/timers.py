@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 _log = logging.getLogger(__name__)
 
@@ -23,11 +24,9 @@ _NONBLOCKING = 0o4000
 _CLOSED_ON_EXEC = 0o2000000
 
 
+@dataclass(slots=True)
 class _Handle:
-    __slots__ = ("callback",)
-
-    def __init__(self, callback: Callable[[], None]) -> None:
-        self.callback: Callable[[], None] | None = callback
+    callback: Callable[[], None] | None
 
     def cancel(self) -> None:
         self.callback = None
@@ -36,8 +35,7 @@ class _Handle:
 class ExactTimers:
     """Calls back at moments of the monotonic clock. All methods run on the event loop's thread.
 
-    It is for moments that are near: a cancelled timer is kept until its time has come. Making it raises OSError or
-    AttributeError where the machine has no such timers, NotImplementedError where the loop cannot watch descriptors.
+    It is for moments that are near: a cancelled timer is kept until its time has come.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -98,28 +96,17 @@ def _timer() -> tuple[int, Callable[[int], None]]:
     return _timer_by_ctypes()
 
 
-class _Times(ctypes.Structure):
-    """``struct itimerspec``: the interval, which is none, and the moment."""
-
-    _fields_ = (
-        ("interval_s", ctypes.c_long),
-        ("interval_ns", ctypes.c_long),
-        ("when_s", ctypes.c_long),
-        ("when_ns", ctypes.c_long),
-    )
-
-
 def _timer_by_ctypes() -> tuple[int, Callable[[int], None]]:
     # `PyDLL` keeps the interpreter's lock: the calls do not block, and giving it away would cost more than they do.
     library = ctypes.PyDLL(None)
     descriptor: int = library.timerfd_create(time.CLOCK_MONOTONIC, _NONBLOCKING | _CLOSED_ON_EXEC)
     if descriptor < 0:
         raise OSError("timerfd_create failed")
-    times = _Times()
+    times = (ctypes.c_long * 4)()  # ``struct itimerspec``: the interval, none, and the moment, in s and ns each
     reference, set_time = ctypes.byref(times), library.timerfd_settime
 
     def arm(when_ns: int) -> None:
-        times.when_s, times.when_ns = divmod(when_ns, 1_000_000_000)
+        times[2], times[3] = divmod(when_ns, 1_000_000_000)
         set_time(descriptor, _ABSOLUTE, reference, None)
 
     return descriptor, arm

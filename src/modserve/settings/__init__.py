@@ -2,8 +2,8 @@
 
 from .limits import Limits
 from .options import OptionError
-from .reading import CommandLine, from_command_line
 from .settings import OPTIONS, GrpcSettings, HttpSettings, Settings, TlsFiles
+from .sources import CommandLine, from_command_line
 from .values import header_pattern
 
 __all__ = [

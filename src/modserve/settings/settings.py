@@ -16,32 +16,10 @@ from pydantic.dataclasses import dataclass as validated_dataclass
 from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.core.trace_settings import TraceLevel, TraceSettings
 
+from . import values
 from .limits import Limits
 from .options import Option, did_you_mean, option, options_of
-from .values import (
-    AnyFlag,
-    BackendOptions,
-    Bytes,
-    Compression,
-    ControlMode,
-    Count,
-    Directories,
-    GrpcRestrictions,
-    HeaderPattern,
-    HttpRestrictions,
-    Milliseconds,
-    Origins,
-    Port,
-    Repositories,
-    Restrictions,
-    UnsignedCount,
-    backend_option,
-    cache_size,
-    level_name,
-    restriction,
-    trace_setting,
-    verbosity,
-)
+from .values import Bytes, Count, Milliseconds, Port, UnsignedCount
 
 _PORT_HELP = "Port that {} listens on; 0 takes a free one."
 
@@ -69,13 +47,13 @@ class FrontEndSettings:
     address: str = option("0.0.0.0", "Address that {} listens on.")
     port: Port = 0
     reuse_port: bool = option(False, "Share the {} port with other servers that have this option.", "reuse-{}-port")
-    header_pattern: HeaderPattern = option(
+    header_pattern: values.HeaderPattern = option(
         None,
         "Regular expression: matching {} headers become parameters of inference requests.",
         "{}-header-forward-pattern",
         value="REGEX",
     )
-    restrictions: Restrictions = Field(default_factory=dict)
+    restrictions: values.Restrictions = Field(default_factory=dict)
     """By category of calls."""
     use_ssl: bool = option(False, "Serve {} over TLS only.")
     use_ssl_mutual: bool = option(False, "Serve {} over TLS only, to clients with a certificate.")
@@ -103,12 +81,12 @@ class HttpSettings(FrontEndSettings):
     """How HTTP is served; times are in seconds. TLS files that are not set are those of gRPC."""
 
     port: Port = option(8000, _PORT_HELP)
-    restrictions: HttpRestrictions = option(
+    restrictions: values.HttpRestrictions = option(
         {},
         "HTTP calls that need a header; may be repeated.",
         "http-restricted-api",
         value="API,…:HEADER=VALUE",
-        parse=partial(restriction, "api"),
+        parse=partial(values.restriction, "api"),
         several=True,
     )
     max_json: Annotated[int, Field(ge=1)] = option(
@@ -127,10 +105,9 @@ class HttpSettings(FrontEndSettings):
         "Seconds in which a client must finish a request's head, send more of its body (otherwise 408) or read more of "
         "a response (otherwise the connection is closed); 0: any time.",
     )
-    cors_origins: Origins = option(
+    cors_allow_origin: values.Origins = option(
         frozenset(),
         "Origin whose pages may call the server from a browser; may be repeated; * for any.",
-        "http-cors-allow-origin",
         value="ORIGIN",
         several=True,
     )
@@ -141,15 +118,15 @@ class GrpcSettings(FrontEndSettings):
     """How gRPC is served; times are in milliseconds. The defaults are those of gRPC and Triton."""
 
     port: Port = option(8001, _PORT_HELP)
-    restrictions: GrpcRestrictions = option(
+    restrictions: values.GrpcRestrictions = option(
         {},
         "gRPC calls that need the header triton-grpc-protocol-HEADER; may be repeated.",
         "grpc-restricted-protocol",
         value="PROTOCOL,…:HEADER=VALUE",
-        parse=partial(restriction, "protocol"),
+        parse=partial(values.restriction, "protocol"),
         several=True,
     )
-    compression: Compression = option(
+    compression: values.Compression = option(
         "none",
         "Compress responses for clients that accept it: with gzip for low, with deflate above.",
         "grpc-infer-response-compression-level",
@@ -161,33 +138,21 @@ class GrpcSettings(FrontEndSettings):
         "grpc-max-message-size",
         default_in_words="an eighth of the memory, at most 512 MiB",
     )
-    max_streams: Count = option(
-        1_000,
-        "Calls that a client may have open on one connection, while its others wait; 0: any number.",
-        "grpc-max-concurrent-streams",
+    max_concurrent_streams: Count = option(
+        1_000, "Calls that a client may have open on one connection, while its others wait; 0: any number."
     )
     keepalive_time: Milliseconds = option(7_200_000, "Milliseconds until a silent client is sent a ping.")
     keepalive_timeout: Milliseconds = option(20_000, "Milliseconds until it must have replied, or is disconnected.")
     keepalive_permit_without_calls: bool = option(False, "Send pings on connections without calls, too.")
-    max_pings_without_data: Count = option(
-        2, "Pings sent with no data in between; 0: any number.", "grpc-http2-max-pings-without-data"
+    http2_max_pings_without_data: Count = option(2, "Pings sent with no data in between; 0: any number.")
+    http2_min_recv_ping_interval_without_data: Count = option(
+        300_000, "A client that pings more often than this (in milliseconds) without sending data gets a strike."
     )
-    min_recv_ping_interval_without_data: Count = option(
-        300_000,
-        "A client that pings more often than this (in milliseconds) without sending data gets a strike.",
-        "grpc-http2-min-recv-ping-interval-without-data",
+    http2_max_ping_strikes: Count = option(2, "Strikes until a client's connection is closed; 0: any number.")
+    max_connection_age: Count = option(
+        0, "Milliseconds until a connection is told to end, so that clients connect anew; 0: never."
     )
-    max_ping_strikes: Count = option(
-        2, "Strikes until a client's connection is closed; 0: any number.", "grpc-http2-max-ping-strikes"
-    )
-    max_age: Count = option(
-        0,
-        "Milliseconds until a connection is told to end, so that clients connect anew; 0: never.",
-        "grpc-max-connection-age",
-    )
-    max_age_grace: Count = option(
-        0, "Milliseconds that its calls may still take; 0: for ever.", "grpc-max-connection-age-grace"
-    )
+    max_connection_age_grace: Count = option(0, "Milliseconds that its calls may still take; 0: for ever.")
 
 
 class Settings(BaseModel):
@@ -199,7 +164,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
-    model_repository: Directories = option(
+    model_repository: values.Directories = option(
         (),
         "Directory of models; may be repeated.",
         "",
@@ -215,7 +180,7 @@ class Settings(BaseModel):
     strict_readiness: bool = option(
         True, "Be ready only when every model is; otherwise as soon as the first load is over."
     )
-    model_control_mode: ControlMode = option(
+    model_control_mode: values.ControlMode = option(
         "none",
         "none: load all models at the start; explicit: load those of --load-model, and later those that clients load; "
         "poll: load all, and follow the changes in the repositories.",
@@ -227,7 +192,7 @@ class Settings(BaseModel):
     model_load_retry_count: Count = option(0, "How often a load that failed is tried again.")
     model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "How many model versions load at the same time.")
     # Of its two options, tritonserver lets the one win that switches it off.
-    disable_auto_complete_config: AnyFlag = option(
+    disable_auto_complete_config: values.AnyFlag = option(
         False,
         "Fill in nothing that a config.pbtxt leaves out.",
         "",
@@ -235,11 +200,11 @@ class Settings(BaseModel):
         several=True,
         flag=True,
     )
-    backend_config: BackendOptions = option(
+    backend_config: values.BackendOptions = option(
         {},
         "Option of a backend, or without BACKEND of all backends that do not set it; may be repeated.",
         value="[BACKEND,]KEY=VALUE",
-        parse=backend_option,
+        parse=values.backend_option,
         several=True,
     )
     """By backend name; those of the name ``""`` are for every backend that has none of its own."""
@@ -249,7 +214,7 @@ class Settings(BaseModel):
         "",
         Option("The same, deprecated.", "response-cache-byte-size"),
         value="local,size=BYTES",
-        parse=cache_size,
+        parse=values.cache_size,
     )
     supervise: bool = option(False, "Run the server as a child process, and start it again when it crashes.", flag=True)
     """Not for the library."""
@@ -273,7 +238,7 @@ class Settings(BaseModel):
         250, "Log what holds the event loop for so many milliseconds; 0: never."
     )
 
-    log_verbose: UnsignedCount = option(0, "Log debugging messages if above 0.", section="log", parse=verbosity)
+    log_verbose: UnsignedCount = option(0, "Log debugging messages if above 0.", section="log", parse=values.verbosity)
     log_info: bool = option(True, "Log informational messages.")
     log_warning: bool = option(True, "Log warnings.")
     log_error: bool = option(True, "Log errors.")
@@ -289,11 +254,11 @@ class Settings(BaseModel):
             "triton,file or triton,log-frequency.",
             "trace-config",
             value="SETTING=VALUE",
-            expand=trace_setting,
+            expand=values.trace_setting,
         ),
         section="traces",
         value="OFF|TIMESTAMPS|TENSORS",
-        parse=level_name,
+        parse=values.level_name,
         several=True,
     )
     trace_rate: UnsignedCount = option(1000, "Trace one of so many requests.")
@@ -303,7 +268,7 @@ class Settings(BaseModel):
     )
     trace_file: str = option("", "File to which traces are written; without it, nothing is traced.")
 
-    def __init__(self, *, model_repository: Repositories = (), **options: Any) -> None:
+    def __init__(self, *, model_repository: values.Repositories = (), **options: Any) -> None:
         super().__init__(model_repository=model_repository, **options)
 
     @property
@@ -326,20 +291,20 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_subject(cls, values: Any) -> Any:
+    def _by_subject(cls, keywords: Any) -> Any:
         """Put ``http_port`` into `http`, and gRPC's certificates where HTTP has none."""
-        if not isinstance(values, Mapping):
-            return values
+        if not isinstance(keywords, Mapping):
+            return keywords
         fields: dict[str, Any] = {}
         subjects: dict[str, dict[str, Any]] = {}
         for name in ("http", "grpc"):
-            value = values.get(name, {})
+            value = keywords.get(name, {})
             if dataclasses.is_dataclass(value):
                 value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
             if not isinstance(value, Mapping):
                 raise ValueError(f"expected settings of {name}, got: {value}")
             subjects[name] = dict(value)
-        for keyword, value in values.items():
+        for keyword, value in keywords.items():
             if keyword in subjects:
                 continue
             if keyword not in _PATHS:

@@ -133,14 +133,6 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
-def _as_tuple(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
-
-
-def _any(value: object) -> object:
-    return any(value) if isinstance(value, list) else value
-
-
 def _by_backend(value: object) -> object:
     """A mapping by backend: `backend_option` makes a list of names, keys and values."""
     if not isinstance(value, list):
@@ -220,7 +212,7 @@ Milliseconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 UnsignedCount = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Bytes = Annotated[int, Field(ge=0)]
-AnyFlag = Annotated[bool, BeforeValidator(_any)]
+AnyFlag = Annotated[bool, BeforeValidator(lambda value: any(value) if isinstance(value, list) else value)]
 """True if one of several is."""
 ControlMode = Annotated[Literal["none", "explicit", "poll"], BeforeValidator(_lower)]
 Compression = Annotated[Literal["none", "low", "medium", "high"], BeforeValidator(_lower)]
@@ -228,7 +220,8 @@ Repositories: TypeAlias = str | Path | Sequence[str | Path]
 Directories = Annotated[Repositories, PlainValidator(_directories)]
 BackendOptions = Annotated[Mapping[str, Mapping[str, str]], BeforeValidator(_by_backend)]
 HeaderPattern = Annotated[re.Pattern[str] | None, BeforeValidator(_pattern_or_none)]
-Origins = Annotated[frozenset[Annotated[str, AfterValidator(_origin)]], BeforeValidator(_as_tuple)]
+Origin = Annotated[str, AfterValidator(_origin)]
+Origins = Annotated[frozenset[Origin], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 Restrictions: TypeAlias = Mapping[str, Restriction]
 HttpRestrictions = Annotated[Restrictions, BeforeValidator(partial(_restrictions, "api", http_restrictions))]
 GrpcRestrictions = Annotated[Restrictions, BeforeValidator(partial(_restrictions, "protocol", grpc_restrictions))]

@@ -81,16 +81,18 @@ def request(
     inputs: Mapping[str, Tensor] | None = None, model: str = "model", batch_size: int = 1, **more: Any
 ) -> InferenceRequest:
     """A request that `config()` accepts."""
-    given = {"INPUT0": tensor(dtypes.INT32, (batch_size, 4))} if inputs is None else inputs
-    return InferenceRequest(model, given, **more)
+    if inputs is None:
+        inputs = {"INPUT0": tensor(dtypes.INT32, (batch_size, 4))}
+    return InferenceRequest(model, inputs, **more)
 
 
 def inflight(
     batch_size: int = 1, *, shape_key: object = None, deadline_ns: int = 0, sink: RecordingSink | None = None
 ) -> Inflight:
     """An accepted request, as schedulers see it."""
-    asked = request(batch_size=batch_size, deadline_ns=deadline_ns)
-    return RecordedInflight(asked, sink or RecordingSink(), asked.inputs, ("OUTPUT0",), batch_size, shape_key, 0)
+    accepted = request(batch_size=batch_size, deadline_ns=deadline_ns)
+    sink = sink or RecordingSink()
+    return RecordedInflight(accepted, sink, accepted.inputs, ("OUTPUT0",), batch_size, shape_key, 0, deadline_ns)
 
 
 def write_model(repository: Path, name: str, config_text: str = "", versions: tuple[str, ...] = ("1",)) -> Path:

@@ -98,13 +98,12 @@ class Execution:
     _ended: threading.Event = field(default_factory=threading.Event)
     _result: Mapping[str, Array] | BaseException | None = None
 
-    def finish(self, outputs: Mapping[str, Array] = MappingProxyType({})) -> None:
-        self._result = outputs
+    def finish(self, outcome: Mapping[str, Array] | BaseException = MappingProxyType({})) -> None:
+        self._result = outcome
         self._ended.set()
 
     def fail(self, error: BaseException) -> None:
-        self._result = error
-        self._ended.set()
+        self.finish(error)
 
     def wait(self) -> Mapping[str, Array]:
         if not self._ended.wait(_PATIENCE):

@@ -102,7 +102,7 @@ SWITCH = scheduling(step("a", "x=IN", "y=OUT z=kind"), step("b", "x=IN", "y=TWO"
         ),
         pytest.param(
             HEAD + scheduling(step("a", "x=IN", "y=OUT z=IN")),
-            "ensemble tensor 'IN' is an input of ensemble 'foo' and can not be given by step 0",
+            "ensemble tensor 'IN' is an input of ensemble 'foo' and cannot be given by step 0",
             id="input given",
         ),
         pytest.param(

@@ -73,7 +73,7 @@ def test_admission(batching: str, text: str, expected: Admission) -> None:
         ),
         (
             "sequence_batching { }" + parameter("scheduling.admission", "deadline"),
-            "parameter 'scheduling.admission' can not be combined with sequence_batching",
+            "parameter 'scheduling.admission' cannot be combined with sequence_batching",
         ),
         (
             BATCHING + parameter("scheduling.lookahead", "1"),

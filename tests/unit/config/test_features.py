@@ -1,29 +1,43 @@
-"""The table of features: a module that is not in it would have no effect."""
+"""Every function of a feature is called: one that is not would have no effect."""
 
+import ast
 import importlib
 import pkgutil
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
 from modserve import config
 from modserve.config import features
-from modserve.config.features.feature import Feature
+from modserve.config.features import composition
 from modserve.core.errors import ModserveError
 
-MODULES = [
-    importlib.import_module(f"{features.__name__}.{each.name}") for each in pkgutil.iter_modules(features.__path__)
-]
-WITH_FEATURE = [module for module in MODULES if isinstance(getattr(module, "FEATURE", None), Feature)]
+STEPS = ("normalise", "validate", "compare")
 
 
-def test_every_feature_is_in_the_table_once() -> None:
-    assert len(WITH_FEATURE) > 10  # or nothing was read
-    for module in WITH_FEATURE:
-        assert sum(feature is module.FEATURE for feature in features.FEATURES) == 1, module.__name__
+def steps() -> set[str]:
+    """The functions of features that are steps from a message to a complete configuration."""
+    names = [each.name for each in pkgutil.iter_modules(features.__path__)]
+    modules = [(name, importlib.import_module(f"{features.__name__}.{name}")) for name in names]
+    return {
+        f"{name}.{function}"
+        for name, module in modules
+        for function, value in vars(module).items()
+        if function.startswith(STEPS)
+        and isinstance(value, FunctionType)
+        and value.__module__ == module.__name__ != composition.__name__
+    }
 
 
-def test_problems_without_positions_come_in_the_order_of_the_table() -> None:
+def test_every_step_of_a_feature_is_called_once() -> None:
+    tree = ast.parse(Path(features.__file__).read_text(encoding="utf-8"))
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert len(steps()) > 15  # or nothing was read
+    assert {step: calls.count(step) for step in steps()} == dict.fromkeys(steps(), 1)
+
+
+def test_problems_without_positions_come_in_the_order_of_the_rules() -> None:
     """JSON has no positions. The order is Triton's, as far as Triton checks the same."""
     text = """{
         "instance_group": [{"count": -1}],

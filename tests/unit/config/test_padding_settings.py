@@ -159,7 +159,7 @@ RAGGED = MODEL.replace('"word" data_type: TYPE_STRING', '"word" allow_ragged_bat
             MODEL.replace("max_batch_size: 8", "").replace("dynamic_batching { }", "") + AXIS,
             "parameter 'padding.axis.ids' needs a batch dimension: max_batch_size of 1 or more",
         ),
-        (RAGGED + AXIS, "parameter 'padding.axis.ids' can not be combined with allow_ragged_batch of input 'word'"),
+        (RAGGED + AXIS, "parameter 'padding.axis.ids' cannot be combined with allow_ragged_batch of input 'word'"),
         (
             RAGGED + parameters(padding__axis__word="0"),
             "parameter 'padding.axis.word' names input 'word', which has allow_ragged_batch",
@@ -174,18 +174,18 @@ RAGGED = MODEL.replace('"word" data_type: TYPE_STRING', '"word" allow_ragged_bat
         ),
         (MODEL + parameters(scheduling__batch_sizes="4,2,8"), "is '4,2,8', expected ascending whole numbers from 1"),
         (MODEL + parameters(scheduling__batch_sizes="0,8"), "is '0,8', expected ascending whole numbers from 1 to 9"),
-        (RAGGED + parameters(scheduling__batch_sizes="8"), "can not be combined with ragged batching"),
+        (RAGGED + parameters(scheduling__batch_sizes="8"), "cannot be combined with ragged batching"),
         (
             MODEL + parameters(scheduling__max_batch_elements="64"),
             "parameter 'scheduling.max_batch_elements' needs 'padding.axis.<input>' or an input with allow_ragged",
         ),
         (
             MODEL.replace("dynamic_batching { }", "sequence_batching { }") + AXIS,
-            "parameter 'padding.axis.ids' can not be combined with sequence_batching",
+            "parameter 'padding.axis.ids' cannot be combined with sequence_batching",
         ),
         (
             MODEL.replace("dynamic_batching { }", 'platform: "ensemble" ensemble_scheduling { }') + AXIS,
-            "parameter 'padding.axis.ids' can not be combined with ensemble_scheduling",
+            "parameter 'padding.axis.ids' cannot be combined with ensemble_scheduling",
         ),
         (
             MODEL.replace("max_batch_size: 8", "") + parameters(scheduling__batch_sizes="1,2"),

@@ -219,7 +219,7 @@ def test_an_ensemble_has_no_backend(backend: str) -> None:
 
 
 def test_tensors_must_be_told_if_the_engine_can_not() -> None:
-    assert problems("") == ["must specify 'input' and 'output' for 'foo': its backend can not tell them"]
+    assert problems("") == ["must specify 'input' and 'output' for 'foo': its backend cannot tell them"]
     assert finish("output { name: 'a' data_type: TYPE_FP32 dims: 1 }").config.inputs == ()
 
 

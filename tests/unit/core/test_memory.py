@@ -52,7 +52,7 @@ def test_the_refusal_is_spelled_for_both_wires_and_survives_a_pipe() -> None:
     error = pickle.loads(pickle.dumps(MemoryExhaustedError("full")))
     assert isinstance(error, MemoryExhaustedError)
     assert error.message == "full"
-    assert failures.spelling(error) == Spelling(503, 8)
+    assert failures.spelling(error) == Spelling(503, 8, "RESOURCE_EXHAUSTED")
 
 
 def test_responses_are_held_until_they_are_sent_or_dropped() -> None:

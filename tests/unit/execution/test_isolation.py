@@ -80,7 +80,7 @@ async def test_what_learns_from_executions_may_raise(bench: Bench, caplog: pytes
     def broken(*arguments: Any) -> None:
         raise RuntimeError("can not learn")
 
-    bench.pool._settlement._observe = broken
+    bench.pool._observe = broken
     entry = member(1)
     execution = bench.run(entry)
     execution.finish(copied(execution))

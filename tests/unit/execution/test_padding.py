@@ -15,7 +15,7 @@ from modserve.core.model_config import DynamicBatching, ModelConfig, TensorSpec
 from modserve.core.normalize import Signature
 from modserve.core.tensor import Array, Tensor
 from modserve.core.timing import ExecutionTiming
-from modserve.execution.layout import layout_of
+from modserve.execution.job import layout_of
 from modserve.execution.padding import PaddedLayout, fill_value
 from modserve.testing import RecordingSink, config, request
 

@@ -15,7 +15,7 @@ from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.normalize import Signature
 from modserve.core.tensor import Array, Shape, Tensor
 from modserve.core.timing import ExecutionTiming
-from modserve.execution.layout import layout_of
+from modserve.execution.job import layout_of
 from modserve.execution.ragged import RaggedLayout, batch_input
 from modserve.testing import RecordingSink, config, request
 

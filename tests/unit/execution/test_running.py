@@ -14,12 +14,11 @@ from pool_bench import CONFIG, Bench, answer, member, refused, sink
 from modserve.backends.api import EngineRequest
 from modserve.core import dtypes
 from modserve.core.errors import Code, internal, invalid
-from modserve.core.inflight import Inflight
+from modserve.core.inflight import Inflight, RequestTrace
 from modserve.core.model_config import TensorSpec
 from modserve.core.request import ParameterValue
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
-from modserve.core.tracing import RequestTrace
 from modserve.resources.flow import Flow
 from modserve.testing import Execution, config
 

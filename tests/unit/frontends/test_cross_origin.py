@@ -70,7 +70,7 @@ def test_the_header_lines(
 
 @pytest.mark.parametrize(("origins", "expected"), [(("*",), ANY), ((PAGE, OTHER), ECHO)], ids=["any", "listed"])
 async def test_every_answer_carries_them(tmp_path: Path, origins: tuple[str, ...], expected: dict[str, str]) -> None:
-    options = HttpSettings(max_json=MAX_JSON, cors_origins=frozenset(origins))
+    options = HttpSettings(max_json=MAX_JSON, cors_allow_origin=frozenset(origins))
     async with stage(tmp_path, None, options=options) as on:
         client = on.connect()
         sent = [
@@ -91,7 +91,9 @@ async def test_every_answer_carries_them(tmp_path: Path, origins: tuple[str, ...
 
 
 async def test_what_a_remembered_head_says_is_for_its_own_origin(tmp_path: Path) -> None:
-    async with stage(tmp_path, options=HttpSettings(max_json=MAX_JSON, cors_origins=frozenset({PAGE, OTHER}))) as on:
+    async with stage(
+        tmp_path, options=HttpSettings(max_json=MAX_JSON, cors_allow_origin=frozenset({PAGE, OTHER}))
+    ) as on:
         client = on.connect()
         for count, origin in enumerate((PAGE, OTHER, PAGE, OTHER), 1):
             client.send(infer(Origin=origin))
@@ -101,7 +103,9 @@ async def test_what_a_remembered_head_says_is_for_its_own_origin(tmp_path: Path)
 
 
 async def test_a_preflight_is_answered(tmp_path: Path) -> None:
-    async with stage(tmp_path, None, options=HttpSettings(max_json=MAX_JSON, cors_origins=frozenset({PAGE}))) as on:
+    async with stage(
+        tmp_path, None, options=HttpSettings(max_json=MAX_JSON, cors_allow_origin=frozenset({PAGE}))
+    ) as on:
         client = on.connect()
         path = "/v2/models/simple/infer"
         client.send(request("OPTIONS", path, Origin=PAGE, Access_Control_Request_Method="POST"))

@@ -326,7 +326,7 @@ async def test_a_client_that_leaves_cancels_its_request(models: Models, talk: Ta
         if call != "generate":
             await talk.written(b'"id":"q"')
     talk.client.transport.close()
-    await eventually(lambda: talk.inflight.cancelled and models.app.state.streams.count == 0)
+    await eventually(lambda: talk.inflight.cancelled and not models.app.state.streams.open)
 
 
 async def test_a_client_that_does_not_read(talk: Talk) -> None:

@@ -25,7 +25,7 @@ OPTIONS = {
     "plain": HttpSettings(max_json=300),
     "forwarded": HttpSettings(max_json=300, header_pattern=re.compile("x-|trace|length", re.IGNORECASE)),
     "restricted": HttpSettings(max_json=300, restrictions={"inference": Restriction("X-Key", "open", "API")}),
-    "cross-origin": HttpSettings(max_json=300, cors_origins=frozenset({"http://a"})),
+    "cross-origin": HttpSettings(max_json=300, cors_allow_origin=frozenset({"http://a"})),
 }
 
 

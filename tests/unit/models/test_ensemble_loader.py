@@ -18,8 +18,8 @@ from modserve.core.version import ModelId
 from modserve.models.ensemble import EnsembleModel
 from modserve.models.loader import Loader, LoaderOptions
 from modserve.pb import inference as pb
-from modserve.repository.handle import LentServable, Loans
 from modserve.repository.local import LocalRepository
+from modserve.repository.locks import LentServable, Loans
 from modserve.testing import config, write_model
 
 CONFIG = """

@@ -24,7 +24,6 @@ from modserve.core.version import ModelId
 from modserve.models.assembly import assemble_model
 from modserve.models.model import Model, Opened
 from modserve.scheduling.ordering import _Held
-from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
@@ -244,11 +243,12 @@ async def test_a_parameter_that_is_no_value_is_refused_and_holds_nobody_up(bench
 async def test_a_request_that_cannot_be_queued_holds_nobody_up(
     bench: Bench, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Any, inflight: Inflight) -> None:
+    def broken(inflight: Inflight) -> None:
         raise error
 
+    inner: Any = bench.model
     with monkeypatch.context() as patched:
-        patched.setattr(QueuedScheduler, "enqueue", broken)
+        patched.setattr(inner._servable, "_enqueue", broken)
         with pytest.raises(type(error)):
             bench.submit(1)
     entries = bench.submit(2)
@@ -386,8 +386,8 @@ async def test_admission_learns_from_executions(bench: Bench) -> None:
     timing.compute_end_ns = 3_600 * 10**9
     model = bench.model
     assert isinstance(model, Model)
-    assert model._pool._settlement._observe is not None
-    model._pool._settlement._observe(timing, [])
+    assert model._pool._observe is not None
+    model._pool._observe(timing, [])
     bench.submit(3)
     with pytest.raises(OverloadedError, match=r"predicted .* ms in the queue and .* ms of execution, allowed"):
         bench.submit(4, deadline_ns=time.monotonic_ns() + 60 * 10**9)

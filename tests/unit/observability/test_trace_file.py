@@ -30,7 +30,7 @@ def full_after(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_elements_are_added(tmp_path: Path) -> None:
     path = tmp_path / "a"
     array = JsonArray(str(path))
-    assert array.empty
+    assert not array.end
     assert not path.exists()
     array.append([b"1", b",2"])
     assert path.read_bytes() == b"[1,2]"
@@ -65,7 +65,7 @@ def test_what_can_not_be_written_is_told_once(
         for _ in range(3):
             writer.put(lambda: output.append(b"1"))
     assert [record.message for record in caplog.records] == [
-        "a trace can not be written, and is left out: [Errno 28] No space left on device"
+        "a trace cannot be written, and is left out: [Errno 28] No space left on device"
     ]
     writer.put(lambda: output.append(b"2"))
     assert json.loads((tmp_path / "a").read_bytes()) == [2]

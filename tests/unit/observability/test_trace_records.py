@@ -12,18 +12,18 @@ from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.observability.trace_records import Record, Stamp, TensorStamp, data, render
+from modserve.observability.trace_records import Record, data, render
 
 SIMPLE = ModelId("simple", 3)
 
 
 def test_the_text_of_a_trace() -> None:
     tensor = Tensor.from_array(np.array([[1, 2]], np.int32))
-    records: list[Record] = [
-        Stamp(30, "B"),
-        TensorStamp(20, "TENSOR_QUEUE_INPUT", "IN", tensor),
-        Stamp(10, "A"),
-        Stamp(30, "C"),
+    records = [
+        Record(30, "B"),
+        Record(20, "TENSOR_QUEUE_INPUT", "IN", tensor),
+        Record(10, "A"),
+        Record(30, "C"),
     ]
     assert render(7, SIMPLE, "mine", records, parent_id=5) == (
         b'{"id":7,"model_name":"simple","model_version":3,"request_id":"mine","parent_id":5},'

@@ -27,14 +27,10 @@ async def test_a_callback_that_computes_is_named_and_measured(
 ) -> None:
     monkeypatch.setattr(watchdog_module, "_PAUSE_NS", 0)  # a stall of the machine's must not hide the one ordered here
     monkeypatch.setattr(watchdog_module, "_ITS_OWN_DOING", 0.0)  # nor a busy machine make it look like its own doing
-    watchdog = Watchdog(limit_ms=40)
-    watchdog.start()
-    try:
+    with Watchdog(limit_ms=40) as watchdog:
         await beats(watchdog, 1)
         compute(0.3)
         await beats(watchdog, 2)
-    finally:
-        watchdog.stop()
     ends = [r for r in caplog.records if r.getMessage().startswith("the event loop was held for")]
     assert ends, caplog.text
     lag_s, own_s, process_s = (float(value) for value in ends[-1].args or ())  # type: ignore[arg-type]
@@ -46,28 +42,20 @@ async def test_a_callback_that_computes_is_named_and_measured(
 
 
 async def test_a_loop_that_only_waits_is_not_blamed_for_the_machine(caplog: pytest.LogCaptureFixture) -> None:
-    watchdog = Watchdog(limit_ms=40)
-    watchdog.start()
-    try:
+    with Watchdog(limit_ms=40) as watchdog:
         await beats(watchdog, 1)
         time.sleep(0.3)  # noqa: ASYNC251 - the loop stands still without computing, as if the process were stopped
         await beats(watchdog, 2)
-    finally:
-        watchdog.stop()
     assert "the process stood still for" in caplog.text
     assert "the event loop was held" not in caplog.text
 
 
 async def test_without_a_limit_it_only_counts(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    watchdog = Watchdog(limit_ms=0)
-    watchdog.start()
-    try:
+    with Watchdog(limit_ms=0) as watchdog:
         await beats(watchdog, 1)
         compute(0.15)
         await beats(watchdog, 2)
-    finally:
-        watchdog.stop()
     assert not caplog.records
     assert watchdog.lag.total > 90_000_000
 

@@ -9,7 +9,7 @@ from modserve.core.errors import Code, ModserveError, OverloadedError, invalid, 
 from modserve.protocol import failures
 from modserve.protocol.compression import UnsupportedEncodingError
 from modserve.protocol.grpc import grpc_messages
-from modserve.protocol.http import infer_response, infer_stream
+from modserve.protocol.http import infer_response
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_both_wires_cut_messages() -> None:
     error = invalid("x" * 10**6)
     told = failures.public_message(error)
     assert orjson.loads(infer_response.encode_error(error)) == {"error": told}
-    assert orjson.loads(infer_stream.encode_error(error, "7", True))["error"] == told
+    assert orjson.loads(infer_response.encode_stream_error(error, "7", True))["error"] == told
     assert grpc_messages.encode_stream_error(error, "7").error_message == told

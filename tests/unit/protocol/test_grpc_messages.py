@@ -317,7 +317,7 @@ def test_the_timeout_is_no_deadline(timeout: int, limit_ns: int) -> None:
 
 
 def answered(response: InferenceResponse) -> pb.ModelInferResponse:
-    return pb.ModelInferResponse.FromString(grpc_messages.encode_response(response))
+    return pb.ModelInferResponse.FromString(grpc_messages.ResponseWriter().encode(response))
 
 
 def test_an_answer() -> None:
@@ -360,7 +360,7 @@ def test_every_datatype_goes_out_raw(sample: Sample) -> None:
 @pytest.mark.parametrize("final", [True, False])
 def test_an_answer_on_a_stream_tells_whether_it_is_the_last(final: bool) -> None:
     response = InferenceResponse("m", 1, {}, "7", {"own": 3})
-    answer = pb.ModelStreamInferResponse.FromString(grpc_messages.encode_stream_response(response, final))
+    answer = pb.ModelStreamInferResponse.FromString(grpc_messages.ResponseWriter().encode_stream(response, final))
     assert answer.error_message == ""
     assert answer.infer_response == pb.ModelInferResponse(
         model_name="m",

@@ -234,7 +234,7 @@ def test_bytes_that_are_no_text_can_not_be_json() -> None:
     with pytest.raises(ModserveError) as caught:
         json_data.from_tensor("OUT", tensor)
     assert caught.value.message == (
-        "output 'OUT' holds bytes that are not UTF-8, which JSON can not carry; "
+        "output 'OUT' holds bytes that are not UTF-8, which JSON cannot carry; "
         "ask for it with the output parameter 'binary_data': true"
     )
 

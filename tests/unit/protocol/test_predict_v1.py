@@ -404,12 +404,12 @@ def test_every_datatype_there_and_back(sample: Sample, rows: bool) -> None:
     [
         (
             outputs(y=[1, 2], z=[1]),
-            "the outputs do not have the same first dimension ('y' 2, 'z' 1), so they can not be given as "
+            "the outputs do not have the same first dimension ('y' 2, 'z' 1), so they cannot be given as "
             "'predictions': ask with 'inputs' (column format)",
         ),
         (
             outputs(y=1),
-            "the outputs do not have the same first dimension ('y' none), so they can not be given as "
+            "the outputs do not have the same first dimension ('y' none), so they cannot be given as "
             "'predictions': ask with 'inputs' (column format)",
         ),
         (

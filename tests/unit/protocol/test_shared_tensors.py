@@ -352,7 +352,7 @@ def test_outputs_are_moved_into_regions() -> None:
         region.reserve(place)
     moved = shared_memory.moved(response(), places, region)
     assert region.content == EIGHT + b"\x01\0\0\0a\x02\0\0\0bc" + bytes(5)
-    message = pb.ModelInferResponse.FromString(grpc_messages.encode_response(moved))
+    message = pb.ModelInferResponse.FromString(grpc_messages.ResponseWriter().encode(moved))
     assert [(each.name, each.datatype, list(each.shape)) for each in message.outputs] == [
         ("A", "INT32", [1, 2]),
         ("B", "BYTES", [2]),

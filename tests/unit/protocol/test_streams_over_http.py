@@ -9,7 +9,7 @@ from modserve.core.errors import ModserveError, internal
 from modserve.core.response import InferenceResponse, bare_end
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
-from modserve.protocol.http import infer_stream
+from modserve.protocol.http import infer_response
 from modserve.protocol.http.framing import EVENTS, LINES, Framing, choose
 from modserve.protocol.reply import Reply
 
@@ -48,7 +48,7 @@ def response(*values: object) -> InferenceResponse:
 
 @pytest.mark.parametrize("reply", [Reply(), Reply(all_binary=True), Reply(binary=frozenset({"OUT"}))])
 def test_a_response_is_that_of_infer_with_a_mark(reply: Reply) -> None:
-    assert json.loads(infer_stream.encode_response(response(1, 2), reply, False)) == {
+    assert json.loads(infer_response.encode_stream_response(response(1, 2), reply, False)) == {
         "id": "q",
         "model_name": "m",
         "model_version": "3",
@@ -59,11 +59,11 @@ def test_a_response_is_that_of_infer_with_a_mark(reply: Reply) -> None:
 
 def test_bytes_that_are_no_text() -> None:
     with pytest.raises(ModserveError, match=r"output 'OUT' holds bytes that are not UTF-8.*in a call of infer"):
-        infer_stream.encode_response(response(b"\xff"), Reply(), True)
+        infer_response.encode_stream_response(response(b"\xff"), Reply(), True)
 
 
 def test_an_end_that_comes_alone() -> None:
-    assert json.loads(infer_stream.encode_response(bare_end(ModelId("m", 3), "q"), Reply(), True)) == {
+    assert json.loads(infer_response.encode_stream_response(bare_end(ModelId("m", 3), "q"), Reply(), True)) == {
         "id": "q",
         "model_name": "m",
         "model_version": "3",
@@ -80,4 +80,4 @@ def test_an_end_that_comes_alone() -> None:
     ],
 )
 def test_a_failure(request_id: str, final: bool, expected: bytes) -> None:
-    assert infer_stream.encode_error(internal("no\nluck"), request_id, final) == expected
+    assert infer_response.encode_stream_error(internal("no\nluck"), request_id, final) == expected

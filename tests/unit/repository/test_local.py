@@ -6,9 +6,9 @@ import pytest
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.loading import Listing
+from modserve.repository.control import Scan
+from modserve.repository.control import scan as scan_repositories
 from modserve.repository.local import LocalRepository, local_repositories
-from modserve.repository.scan import Scan
-from modserve.repository.scan import scan as scan_repositories
 from modserve.testing import write_model
 
 

@@ -61,15 +61,16 @@ class Bench:
         parameters: dict[str, Any] = {"sequence_id": id} if id is not None else {}
         parameters |= {name: True for flag, name in (("s", "sequence_start"), ("e", "sequence_end")) if flag in flags}
         shape = (batch_size, 4) if self.config.batching else (4,)
+        deadline_ns = self.clock.now_ns() + deadline if deadline else 0
         asked = request(
             {"INPUT0": tensor(dtypes.INT32, shape, value)},
             parameters=parameters,
-            deadline_ns=self.clock.now_ns() + deadline if deadline else 0,
+            deadline_ns=deadline_ns,
             timeout_ns=limit,
         )
         rows = batch_size if self.config.batching else 0
         entry = RecordedInflight(
-            asked, RecordingSink(), asked.inputs, ("OUTPUT0",), rows, shape_key, self.clock.now_ns()
+            asked, RecordingSink(), asked.inputs, ("OUTPUT0",), rows, shape_key, self.clock.now_ns(), deadline_ns
         )
         entry.queue_limit_ns = self.clock.now_ns() + limit if limit else 0
         self.scheduler.enqueue(entry)

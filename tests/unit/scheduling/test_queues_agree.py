@@ -1,5 +1,6 @@
 """The plain queue and the one with levels say the same of requests that are all alike."""
 
+from dataclasses import fields
 from typing import Any
 
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from modserve.core.inflight import Inflight
 from modserve.scheduling.batching import Together
 from modserve.scheduling.level_queue import LevelQueue
-from modserve.scheduling.queue import GONE, PlainQueue, RequestQueue
+from modserve.scheduling.queue import GONE, PlainQueue
 from modserve.testing import inflight
 
 ACTIONS = st.lists(
@@ -32,7 +33,7 @@ ACTIONS = st.lists(
 class Driven:
     """A queue, and what is seen of it from outside; requests are told by their numbers."""
 
-    def __init__(self, queue: RequestQueue) -> None:
+    def __init__(self, queue: PlainQueue | LevelQueue) -> None:
         self.queue = queue
         self.entries: list[Inflight] = []
         self.now_ns = 100
@@ -70,9 +71,9 @@ class Driven:
             together = self.together()
             if together.stale:
                 together.renew()
-            seen += [self.numbers(list(together)), together.whole, together.closed, vars(together).copy()]
+            seen += [self.numbers(list(together)), together.whole, together.closed, sums(together)]
             self.check(together)
-        return [each if not isinstance(each, dict) else sums(each) for each in seen]
+        return seen
 
     @staticmethod
     def check(together: Together) -> None:
@@ -87,8 +88,8 @@ class Driven:
         assert together.limit_ns == min(limits, default=0)
 
 
-def sums(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if name in vars(Together())}
+def sums(together: Together) -> dict[str, Any]:
+    return {each.name: getattr(together, each.name) for each in fields(Together) if each.name != "requests"}
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,83 +1,101 @@
-"""The features of a configuration: a module each, with the functions of `feature.Feature`.
+"""The features of a configuration: a module each, with its defaults, rules, comparison with the model, and values.
 
-To add a feature, write its module and add it to `FEATURES`. `complete` (one level up) fills in what the engine knows;
-`unsupported` lists the settings without effect; `conditions` and `composition` are the rest of the rules for ensembles.
+To add a feature, write its module and call its functions here. `complete` (one level up) fills in what the engine
+knows; `unsupported` lists the settings without effect; `composition` has the rules for an ensemble and its models.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
 
 from ..text.problems import Problems
-from . import (
-    dynamic_batching,
-    ensembles,
-    files,
-    input_count,
-    instances,
-    padding,
-    platforms,
-    ragged,
-    responses,
-    scheduling,
-    sequences,
-    tensors,
-    unsupported,
-    versions,
-)
-from .feature import Context as Context
-from .feature import Feature
+from . import directory, ensembles, execution, padding, ragged, scheduling, sequences, tensors, unsupported
 
-FEATURES = (
-    platforms.FEATURE,
-    Feature(validate=lambda message, context: unsupported.unknown_values(message)),
-    versions.FEATURE,
-    input_count.FEATURE,
-    tensors.FEATURE,
-    files.FEATURE,
-    dynamic_batching.FEATURE,
-    sequences.FEATURE,
-    ragged.FEATURE,
-    scheduling.FEATURE,
-    ensembles.FEATURE,
-    padding.FEATURE,
-    responses.FEATURE,
-    instances.FEATURE,
-)
-"""In the order in which a report lists problems that have no position."""
+
+@dataclass(frozen=True)
+class Context:
+    """What a configuration does not say about its model itself."""
+
+    directory: str
+    """The name of the model's directory."""
+    partial: bool = False
+    """The engine may still fill in what is absent."""
+    gpu_count: int | None = None
+    """None while it is unknown."""
+    default_cpu_instances: int = 1
+    default_model_filename: str = ""
+    description: ModelDescription | None = None
+    """The engine's description of the model; None before the engine has opened it, or if the engine has none."""
 
 
 def normalise(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
-    """Fills in the defaults in place."""
-    for feature in FEATURES:
-        feature.normalise(message, context, problems)
+    """Fills in Triton's defaults in place; clients see them. May add warnings to the problems."""
+    if not message.HasField("version_policy"):
+        message.version_policy.latest.num_versions = 1
+    message.default_model_filename = message.default_model_filename or context.default_model_filename
+    scheduling.normalise(message)
+    sequences.normalise(message)
+    padding.normalise(message)
+    execution.normalise(message, context.gpu_count or 0, context.default_cpu_instances, problems)
 
 
 def validate(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
-    """Adds every rule that the message breaks by itself, and a warning for each setting without effect."""
-    if message.HasField("ensemble_scheduling"):
-        context = replace(context, partial=False)  # there is no engine that could fill in anything
-    for feature in FEATURES:
-        problems.add_all(feature.validate(message, context))
+    """Adds every rule that the message breaks by itself, and a warning for each setting without effect.
+
+    The texts are Triton's where Triton checks the same. Problems that have no position are reported in this order.
+    """
+    # There is no engine that could fill in anything of an ensemble.
+    partial = context.partial and not message.HasField("ensemble_scheduling")
+    for faults in (
+        directory.validate_platform(message, context.directory),
+        unsupported.unknown_values(message),
+        directory.validate_versions(message),
+        tensors.validate(message, partial),
+        directory.validate_filenames(message),
+        scheduling.validate_batching(message),
+        sequences.validate(message),
+        ragged.validate(message, partial),
+        scheduling.validate_parameters(message),
+        ensembles.validate(message),
+        padding.validate(message, partial),
+        execution.validate(message, context.gpu_count),
+    ):
+        problems.add_all(faults)
     unsupported.check(message, problems)
 
 
 def compare(message: pb.ModelConfig, description: ModelDescription, problems: Problems, *, shapes: bool) -> None:
-    """Adds every difference between the message and the model."""
-    for feature in FEATURES:
-        problems.add_all(feature.compare(message, description, shapes))
+    """Adds every difference between the message and the model; those of shapes only if `shapes` is set."""
+    problems.add_all(tensors.compare(message, description, shapes))
+    problems.add_all(sequences.compare(message, description, shapes))
+    problems.add_all(ragged.compare(message, description))
 
 
 def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
-    """The frozen values that the rest of the server reads."""
-    config = ModelConfig(
+    """The frozen values that the rest of the server reads, without those that break a rule."""
+    inputs, outputs = tensors.specs(message, context.description)
+    graph = message.optimization.graph if message.optimization.HasField("graph") else None
+    return ModelConfig(
         name=message.name,
         backend=message.backend,
         platform=message.platform,
+        max_batch_size=message.max_batch_size,
+        inputs=inputs,
+        outputs=outputs,
+        version_policy=directory.version_policy(message),
+        instance_groups=execution.instance_groups(message, context.default_cpu_instances),
+        dynamic_batching=scheduling.dynamic_batching(message),
+        admission=scheduling.admission(message),
+        sequence_batching=sequences.sequence_batching(message),
+        padding=padding.padding(message),
+        batch_inputs=ragged.batch_inputs(message),
+        batch_outputs=ragged.batch_outputs(message),
+        ensemble=ensembles.ensembling(message),
+        default_model_filename=message.default_model_filename,
+        decoupled=message.model_transaction_policy.decoupled,
+        cached=message.response_cache.enable,
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),
+        graph_optimization_level=None if graph is None else graph.level,
     )
-    for feature in FEATURES:
-        config = feature.convert(message, config, context)
-    return config

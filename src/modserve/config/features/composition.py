@@ -9,7 +9,7 @@ from modserve.core.errors import invalid
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.tensor import Shape, format_shape
 
-from . import responses
+from .execution import not_cached_if_decoupled
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def validate_composition(config: ModelConfig, models: Mapping[str, ModelConfig])
     _check_conditions(config, config.ensemble, inferred)
     decoupled = _labels(config, config.ensemble, models)
     if decoupled and config.cached:
-        raise responses.decoupled_ensemble(config.name)
+        raise invalid(not_cached_if_decoupled(config.name))
     return decoupled
 
 

@@ -1,27 +1,37 @@
-"""``ensemble_scheduling``, like Triton's ``ValidateEnsembleSchedulingConfig``. See also `conditions`, `composition`."""
+"""``ensemble_scheduling``, like Triton's ``ValidateEnsembleSchedulingConfig``, and conditions for steps.
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+A condition is a model parameter ``ensemble.when.<step>`` like ``language == "de"``. `<step>` is the number of the step,
+from 0, or the name of its model if only one step runs that model.
+"""
 
-from modserve.core.ensemble_config import Ensembling, Step
-from modserve.core.model_config import ModelConfig
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+from modserve.core.ensemble_config import COMPARISONS, EQUALITY, Condition, Ensembling, Operand, Step
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath
-from . import conditions, platforms
-from .feature import Context, Feature
+from .directory import ENSEMBLE
 
 LATEST = -1
 _HERE: FieldPath = ("ensemble_scheduling", "step")
+PREFIX = "ensemble."
+WHEN = "ensemble.when."
+_FORM = re.compile(rf"\s*(.+?)\s*({'|'.join(sorted(COMPARISONS, key=len, reverse=True))})\s*(.+?)\s*", re.DOTALL)
+_WORDS: dict[str, Operand] = {"true": True, "false": False}
 
 
-def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
-    return replace(config, ensemble=_ensembling(message)) if message.HasField("ensemble_scheduling") else config
+def ensembling(message: pb.ModelConfig) -> Ensembling | None:
+    if not message.HasField("ensemble_scheduling"):
+        return None
+    return Ensembling(_steps(message), message.ensemble_scheduling.max_inflight_requests)
 
 
-def _ensembling(message: pb.ModelConfig) -> Ensembling:
-    when, _ = conditions.read(message)
-    steps = tuple(
+def _steps(message: pb.ModelConfig) -> tuple[Step, ...]:
+    when, _ = _conditions(message)
+    return tuple(
         Step(
             step.model_name,
             None if step.model_version == LATEST else step.model_version,
@@ -31,20 +41,19 @@ def _ensembling(message: pb.ModelConfig) -> Ensembling:
         )
         for index, step in enumerate(message.ensemble_scheduling.step)
     )
-    return Ensembling(steps, message.ensemble_scheduling.max_inflight_requests)
 
 
-def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+def validate(message: pb.ModelConfig) -> Faults:
     """The rules for a model that is an ensemble, or calls itself one."""
     name = message.name
-    yield from conditions.read(message)[1]
+    yield from _conditions(message)[1]
     if not message.HasField("ensemble_scheduling"):
-        if message.platform == platforms.ENSEMBLE:
-            text = f"ensemble scheduling must be set for ensemble {name} whose platform is {platforms.ENSEMBLE}"
+        if message.platform == ENSEMBLE:
+            text = f"ensemble scheduling must be set for ensemble {name} whose platform is {ENSEMBLE}"
             yield ("platform",), text
         return
-    if message.platform != platforms.ENSEMBLE:
-        text = f"ensemble scheduling cannot be set for model '{name}' whose platform is not {platforms.ENSEMBLE}"
+    if message.platform != ENSEMBLE:
+        text = f"ensemble scheduling cannot be set for model '{name}' whose platform is not {ENSEMBLE}"
         yield ("ensemble_scheduling",), text
     if message.instance_group:
         yield ("instance_group",), f"instance group should not be specified for ensemble '{name}'"
@@ -71,89 +80,71 @@ def _step_faults(message: pb.ModelConfig) -> Faults:
             yield (*_HERE, index, "model_version"), f"{who} has model_version {step.model_version}, {expected}"
 
 
-@dataclass
-class _Node:
-    """A tensor of the ensemble: the steps that write it, and whether a step reads it."""
-
-    writers: list[int] = field(default_factory=list)
-    read: bool = False
-    ready: bool = False
-    """It can be computed from the inputs."""
-
-
 def _flow_faults(message: pb.ModelConfig) -> Faults:
     """Whether every tensor is connected, from the inputs to the outputs."""
-    name, steps = message.name, _ensembling(message).steps
-    nodes = _nodes(steps)
-    inputs = {tensor.name for tensor in message.input}
-    for tensor, node in nodes.items():
-        unconditional = [index for index in node.writers if steps[index].when is None]
-        if len(node.writers) > 1 and (unconditional or len(set(node.writers)) < len(node.writers)):
-            index = node.writers[-1]
+    name, steps = message.name, _steps(message)
+    writers = _writers(steps)
+    inputs, outputs = {tensor.name for tensor in message.input}, {tensor.name for tensor in message.output}
+    for tensor, indices in writers.items():
+        unconditional = [index for index in indices if steps[index].when is None]
+        if len(indices) > 1 and (unconditional or len(set(indices)) < len(indices)):
+            index = indices[-1]
             rule = f"can appear in an output map only once for ensemble '{name}' step {index}"
             yield (*_HERE, index, "output_map"), f"ensemble tensor '{tensor}' {rule}"
-        elif node.writers and tensor in inputs:
-            index = node.writers[0]
-            rule = f"is an input of ensemble '{name}' and can not be given by step {index}"
-            yield (*_HERE, index, "output_map"), f"ensemble tensor '{tensor}' {rule}"
+        elif indices and tensor in inputs:
+            rule = f"is an input of ensemble '{name}' and cannot be given by step {indices[0]}"
+            yield (*_HERE, indices[0], "output_map"), f"ensemble tensor '{tensor}' {rule}"
     for position, model_input in enumerate(message.input):
-        if model_input.name not in nodes:
+        if model_input.name not in writers:
             yield ("input", position), f"ensemble input '{model_input.name}' for ensemble {name}' is not used"
-    _mark_ready(steps, nodes, inputs)
-    outputs = {tensor.name for tensor in message.output}
+    ready = _ready(steps, writers, inputs)
     for position, output in enumerate(message.output):
-        if output.name not in nodes:
+        if output.name not in writers:
             yield ("output", position), f"ensemble output '{output.name}' for ensemble {name}' is not used"
-        elif not nodes[output.name].ready:
-            yield ("output", position), _not_written(output.name, name, steps, nodes)
-    for tensor, node in nodes.items():
-        if tensor not in outputs and not (node.ready and node.read):
+        elif output.name not in ready:
+            yield ("output", position), _not_written(output.name, name, steps, writers, ready)
+    used = outputs | {tensor for step in steps for tensor in step.needs & ready}
+    for tensor in writers:
+        if tensor not in used:
             yield _first_use(tensor, steps), f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
 
 
-def _nodes(steps: Iterable[Step]) -> dict[str, _Node]:
-    nodes: dict[str, _Node] = {}
+def _writers(steps: Iterable[Step]) -> dict[str, list[int]]:
+    """Each tensor that steps read or write, and the steps that write it."""
+    writers: dict[str, list[int]] = {}
     for index, step in enumerate(steps):
         for tensor in sorted(step.needs):
-            nodes.setdefault(tensor, _Node()).read = True
+            writers.setdefault(tensor, [])
         for tensor in step.outputs.values():
-            nodes.setdefault(tensor, _Node()).writers.append(index)
-    return nodes
+            writers.setdefault(tensor, []).append(index)
+    return writers
 
 
-def _mark_ready(steps: tuple[Step, ...], nodes: dict[str, _Node], inputs: Iterable[str]) -> None:
-    """Marks the tensors that can be computed from the inputs."""
-    for tensor in inputs:
-        if tensor in nodes:
-            nodes[tensor].ready = True
-    done: set[int] = set()
-    grown = True
-    while grown:
-        grown = False
+def _ready(steps: Sequence[Step], writers: Mapping[str, Sequence[int]], inputs: Iterable[str]) -> set[str]:
+    """The tensors that can be computed from the inputs, and these."""
+    ready, done, count = set(inputs), set[int](), -1
+    while len(done) > count:
+        count = len(done)
         for index, step in enumerate(steps):
-            if index not in done and all(nodes[tensor].ready for tensor in step.needs):
+            if index not in done and step.needs <= ready:
                 done.add(index)
-                grown = True
-                for tensor in step.outputs.values():
-                    nodes[tensor].ready = done.issuperset(nodes[tensor].writers)
+                ready |= {tensor for tensor in step.outputs.values() if done.issuperset(writers[tensor])}
+    return ready
 
 
-def _not_written(output: str, ensemble: str, steps: tuple[Step, ...], nodes: Mapping[str, _Node]) -> str:
+def _not_written(
+    output: str, ensemble: str, steps: Sequence[Step], writers: Mapping[str, Sequence[int]], ready: Set[str]
+) -> str:
     """Names the first tensor that is not connected on the way to an output; goes once around a circle."""
     text = f"output '{output}' for ensemble '{ensemble}' is not written"
     last, seen = output, set[str]()
-    while missing := {
-        tensor
-        for index in nodes[last].writers
-        for tensor in steps[index].needs
-        if not nodes[tensor].ready and tensor not in seen
-    }:
+    while missing := {tensor for index in writers[last] for tensor in steps[index].needs - ready - seen}:
         last = min(missing)
         seen.add(last)
     return text if last == output else f"{text}: at least one of its depending tensors, '{last}', is not connected"
 
 
-def _first_use(tensor: str, steps: tuple[Step, ...]) -> FieldPath:
+def _first_use(tensor: str, steps: Sequence[Step]) -> FieldPath:
     """The first step that reads or writes a tensor."""
     for index, step in enumerate(steps):
         for part, names in (("input_map", step.inputs), ("output_map", step.outputs)):
@@ -162,4 +153,75 @@ def _first_use(tensor: str, steps: tuple[Step, ...]) -> FieldPath:
     return _HERE[:1]
 
 
-FEATURE = Feature(validate=_validate, convert=_convert)
+# Conditions
+
+
+def _conditions(message: pb.ModelConfig) -> tuple[dict[int, Condition], list[tuple[FieldPath, str]]]:
+    """The conditions by step, and what is wrong with the others."""
+    conditions: dict[int, Condition] = {}
+    faults: list[tuple[FieldPath, str]] = []
+    for key, parameter in message.parameters.items():
+        if not key.startswith(PREFIX):
+            continue
+        try:
+            index = _step(key, message)
+            if index in conditions:
+                raise ValueError(f"parameter '{key}': step {index} has a condition already")
+            conditions[index] = _condition(key, parameter.string_value)
+        except ValueError as error:
+            faults.append((("parameters", key), str(error)))
+    return conditions, faults
+
+
+def _step(key: str, message: pb.ModelConfig) -> int:
+    """The step that a parameter is for."""
+    if not key.startswith(WHEN):
+        near = difflib.get_close_matches(key[: len(WHEN)], [WHEN], n=1, cutoff=0.7)
+        hint = f"did you mean '{WHEN}<step>'?" if near else f"known is: {WHEN}<step>"
+        raise ValueError(f"unknown parameter '{key}'; {hint}")
+    if not message.HasField("ensemble_scheduling"):
+        raise ValueError(f"parameter '{key}' needs ensemble_scheduling")
+    name, steps = key.removeprefix(WHEN), message.ensemble_scheduling.step
+    if re.fullmatch("[0-9]{1,9}", name) and int(name) < len(steps):
+        return int(name)
+    indices = [index for index, step in enumerate(steps) if step.model_name == name]
+    if len(indices) == 1:
+        return indices[0]
+    if indices:
+        raise ValueError(f"parameter '{key}': steps {indices} ask model '{name}', say which by its number")
+    known = ", ".join(f"{index} ({step.model_name})" for index, step in enumerate(steps))
+    raise ValueError(f"parameter '{key}': there is no step '{name}'; steps are: {known}")
+
+
+def _condition(key: str, text: str) -> Condition:
+    who = f"parameter '{key}' is '{text}'"
+    form = _FORM.fullmatch(text)
+    if form is None:
+        comparisons = ", ".join(COMPARISONS)
+        raise ValueError(f"{who}, expected '<tensor> <comparison> <value>' with a comparison of {comparisons}")
+    tensor, comparison, operand = form.groups()
+    try:
+        value = _operand(operand)
+    except ValueError as error:
+        raise ValueError(f"{who}: {error}") from None
+    if isinstance(value, bool | bytes) and comparison not in EQUALITY:
+        raise ValueError(f"{who}: only numbers can be compared by {comparison}")
+    return Condition(tensor, comparison, value)
+
+
+def _operand(text: str) -> Operand:
+    """A number, ``true`` or ``false``, or a text, with or without quotes. Raises `ValueError` for ``nan``."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1].encode()
+    if text in _WORDS:
+        return _WORDS[text]
+    if text.isascii() and "_" not in text:
+        for number_type in (int, float):
+            try:
+                number = number_type(text)
+            except ValueError:
+                continue
+            if math.isnan(number):
+                raise ValueError(f"nothing compares with {text}; put it in quotes if it is a text")
+            return number
+    return text.encode()

@@ -6,24 +6,20 @@ Some keys end in the name of a tensor, such as ``padding.axis.input_ids``.
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from modserve.core.dtypes import Datatype
 from modserve.core.merging import Padding
-from modserve.core.model_config import ModelConfig
 from modserve.pb import inference as pb
 
-from ..text.problems import Faults, FieldPath, Problems
+from ..text.problems import Faults, FieldPath
 from ..text.suggest import did_you_mean
-from .feature import Context, Feature
+from .common import DATATYPES, AnyTensor
 from .parameters import Setting, fault, special_scheduling, values, whole_number
-from .tensors import DATATYPES
 
 PREFIX = "padding."
 AXIS, VALUE, UNPAD, MASK = "padding.axis.", "padding.value.", "padding.unpad.", "padding.mask"
 _OF_TENSORS: Mapping[str, str] = {AXIS: "input", VALUE: "input", UNPAD: "output"}
 """Beginning of a key → the side of the tensors whose names may follow it."""
-
 
 _NUMBERS: Mapping[str, Setting] = {
     "padding.multiple_of": Setting("multiple_of", whole_number(1, most=1_000_000)),
@@ -32,37 +28,35 @@ _NUMBERS: Mapping[str, Setting] = {
 }
 _BATCH_SIZES = "scheduling.batch_sizes"
 _ELEMENTS = "scheduling.max_batch_elements"
-_Tensor = pb.ModelInput | pb.ModelOutput
 
 
-def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+def validate(message: pb.ModelConfig, partial: bool) -> Faults:
     settings = {key: value.string_value for key, value in message.parameters.items() if key.startswith(PREFIX)}
     for key, value in settings.items():
-        yield from ((("parameters", key), text) for text in _faults(key, value, message, context.partial))
+        yield from ((("parameters", key), text) for text in _faults(key, value, message, partial))
     ragged = [tensor.name for tensor in message.input if tensor.allow_ragged_batch]
     if settings:
         first = next(iter(settings))
         path: FieldPath = ("parameters", first)
         if not any(key.startswith(AXIS) for key in settings):
             yield path, f"parameter '{first}' needs '{AXIS}<input>', which says what is padded"
-        if _lacks_batches(message, context.partial):
+        if _lacks_batches(message, partial):
             yield path, f"parameter '{first}' needs a batch dimension: max_batch_size of 1 or more"
         others = special_scheduling(message)
         if ragged or message.batch_input or message.batch_output:
             others.append(f"allow_ragged_batch of input '{ragged[0]}'" if ragged else "batch_input and batch_output")
-        yield from ((path, f"parameter '{first}' can not be combined with {other}") for other in others)
+        yield from ((path, f"parameter '{first}' cannot be combined with {other}") for other in others)
     if _BATCH_SIZES in message.parameters:
-        for text in _batch_sizes_faults(message, context.partial):
+        for text in _batch_sizes_faults(message, partial):
             yield ("parameters", _BATCH_SIZES), f"parameter '{_BATCH_SIZES}' {text}"
     if _ELEMENTS in message.parameters and not settings and not ragged:
-        yield (
-            ("parameters", _ELEMENTS),
-            f"parameter '{_ELEMENTS}' needs '{AXIS}<input>' or an input with allow_ragged_batch: other requests of "
-            "a batch are of equal size",
+        needs = (
+            f"needs '{AXIS}<input>' or an input with allow_ragged_batch: other requests of a batch are of equal size"
         )
+        yield ("parameters", _ELEMENTS), f"parameter '{_ELEMENTS}' {needs}"
 
 
-def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
+def padding(message: pb.ModelConfig) -> Padding | None:
     by_tensor: dict[str, dict[str, str]] = {AXIS: {}, VALUE: {}, UNPAD: {}}
     for key, parameter in message.parameters.items():
         family, name = _split(key)
@@ -70,18 +64,16 @@ def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> 
             by_tensor[family][name] = parameter.string_value
     axes = {name: int(text) for name, text in by_tensor[AXIS].items() if text.isdecimal()}
     if not axes:
-        return config
+        return None
     mask_name = mask(message) or ""
     mask_input = next((tensor for tensor in message.input if tensor.name == mask_name), None)
     if mask_input is not None and -1 in mask_input.dims:
         axes.setdefault(mask_name, list(mask_input.dims).index(-1))
     unpad = {name: int(text) for name, text in by_tensor[UNPAD].items() if text.isdecimal()}
-    numbers = values(message, _NUMBERS)
-    padding = Padding(axes=axes, values=by_tensor[VALUE], mask=mask_name, unpad=unpad, **numbers)
-    return replace(config, padding=padding)
+    return Padding(axes=axes, values=by_tensor[VALUE], mask=mask_name, unpad=unpad, **values(message, _NUMBERS))
 
 
-def _normalise(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
+def normalise(message: pb.ModelConfig) -> None:
     """Clients may leave out the mask, and see that they may."""
     for tensor in message.input:
         if tensor.name == mask(message):
@@ -104,7 +96,7 @@ def _split(key: str) -> tuple[str, str]:
 def _faults(key: str, text: str, message: pb.ModelConfig, partial: bool) -> Iterator[str]:
     family, name = _split(key)
     side = _OF_TENSORS.get(family, "input")
-    tensors: Mapping[str, _Tensor] = {tensor.name: tensor for tensor in getattr(message, side)}
+    tensors: Mapping[str, AnyTensor] = {tensor.name: tensor for tensor in getattr(message, side)}
     names = f"known {side}s are: {', '.join(tensors)}"
     if key in _NUMBERS:
         if unreadable := fault(key, text, _NUMBERS[key].read):
@@ -131,20 +123,16 @@ def _faults(key: str, text: str, message: pb.ModelConfig, partial: bool) -> Iter
         yield f"unknown parameter '{key}'; {hint}"
 
 
-def _axis_faults(text: str, side: str, tensor: _Tensor, partial: bool) -> Iterator[str]:
+def _axis_faults(text: str, side: str, tensor: AnyTensor, partial: bool) -> Iterator[str]:
     dims = list(tensor.dims)
     if not dims and partial:
         return
     if not re.fullmatch("[0-9]{1,3}", text) or int(text) >= len(dims):
-        yield (
-            f"is '{text}', expected the number of one of the dims {dims} of {side} '{tensor.name}', the first being 0 "
-            "(the batch dimension does not count)"
-        )
+        expected = f"the number of one of the dims {dims} of {side} '{tensor.name}'"
+        yield f"is '{text}', expected {expected}, the first being 0 (the batch dimension does not count)"
     elif dims[int(text)] != -1:
-        yield (
-            f"is {text}, but that dimension of {side} '{tensor.name}' with dims {dims} has a fixed size, where "
-            "padding needs a variable one (-1)"
-        )
+        dimension = f"that dimension of {side} '{tensor.name}' with dims {dims}"
+        yield f"is {text}, but {dimension} has a fixed size, where padding needs a variable one (-1)"
     if isinstance(tensor, pb.ModelInput):
         yield from (f"names {side} '{tensor.name}', which {clause}" for clause in _unpaddable(tensor))
 
@@ -156,7 +144,7 @@ def _unpaddable(tensor: pb.ModelInput) -> Iterator[str]:
         yield "has a reshape: the model would not see the padded dimension"
 
 
-def _value_faults(text: str, tensor: _Tensor, message: pb.ModelConfig) -> Iterator[str]:
+def _value_faults(text: str, tensor: AnyTensor, message: pb.ModelConfig) -> Iterator[str]:
     if f"{AXIS}{tensor.name}" not in message.parameters:
         yield f"needs '{AXIS}{tensor.name}', which says what is padded"
     datatype = DATATYPES.get(tensor.data_type)
@@ -193,7 +181,7 @@ def _mask_faults(tensor: pb.ModelInput, message: pb.ModelConfig, partial: bool) 
     if tensor.data_type == pb.TYPE_STRING:
         yield " of data type TYPE_STRING, where a mask needs numbers"
     if f"{VALUE}{tensor.name}" in message.parameters:
-        yield f", which is filled up with zeros: '{VALUE}{tensor.name}' can not be given"
+        yield f", which is filled up with zeros: '{VALUE}{tensor.name}' cannot be given"
     yield from (f", which {clause}" for clause in _unpaddable(tensor))
 
 
@@ -210,7 +198,4 @@ def _batch_sizes_faults(message: pb.ModelConfig, partial: bool) -> Iterator[str]
     if _lacks_batches(message, partial):
         yield "needs a batch dimension: max_batch_size of 1 or more"
     if any(tensor.allow_ragged_batch for tensor in message.input) or message.batch_input or message.batch_output:
-        yield "can not be combined with ragged batching"
-
-
-FEATURE = Feature(normalise=_normalise, validate=_validate, convert=_convert)
+        yield "cannot be combined with ragged batching"

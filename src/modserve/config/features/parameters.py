@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from modserve.pb import inference as pb
 
@@ -82,9 +82,6 @@ def values(message: pb.ModelConfig, settings: Mapping[str, Setting]) -> dict[str
 
 
 def special_scheduling(message: pb.ModelConfig) -> list[str]:
-    """The fields of the schedulings that our settings cannot be combined with."""
-    fields: tuple[Literal["sequence_batching", "ensemble_scheduling"], ...] = (
-        "sequence_batching",
-        "ensemble_scheduling",
-    )
-    return [field for field in fields if message.HasField(field)]
+    """The field of the scheduling that our settings cannot be combined with, if there is one."""
+    field = message.WhichOneof("scheduling_choice")
+    return [field] if field in ("sequence_batching", "ensemble_scheduling") else []

@@ -5,26 +5,21 @@ the ONNX Runtime backend.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
 
 from modserve.core import dtypes
 from modserve.core.merging import BatchInput, BatchInputKind
-from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription
+from modserve.core.model_config import DescribedTensor, ModelDescription
 from modserve.core.tensor import format_shape
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath
-from .feature import Context, Feature
+from .common import AnyTensor
 
 _DATATYPES = {pb.TYPE_INT32: dtypes.INT32, pb.TYPE_FP32: dtypes.FP32}
 """Those that a batch input may have."""
-_RANKS = {pb.BatchInput.BATCH_ITEM_SHAPE: 2}
-"""The number of dimensions of batch inputs; all other kinds have one."""
-
-_Tensor = pb.ModelInput | pb.ModelOutput
 
 
-def is_ragged(tensor: _Tensor) -> bool:
+def is_ragged(tensor: AnyTensor) -> bool:
     return isinstance(tensor, pb.ModelInput) and tensor.allow_ragged_batch
 
 
@@ -43,8 +38,8 @@ def batch_outputs(message: pb.ModelConfig) -> dict[str, str]:
     }
 
 
-def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
-    batch_inputs = tuple(
+def batch_inputs(message: pb.ModelConfig) -> tuple[BatchInput, ...]:
+    return tuple(
         BatchInput(
             BatchInputKind(pb.BatchInput.Kind.Name(batch_input.kind)),
             tuple(batch_input.target_name),
@@ -54,7 +49,6 @@ def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> 
         for batch_input in message.batch_input
         if _has_kind(batch_input) and batch_input.data_type in _DATATYPES and batch_input.source_input
     )
-    return replace(config, batch_inputs=batch_inputs, batch_outputs=batch_outputs(message))
 
 
 def _has_kind(batch_input: pb.BatchInput) -> bool:
@@ -64,10 +58,10 @@ def _has_kind(batch_input: pb.BatchInput) -> bool:
 # The rules by themselves
 
 
-def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+def validate(message: pb.ModelConfig, partial: bool) -> Faults:
     inputs = {tensor.name: tensor for tensor in message.input}
     outputs = {tensor.name: tensor for tensor in message.output}
-    sources = None if context.partial and not inputs else inputs
+    sources = None if partial and not inputs else inputs
     for index, batch_input in enumerate(message.batch_input):
         kind = pb.BatchInput.Kind.Name(batch_input.kind) if _has_kind(batch_input) else str(batch_input.kind)
         yield from _source_faults("input", index, kind, batch_input.source_input, sources)
@@ -81,12 +75,12 @@ def _validate(message: pb.ModelConfig, context: Context) -> Faults:
         if not batch_output.target_name:
             yield (*here, "target_name"), "batch output must name the outputs it is for in 'target_name'"
         for place, name in enumerate(batch_output.target_name):
-            if name not in outputs and not (context.partial and not outputs):
+            if name not in outputs and not (partial and not outputs):
                 yield (*here, "target_name", place), f"unknown target output name '{name}'"
             if name in seen:
                 yield (*here, "target_name", place), f"target output name '{name}' can only be specified once"
             seen.add(name)
-        if not context.partial:
+        if not partial:
             for text in _scatter_faults(batch_output, inputs, outputs, message.max_batch_size > 0):
                 yield (*here, "source_input"), text
 
@@ -117,7 +111,7 @@ def _target_faults(index: int, message: pb.ModelConfig) -> Faults:
 
 
 def _scatter_faults(
-    scattered: pb.BatchOutput, inputs: Mapping[str, _Tensor], outputs: Mapping[str, _Tensor], batching: bool
+    scattered: pb.BatchOutput, inputs: Mapping[str, AnyTensor], outputs: Mapping[str, AnyTensor], batching: bool
 ) -> Iterator[str]:
     """The dimensions of responses that the source input would not determine."""
     source = inputs.get(next(iter(scattered.source_input), ""))
@@ -137,14 +131,14 @@ def _scatter_faults(
             yield f"output '{name}' {takes}, and that has only {rank} dimensions"
 
 
-def _model_dims(tensor: _Tensor) -> list[int]:
+def _model_dims(tensor: AnyTensor) -> list[int]:
     return list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
 
 
 # Against the model
 
 
-def _compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool) -> Faults:
+def compare(message: pb.ModelConfig, description: ModelDescription) -> Faults:
     described = {tensor.name: tensor for tensor in description.inputs}
     for index, tensor in enumerate(message.input):
         if tensor.allow_ragged_batch and tensor.name in described:
@@ -170,10 +164,7 @@ def _batch_input_faults(batch_input: pb.BatchInput, tensor: DescribedTensor) -> 
     datatype, provided = pb.DataType.Name(batch_input.data_type), tensor.datatype.config_name
     if datatype != provided:
         yield f"configuration expects datatype {datatype} for batch input '{tensor.name}', model provides {provided}"
-    rank, kind = _RANKS.get(batch_input.kind, 1), pb.BatchInput.Kind.Name(batch_input.kind)
+    rank = 2 if batch_input.kind == pb.BatchInput.BATCH_ITEM_SHAPE else 1
     if len(tensor.shape) != rank:
-        who = f"batch input '{tensor.name}' of kind {kind}"
+        who = f"batch input '{tensor.name}' of kind {pb.BatchInput.Kind.Name(batch_input.kind)}"
         yield f"{who} has {rank} dimensions, model provides {format_shape(tensor.shape)}"
-
-
-FEATURE = Feature(validate=_validate, compare=_compare, convert=_convert)

@@ -1,18 +1,17 @@
-"""Model parameters whose keys begin with ``scheduling.``: more settings for dynamic batching, and admission."""
+"""``dynamic_batching``, and parameters whose keys begin with ``scheduling.``: more settings for it, and admission."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Final
 
-from modserve.core.model_config import Admission, ModelConfig
+from modserve.core.model_config import Admission, DynamicBatching, QueuePolicy
 from modserve.pb import inference as pb
 
-from ..text.problems import Faults
+from ..text.problems import Faults, FieldPath
 from ..text.suggest import did_you_mean
-from .feature import Context, Feature
 from .parameters import Setting, ascending, choice, fault, names, special_scheduling, values, whole_number
 
 PREFIX = "scheduling."
+_NS_PER_US = 1000
 _BATCHING: Final = "dynamic_batching"
 _ADMISSION = "scheduling.admission"
 _AGEING = "scheduling.ageing_microseconds"
@@ -39,7 +38,80 @@ ADMISSION: Mapping[str, Setting] = {
 SETTINGS: Mapping[str, Setting] = {**BATCHER, **ADMISSION}
 
 
-def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+def normalise(message: pb.ModelConfig) -> None:
+    batching = message.dynamic_batching
+    if message.HasField(_BATCHING) and not batching.preferred_batch_size and message.max_batch_size > 0:
+        batching.preferred_batch_size.append(message.max_batch_size)
+
+
+def validate_batching(message: pb.ModelConfig) -> Faults:
+    batching, name = message.dynamic_batching, message.name
+    for index, size in enumerate(batching.preferred_batch_size):
+        path: FieldPath = (_BATCHING, "preferred_batch_size", index)
+        if size <= 0:
+            yield path, f"dynamic batching preferred size must be positive for {name}"
+        elif size > message.max_batch_size:
+            limit = f"{size} > {message.max_batch_size}"
+            yield path, f"dynamic batching preferred size must be <= max batch size for {name}: {limit}"
+    levels = batching.priority_levels
+    if levels:
+        allowed = f"in range [1, {levels}] for {name}"
+        if not 1 <= batching.default_priority_level <= levels:
+            yield (_BATCHING, "default_priority_level"), f"default priority level must be {allowed}"
+        for level in batching.priority_queue_policy:
+            if not 1 <= level <= levels:
+                path = (_BATCHING, "priority_queue_policy", level)
+                yield path, f"priority queue policy must have priority level {allowed}"
+    if batching.preserve_ordering:
+        yield from _ordering_faults(batching, name)
+
+
+def _ordering_faults(batching: pb.ModelDynamicBatching, name: str) -> Faults:
+    because = f"when 'preserve_ordering' is true for {name}"
+    if batching.priority_levels > 1:
+        yield (_BATCHING, "priority_levels"), f"Only one priority level is allowed {because}"
+    policies: dict[FieldPath, pb.ModelQueuePolicy] = {("default_queue_policy",): batching.default_queue_policy}
+    for level, policy in batching.priority_queue_policy.items():
+        policies["priority_queue_policy", level] = policy
+    for path, policy in policies.items():
+        if policy.default_timeout_microseconds and policy.timeout_action == pb.ModelQueuePolicy.DELAY:
+            yield (_BATCHING, *path, "timeout_action"), f"Queue policy can not have DELAY as timeout action {because}"
+
+
+def dynamic_batching(message: pb.ModelConfig) -> DynamicBatching | None:
+    if not message.HasField(_BATCHING):
+        return None
+    batching = message.dynamic_batching
+    return DynamicBatching(
+        preferred_batch_sizes=tuple(sorted(set(batching.preferred_batch_size))),
+        max_queue_delay_ns=batching.max_queue_delay_microseconds * _NS_PER_US,
+        preserve_ordering=batching.preserve_ordering,
+        priority_levels=batching.priority_levels,
+        default_priority_level=batching.default_priority_level,
+        default_policy=_queue_policy(batching.default_queue_policy, batching.preserve_ordering),
+        level_policies={
+            level: _queue_policy(policy, batching.preserve_ordering)
+            for level, policy in batching.priority_queue_policy.items()
+        },
+        **values(message, BATCHER),
+    )
+
+
+def _queue_policy(policy: pb.ModelQueuePolicy, ordered: bool) -> QueuePolicy:
+    """If responses are `ordered`, no request goes behind the others: their responses would have to wait for it.
+
+    Like Triton, the validation refuses a policy that delays by its own default there; this is for the time-outs that
+    requests bring.
+    """
+    return QueuePolicy(
+        policy.max_queue_size,
+        policy.default_timeout_microseconds * _NS_PER_US,
+        policy.timeout_action == pb.ModelQueuePolicy.DELAY and not ordered,
+        policy.allow_timeout_override,
+    )
+
+
+def validate_parameters(message: pb.ModelConfig) -> Faults:
     for key, parameter in message.parameters.items():
         if key.startswith(PREFIX):
             for text in _faults(key, parameter.string_value, message):
@@ -58,7 +130,7 @@ def _faults(key: str, text: str, message: pb.ModelConfig) -> Iterator[str]:
     if key in BATCHER and not message.HasField(_BATCHING):
         yield f"parameter '{key}' needs {_BATCHING}"
     if key in ADMISSION:
-        yield from (f"parameter '{key}' can not be combined with {other}" for other in special_scheduling(message))
+        yield from (f"parameter '{key}' cannot be combined with {other}" for other in special_scheduling(message))
     if setting.needs and setting.needs not in message.parameters:
         yield f"parameter '{key}' needs '{setting.needs}'"
     if unreadable := fault(key, text, setting.read):
@@ -75,18 +147,12 @@ def _goal_faults(message: pb.ModelConfig) -> Faults:
     delay_us = message.dynamic_batching.max_queue_delay_microseconds
     tuned_us = batcher.get("p99_goal_ns", 0) // 1000  # the tuner then chooses the delay
     if tuned_us and goal_us < min(tuned_us, batcher.get("tuned_delay_limit_ns", tuned_us * 1000) // 1000):
-        yield (
-            ("parameters", _P99_GOAL),
-            f"parameter '{_P99_GOAL}' is {tuned_us}, expected no more than {goal}, or a '{_MAX_DELAY}' below that: "
-            "requests may wait longer for others",
-        )
+        expected = f"no more than {goal}, or a '{_MAX_DELAY}' below that: requests may wait longer for others"
+        yield ("parameters", _P99_GOAL), f"parameter '{_P99_GOAL}' is {tuned_us}, expected {expected}"
     elif not tuned_us and delay_us >= goal_us:
         text = f"is {delay_us}, expected less than {goal}: requests may wait as long for others"
         yield (_BATCHING, "max_queue_delay_microseconds"), f"max_queue_delay_microseconds {text}"
 
 
-def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
-    return replace(config, admission=Admission(**values(message, ADMISSION)))
-
-
-FEATURE = Feature(validate=_validate, convert=_convert)
+def admission(message: pb.ModelConfig) -> Admission:
+    return Admission(**values(message, ADMISSION))

@@ -1,12 +1,11 @@
 """``sequence_batching``: strategies, control inputs and states. The texts are Triton's."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
-from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription
+from modserve.core.model_config import DescribedTensor, ModelDescription
 from modserve.core.sequence_config import (
     CORRELATION_DATATYPES,
     DEFAULT_IDLE_NS,
@@ -23,10 +22,9 @@ from modserve.core.sequence_config import (
 from modserve.core.tensor import Shape, format_shape
 from modserve.pb import inference as pb
 
-from ..text.problems import Faults, FieldPath, Problems
-from .feature import Context, Feature
-from .files import escapes
-from .tensors import DATATYPES, VALID_SIZE
+from ..text.problems import Faults, FieldPath
+from .common import DATATYPES, VALID_SIZE
+from .directory import escapes
 
 _HERE: Final = "sequence_batching"
 _KINDS: Mapping[int, ControlKind] = {
@@ -44,7 +42,7 @@ _Control = pb.ModelSequenceBatching.Control
 _State = pb.ModelSequenceBatching.State
 
 
-def _normalise(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
+def normalise(message: pb.ModelConfig) -> None:
     if not message.HasField(_HERE):
         return
     batching = message.sequence_batching
@@ -57,19 +55,18 @@ def _normalise(message: pb.ModelConfig, context: Context, problems: Problems) ->
 # The value
 
 
-def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
+def sequence_batching(message: pb.ModelConfig) -> SequenceBatching | None:
     if not message.HasField(_HERE):
-        return config
+        return None
     batching = message.sequence_batching
     datatypes = ((state, DATATYPES.get(state.data_type)) for state in batching.state)
-    value = SequenceBatching(
+    return SequenceBatching(
         strategy=_strategy(batching),
         controls=tuple(_controls(batching)),
         states=tuple(_state(state, datatype) for state, datatype in datatypes if datatype is not None),
         max_idle_ns=batching.max_sequence_idle_microseconds * MICROSECOND_NS or DEFAULT_IDLE_NS,
         iterative=batching.iterative_sequence,
     )
-    return replace(config, sequence_batching=value)
 
 
 def _strategy(batching: pb.ModelSequenceBatching) -> Strategy:
@@ -100,9 +97,8 @@ def _controls(batching: pb.ModelSequenceBatching) -> Iterator[Control]:
 
 
 def _state(state: _State, datatype: Datatype) -> State:
-    initial = None
-    for content in state.initial_state:
-        initial = InitialState(content.name, tuple(content.dims), content.data_file)
+    contents = (InitialState(each.name, tuple(each.dims), each.data_file) for each in state.initial_state)
+    initial = next(contents, None)
     return State(state.input_name, state.output_name, datatype, tuple(state.dims), initial, state.use_growable_memory)
 
 
@@ -135,7 +131,7 @@ def state_outputs(message: pb.ModelConfig) -> set[str]:
 # The rules by itself
 
 
-def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+def validate(message: pb.ModelConfig) -> Faults:
     if not message.HasField(_HERE):
         return
     name, batching = message.name, message.sequence_batching
@@ -178,32 +174,26 @@ def _control_faults(message: pb.ModelConfig) -> Faults:
             if control.kind in seen_kinds:
                 yield path, f"sequence batching specifies multiple {kind.value} tensors for {name}"
             seen_kinds.add(control.kind)
-            fields = [field for field in _VALUES if len(getattr(control, field))]
-            if kind is ControlKind.CORRID:
-                text = _correlation_fault(control, fields, f"{kind.value} for {name}")
-            else:
-                text = _values_fault(control, fields, f"{kind.value} for {name}")
-            if text:
+            if text := _control_fault(control, kind, name):
                 yield path, text
 
 
-def _values_fault(control: _Control, fields: Sequence[str], who: str) -> str:
+def _control_fault(control: _Control, kind: ControlKind, model: str) -> str:
+    who = f"{kind.value} for {model}"
+    fields = [field for field in _VALUES if len(getattr(control, field))]
+    if kind is ControlKind.CORRID:
+        if fields:
+            return f"sequence batching must not specify either {_ANY_VALUES} for {who}"
+        if DATATYPES.get(control.data_type) in CORRELATION_DATATYPES:
+            return ""
+        *names, last = [datatype.config_name for datatype in CORRELATION_DATATYPES]
+        return f"unexpected data type for control {who}. Allowed data types are {', '.join(names)} and {last}"
     if not fields:
         return f"sequence batching must specify either {_ANY_VALUES} for {who}"
     if len(fields) > 1:
         return f"sequence batching specifies more than one from {_ANY_VALUES.replace(' or ', ' and ')} for {who}"
     if len(getattr(control, fields[0])) != 2:
         return f"sequence batching control '{fields[0]}' must have exactly 2 entries for {who}"
-    return ""
-
-
-def _correlation_fault(control: _Control, fields: Sequence[str], who: str) -> str:
-    if fields:
-        return f"sequence batching must not specify either {_ANY_VALUES} for {who}"
-    if DATATYPES.get(control.data_type) not in CORRELATION_DATATYPES:
-        names = [datatype.config_name for datatype in CORRELATION_DATATYPES]
-        allowed = f"{', '.join(names[:-1])} and {names[-1]}"
-        return f"unexpected data type for control {who}. Allowed data types are {allowed}"
     return ""
 
 
@@ -267,25 +257,22 @@ def _initial_faults(state: _State) -> Faults:
 def _initial_dims_faults(state: _State, initial: pb.ModelSequenceBatching.InitialState) -> Iterator[str]:
     name = state.input_name
     if len(initial.dims) != len(state.dims):
-        yield (
-            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
-            f"'{name}'. {len(initial.dims)} != {len(state.dims)}"
-        )
+        counts = f"{len(initial.dims)} != {len(state.dims)}"
+        expected = f"the size of 'state' dimensions for state input '{name}'. {counts}"
+        yield f"Number of dimensions in 'initial_state' doesn't match {expected}"
         return
     for initial_size, size in zip(initial.dims, state.dims, strict=True):
         if initial_size < 0:
             yield f"'initial_state' field for state input name '{name}' contains variable dimensions."
         elif size not in (-1, initial_size):
-            yield (
-                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. "
-                f"{initial_size} != {size}"
-            )
+            sizes = f"{initial_size} != {size}"
+            yield f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {sizes}"
 
 
 # Against the model
 
 
-def _compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool) -> Faults:
+def compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool) -> Faults:
     """Compares the shapes of states only with `shapes`."""
     if not message.HasField(_HERE):
         return
@@ -297,10 +284,8 @@ def _compare(message: pb.ModelConfig, description: ModelDescription, shapes: boo
         path = paths[control.name]
         tensor = described_inputs.get(control.name)
         if tensor is None:
-            yield (
-                path,
-                f"configuration specified sequence control '{control.name}', but model does not provide that input",
-            )
+            head = f"configuration specified sequence control '{control.name}'"
+            yield path, f"{head}, but model does not provide that input"
             continue
         who = f"unable to load model '{name}', sequence control '{control.name}'"
         item = tensor.shape[1:] if message.max_batch_size > 0 else tensor.shape
@@ -355,6 +340,3 @@ def _datatype_faults(who: str, datatype: Datatype, tensor: DescribedTensor, path
         actual, configured = tensor.datatype.config_name, datatype.config_name
         text = f"the model expects data-type {actual} but the model configuration specifies data-type {configured}"
         yield path, f"{who}, {text}"
-
-
-FEATURE = Feature(normalise=_normalise, validate=_validate, compare=_compare, convert=_convert)

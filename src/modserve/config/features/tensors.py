@@ -1,44 +1,35 @@
 """``max_batch_size``, ``input`` and ``output``. The texts are Triton's."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence, Set
 
-from modserve.core import dtypes
-from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription, TensorSpec
+from modserve.core.model_config import DescribedTensor, ModelDescription, TensorSpec
 from modserve.core.tensor import format_shape
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath
-from . import ragged
-from .feature import Context, Feature
+from . import padding, ragged, sequences
+from .common import DATATYPES, VALID_SIZE, AnyTensor
 
-DATATYPES = {pb.DataType.Value(row.config_name): row for row in dtypes.ALL}
-VALID_SIZE = "integer >= 1, or -1 to indicate a variable-size dimension"
 _VARIABLE = -1
 _IMAGE_FORMATS = (pb.ModelInput.FORMAT_NHWC, pb.ModelInput.FORMAT_NCHW)
 
-_Tensor = pb.ModelInput | pb.ModelOutput
 
-
-def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
-    """Leaves out tensors without a usable data type.
+def specs(
+    message: pb.ModelConfig, description: ModelDescription | None
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The inputs and outputs that have a usable data type.
 
     A tensor that the model describes without any dimension has dims [1] in the configuration. With batching, an empty
     reshape says so; without batching, Triton forbids that reshape, so only the description tells.
     """
     scalars: set[str] = set()
-    if context.description is not None and message.max_batch_size <= 0:
-        described = (*context.description.inputs, *context.description.outputs)
+    if description is not None and message.max_batch_size <= 0:
+        described = (*description.inputs, *description.outputs)
         scalars = {tensor.name for tensor in described if not tensor.shape}
-    return replace(
-        config,
-        max_batch_size=message.max_batch_size,
-        inputs=tuple(_specs(message.input, scalars)),
-        outputs=tuple(_specs(message.output, scalars)),
-    )
+    return tuple(_specs(message.input, scalars)), tuple(_specs(message.output, scalars))
 
 
-def _specs(tensors: Iterable[_Tensor], scalars: set[str]) -> Iterator[TensorSpec]:
+def _specs(tensors: Iterable[AnyTensor], scalars: set[str]) -> Iterator[TensorSpec]:
     for tensor in tensors:
         datatype = DATATYPES.get(tensor.data_type)
         if datatype is None:
@@ -58,24 +49,24 @@ def _specs(tensors: Iterable[_Tensor], scalars: set[str]) -> Iterator[TensorSpec
 # The rules by themselves
 
 
-def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+def validate(message: pb.ModelConfig, partial: bool) -> Faults:
     """Like Triton's ``ValidateIOShape``."""
     if message.max_batch_size < 0:
         yield ("max_batch_size",), f"'max_batch_size' must be non-negative value for {message.name}"
-    sides: tuple[tuple[str, Sequence[_Tensor]], ...] = (("input", message.input), ("output", message.output))
+    sides: tuple[tuple[str, Sequence[AnyTensor]], ...] = (("input", message.input), ("output", message.output))
     for side, tensors in sides:
         names: set[str] = set()
         for index, tensor in enumerate(tensors):
             who = f"model {side} '{tensor.name}'" if tensor.name else f"model {side}"
-            for path, text in _faults(tensor, names, message, context.partial):
+            for path, text in _faults(tensor, names, message, partial):
                 yield (side, index, *path), f"{who} {text}"
             names.add(tensor.name)
             is_image = isinstance(tensor, pb.ModelInput) and tensor.format in _IMAGE_FORMATS
-            if is_image and len(tensor.dims) != 3 and (tensor.dims or not context.partial):
+            if is_image and len(tensor.dims) != 3 and (tensor.dims or not partial):
                 yield (side, index, "format"), f"model input NHWC/NCHW require 3 dims for {message.name}"
 
 
-def _faults(tensor: _Tensor, names: set[str], message: pb.ModelConfig, partial: bool) -> Faults:
+def _faults(tensor: AnyTensor, names: set[str], message: pb.ModelConfig, partial: bool) -> Faults:
     model, reshaped = message.name, tensor.HasField("reshape")
     absent = {
         "name": not tensor.name,
@@ -121,14 +112,43 @@ def _element_counts(sizes: Sequence[int]) -> list[int]:
 # Against the model
 
 
-def _compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool) -> Faults:
+def server_inputs(message: pb.ModelConfig) -> Set[str]:
+    """The names of the inputs that the server makes: controls, states and batch inputs."""
+    return sequences.inputs(message).keys() | ragged.targets(message)
+
+
+def compare(message: pb.ModelConfig, description: ModelDescription, shapes: bool) -> Faults:
     """The differences that Triton's ONNX Runtime backend finds when it creates an instance."""
+    yield from _count_faults(message, description)
     yield from _compare_side("input", message.input, description.inputs, message, shapes)
     yield from _compare_side("output", message.output, description.outputs, message, shapes)
 
 
+def _count_faults(message: pb.ModelConfig, description: ModelDescription) -> Faults:
+    """Triton counts no optional inputs; one for each batch input, kind of control, and state; and controls come first.
+
+    It knows neither inputs that the model itself calls optional, which may be absent, nor masks that the server makes.
+    """
+    if not sequences.controls(message) <= {tensor.name for tensor in description.inputs}:
+        return
+    configured = {tensor.name for tensor in message.input} | server_inputs(message)
+    optional = {tensor.name for tensor in description.inputs if tensor.optional}
+    required = [tensor.name for tensor in description.inputs if not tensor.optional]
+    uncounted = {tensor.name for tensor in message.input if tensor.optional} - optional - {padding.mask(message)}
+    expected = len(message.input) - len(uncounted) + len(message.batch_input) + sequences.count_inputs(message)
+    count = len(description.inputs)
+    if expected + len(optional - configured) == count:
+        return
+    text = f"unable to load model '{message.name}', configuration expects {expected} inputs, model provides {count}"
+    causes = {
+        "missing in the configuration": [name for name in required if name not in configured],
+        "optional in the configuration only": [name for name in required if name in uncounted],
+    }
+    yield ("input",), text + "".join(f"; {cause}: {', '.join(names)}" for cause, names in causes.items() if names)
+
+
 def _compare_side(
-    side: str, tensors: Sequence[_Tensor], described: Sequence[DescribedTensor], message: pb.ModelConfig, shapes: bool
+    side: str, tensors: Sequence[AnyTensor], described: Sequence[DescribedTensor], message: pb.ModelConfig, shapes: bool
 ) -> Faults:
     by_name = {tensor.name: tensor for tensor in described}
     scattered = ragged.batch_outputs(message)
@@ -141,12 +161,9 @@ def _compare_side(
                 yield (*here, "name"), f"unexpected inference {side} '{tensor.name}', allowed {side}s are: {names}"
             continue
         if tensor.data_type in DATATYPES and DATATYPES[tensor.data_type] != model_tensor.datatype:
-            yield (
-                (*here, "data_type"),
-                f"unable to load model '{message.name}', configuration expects datatype "
-                f"{pb.DataType.Name(tensor.data_type)} for {side} '{tensor.name}', model provides "
-                f"{model_tensor.datatype.config_name}",
-            )
+            configured, provided = pb.DataType.Name(tensor.data_type), model_tensor.datatype.config_name
+            head = f"unable to load model '{message.name}', configuration expects datatype {configured}"
+            yield (*here, "data_type"), f"{head} for {side} '{tensor.name}', model provides {provided}"
         shape_differs = ragged.is_ragged(tensor) or (side == "output" and tensor.name in scattered)
         if tensor.dims and shapes and not shape_differs:
             field, dims = ("reshape", tensor.reshape.shape) if tensor.HasField("reshape") else ("dims", tensor.dims)
@@ -182,6 +199,3 @@ def _difference(dims: list[int], tensor: DescribedTensor, message: pb.ModelConfi
         f"{who}the model expects {len(shape)} dimensions (shape {format_shape(shape)}) but the model configuration "
         f"specifies {len(full)} dimensions ({f'{batch} complete ' if batching else ''}shape {format_shape(full)})"
     )
-
-
-FEATURE = Feature(validate=_validate, compare=_compare, convert=_convert)

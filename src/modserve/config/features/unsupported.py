@@ -16,8 +16,6 @@ from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath, Problems, show
 
-_NOT_SUPPORTED = "is not supported"
-_IGNORED = "is ignored"
 _OWN_MEMORY = "the model gives each new state in memory of its own"
 
 
@@ -62,8 +60,8 @@ def check(message: pb.ModelConfig, problems: Problems) -> None:
     for setting in SETTINGS:
         for path, value in _values(message, setting.path.split("."), ()):
             if setting.matters(value):
-                add, verdict = (problems.add, _NOT_SUPPORTED) if setting.fails else (problems.warn, _IGNORED)
-                add(path, f"'{show(path)}' {verdict} by this version of modserve: {setting.why}")
+                add, verdict = (problems.add, "not supported") if setting.fails else (problems.warn, "ignored")
+                add(path, f"'{show(path)}' is {verdict} by this version of modserve: {setting.why}")
 
 
 def _values(message: Message, names: Sequence[str], path: FieldPath) -> Iterator[tuple[FieldPath, object]]:

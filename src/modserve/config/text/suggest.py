@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Collection, Iterable, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor
@@ -40,43 +39,33 @@ class Suggestion(NamedTuple):
     sure: bool = False
 
 
-class Fields:
-    """Suggestions for unknown field names in the text of a `root` message."""
+def field(name: str, names: Collection[str], root: Descriptor) -> Suggestion:
+    """The field of `root`, or in it, that `name`, which is none of the `names` of a block's fields, was meant to be."""
+    fields = {_fold(field): field for field in names}
+    meant = fields.get(_fold(name), _FIELD_SYNONYMS.get(_fold(name)))
+    if meant is not None and meant in names:
+        return Suggestion(f"did you mean '{meant}'?", meant, sure=True)
+    near = difflib.get_close_matches(_fold(name), fields, n=1, cutoff=_LIKELY)
+    sure = bool(near) and difflib.SequenceMatcher(None, near[0], _fold(name)).ratio() >= _SURE
+    elsewhere = [] if sure else _places(name, root)
+    if 0 < len(elsewhere) <= _FEW:
+        return Suggestion("it belongs " + " or ".join(elsewhere))
+    if near:
+        return Suggestion(f"did you mean '{fields[near[0]]}'?", fields[near[0]], sure)
+    return Suggestion(f"allowed here: {', '.join(fields.values())}" if len(fields) <= _MANY else "")
 
-    def __init__(self, root: Descriptor) -> None:
-        self._root = root
 
-    def suggest(self, name: str, names: Collection[str]) -> Suggestion:
-        """The field that `name`, which is none of the `names` of a block's fields, was probably meant to be."""
-        fields = {_fold(field): field for field in names}
-        synonym = _FIELD_SYNONYMS.get(_fold(name))
-        meant = fields.get(_fold(name), synonym)
-        if meant is not None and meant in names:
-            return Suggestion(f"did you mean '{meant}'?", meant, sure=True)
-        near = difflib.get_close_matches(_fold(name), fields, n=1, cutoff=_LIKELY)
-        sure = bool(near) and difflib.SequenceMatcher(None, near[0], _fold(name)).ratio() >= _SURE
-        elsewhere = self._containers.get(name, [])
-        if elsewhere and not sure and len(elsewhere) <= _FEW:
-            return Suggestion("it belongs " + " or ".join(elsewhere))
-        if near:
-            return Suggestion(f"did you mean '{fields[near[0]]}'?", fields[near[0]], sure)
-        return Suggestion(f"allowed here: {', '.join(fields.values())}" if len(fields) <= _MANY else "")
-
-    @cached_property
-    def _containers(self) -> dict[str, list[str]]:
-        """Field name → the places that it may have, only the least deep of them."""
-        places: dict[str, list[str]] = {}
-        level: list[tuple[str, Descriptor]] = [("", self._root)]
-        while level:
-            fields = [(path, field) for path, message in level for field in message.fields]
-            on_level: dict[str, list[str]] = {}
-            for path, field in fields:
-                place = f"inside '{path}'" if path else "at the top level, outside all blocks"
-                on_level.setdefault(field.name, []).append(place)
-            places = on_level | places
-            blocks = [(f"{path}.{field.name}".removeprefix("."), field.message_type) for path, field in fields]
-            level = [(path, message) for path, message in blocks if message is not None]
-        return places
+def _places(name: str, root: Descriptor) -> list[str]:
+    """The places that a field of this name may have, only the least deep of them."""
+    level: list[tuple[str, Descriptor]] = [("", root)]
+    while level:
+        paths = [path for path, message in level if name in message.fields_by_name]
+        if paths:
+            return [f"inside '{path}'" if path else "at the top level, outside all blocks" for path in paths]
+        fields = [(path, field) for path, message in level for field in message.fields]
+        blocks = [(f"{path}.{field.name}".removeprefix("."), field.message_type) for path, field in fields]
+        level = [(path, message) for path, message in blocks if message is not None]
+    return []
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str, *, cutoff: float = 0.8) -> str:

@@ -38,10 +38,6 @@ class Token(NamedTuple):
         return self.text[:1].isalpha() or self.text[:1] == "_"
 
     @property
-    def is_number(self) -> bool:
-        return re.match(r"[0-9+-]|\.[0-9]", self.text) is not None
-
-    @property
     def is_string(self) -> bool:
         return self.text.startswith(_QUOTES)
 
@@ -52,7 +48,7 @@ class Token(NamedTuple):
     def describe(self) -> str:
         if self.is_string:
             return f"the string {self.text}"
-        return f"the number {self.text}" if self.is_number else f"'{self.text}'"
+        return f"the number {self.text}" if re.match(r"[0-9+-]|\.[0-9]", self.text) else f"'{self.text}'"
 
 
 def tokenize(text: str) -> list[Token]:

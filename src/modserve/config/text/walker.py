@@ -60,7 +60,7 @@ def walk(text: str, message: Descriptor) -> Walk:
 class _Walker:
     def __init__(self, tokens: Sequence[Token], root: Descriptor) -> None:
         self.result = Walk()
-        self._fields = suggest.Fields(root)
+        self._root = root
         self._tokens = tokens
         self._at = 0
         self._scopes: list[_Scope] = []
@@ -205,7 +205,7 @@ class _Walker:
         return None
 
     def _unknown_field(self, name: Token, scope: _Scope) -> None:
-        meant = self._fields.suggest(name.text, scope.fields)
+        meant = suggest.field(name.text, scope.fields, self._root)
         self._problem(name, f"unknown field '{name.text}'" + (f"; {meant.hint}" if meant.hint else ""))
         if meant.sure:
             field = scope.fields[meant.name]

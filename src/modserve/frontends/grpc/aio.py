@@ -44,13 +44,16 @@ _CONNECTIONS = {  # gRPC's channel arguments by option
     "keepalive_time": "grpc.keepalive_time_ms",
     "keepalive_timeout": "grpc.keepalive_timeout_ms",
     "keepalive_permit_without_calls": "grpc.keepalive_permit_without_calls",
-    "max_pings_without_data": "grpc.http2.max_pings_without_data",
-    "min_recv_ping_interval_without_data": "grpc.http2.min_ping_interval_without_data_ms",
-    "max_ping_strikes": "grpc.http2.max_ping_strikes",
+    "http2_max_pings_without_data": "grpc.http2.max_pings_without_data",
+    "http2_min_recv_ping_interval_without_data": "grpc.http2.min_ping_interval_without_data_ms",
+    "http2_max_ping_strikes": "grpc.http2.max_ping_strikes",
 }
-_AGES = {"max_age": "grpc.max_connection_age_ms", "max_age_grace": "grpc.max_connection_age_grace_ms"}
+_AGES = {
+    "max_connection_age": "grpc.max_connection_age_ms",
+    "max_connection_age_grace": "grpc.max_connection_age_grace_ms",
+}
 _MAX_PENDING = 1_000_000
-"""Calls that wait in the core. Each holds some 3 KB, and no connection has more than its `max_streams` of them."""
+"""Calls that wait in the core, with some 3 KB each. No connection has more than `max_concurrent_streams` of them."""
 
 COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
 """gRPC picks the algorithm by level from those that the client takes: gzip for low, deflate above."""
@@ -272,10 +275,10 @@ def channel_arguments(options: GrpcSettings) -> list[tuple[str, int]]:
         # Two servers on one port would share it silently.
         ("grpc.so_reuseport", int(options.reuse_port)),
     ]
-    if options.max_streams:
+    if options.max_concurrent_streams:
         # Clients keep further calls back until others have ended; those that do not are refused. The core's overload
         # protection also counts calls that have ended for the client: of 6,000 at a time it refused up to 1,059.
-        arguments.append(("grpc.max_concurrent_streams", options.max_streams))
+        arguments.append(("grpc.max_concurrent_streams", options.max_concurrent_streams))
         arguments.append(("grpc.http.overload_protection", 0))
     arguments += [(argument, int(getattr(options, field))) for field, argument in _CONNECTIONS.items()]
     arguments += [(argument, age) for field, argument in _AGES.items() if (age := getattr(options, field))]

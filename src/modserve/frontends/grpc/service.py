@@ -18,7 +18,7 @@ from modserve.pb import reflection as reflection_pb
 from modserve.protocol import header_forwarding
 from modserve.protocol.control import logging_settings, metadata, regions, repository, statistics, trace_settings
 from modserve.protocol.failures import DeadlinePassedError
-from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.grpc.grpc_messages import ResponseWriter
 from modserve.protocol.grpc.long_messages import Tensors
 from modserve.protocol.http import server_timing
 from modserve.protocol.reply import BINARY
@@ -43,6 +43,7 @@ class InferenceService:
         self._limits = options.limits
         self._header_pattern = options.header_pattern
         self._server_timing = options.server_timing
+        self._writer = ResponseWriter()
 
     async def ServerLive(self, message: pb.ServerLiveRequest, call: RpcCall) -> Message:
         return pb.ServerLiveResponse(live=self._server.live)
@@ -150,14 +151,14 @@ class InferenceService:
             if self._server_timing and (cost := call.cost):
                 rpc.set_trailers(((server_timing.HEADER, cost),))
             if is_long_response(outcome, call.reply, self._limits, True) or call.on_gpu:
-                return await offload.on_thread(_encoded, call, outcome)
-            return _encoded(call, outcome)
+                return await offload.on_thread(_encoded, self._writer, call, outcome)
+            return _encoded(self._writer, call, outcome)
         finally:
             call.finish()
 
 
-def _encoded(call: Call, response: InferenceResponse) -> bytes:
-    return grpc_messages.encode_response(response if call.reply is BINARY else call.render(response))
+def _encoded(writer: ResponseWriter, call: Call, response: InferenceResponse) -> bytes:
+    return writer.encode(response if call.reply is BINARY else call.render(response))
 
 
 def _sent(call: Call) -> None:

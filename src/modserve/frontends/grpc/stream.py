@@ -23,6 +23,7 @@ from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory, is_long_response
 from modserve.protocol import failures, header_forwarding
 from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.grpc.grpc_messages import ResponseWriter
 from modserve.server import Server
 from modserve.settings import GrpcSettings
 
@@ -45,6 +46,7 @@ class InferStreams:
         self.server = server
         self.options = options
         self.inflating = inflating
+        self.writer = ResponseWriter()
         self._open: set[_Stream] = set()
         self._stopped = False
 
@@ -136,7 +138,7 @@ class _Call(StreamCall):
             response = self.render(outcome)
         if final and self.stream.timed:
             response = self.with_cost(response)
-        return grpc_messages.encode_stream_response(response, final)
+        return self.stream.writer.encode_stream(response, final)
 
 
 class _Stream:
@@ -146,6 +148,7 @@ class _Stream:
         options, metadata = streams.options, rpc.metadata
         self.server = streams.server
         self.inflating = streams.inflating
+        self.writer = streams.writer
         self.limits = options.limits
         self.forwarded = header_forwarding.from_metadata(options.header_pattern, metadata)
         """Metadata that go along with each request as its parameters."""

@@ -8,11 +8,7 @@ from modserve.protocol.json.json_text import JsonObject, JsonTypeError
 from modserve.protocol.limits import LIMITS
 
 T = TypeVar("T")
-_TYPES: dict[type, tuple[str, str]] = {
-    bool: ("boolean", "boolean"),
-    str: ("string", "string"),
-    dict: ("object", "object"),
-}
+_TYPES: dict[type, str] = {bool: "boolean", str: "string", dict: "object"}
 
 
 def read(body: bytes, most_parts: int | None = LIMITS.control_json_parts) -> JsonObject:
@@ -50,12 +46,12 @@ def _check_depth(document: object) -> None:
 def typed(value: object, expected: type[T], what: str = "") -> T:
     """`value`, which must be exactly an `expected`. Raises INVALID_ARG, beginning with `what` it is the value of."""
     if type(value) is not expected:
-        raise invalid(f"{what}{JsonTypeError(*_TYPES[expected])}")
+        raise invalid(f"{what}{JsonTypeError(_TYPES[expected])}")
     return value
 
 
 def unsigned(value: object, highest: int) -> int:
     """`value`, which must be a whole number of at most `highest`. Raises INVALID_ARG."""
     if type(value) is not int or not 0 <= value <= highest:
-        raise invalid(str(JsonTypeError("unsigned-integer", "unsigned-integer")))
+        raise invalid(str(JsonTypeError("unsigned-integer")))
     return value

@@ -1,17 +1,27 @@
 """The logging extension: settings as both wires have them, and changes to them."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from modserve.core.errors import ModserveError, invalid, unsupported
+from modserve.core.errors import invalid, unsupported
 from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.pb import inference as pb
 from modserve.protocol.control import control_body
 from modserve.protocol.json.json_text import JsonObject
 
 _MAX_UINT32 = 2**32 - 1
-_SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
+_SETTINGS = {
+    "log_info": ("info", bool),
+    "log_warning": ("warning", bool),
+    "log_error": ("error", bool),
+    "log_verbose_level": ("verbose_level", int),
+    "log_format": ("format", str),
+}
+"""The field and the type of each setting that can be changed."""
 _FORMATS = {each.value: each for each in LogFormat}
+_CHOICES = {bool: ("bool_param", "boolean"), int: ("uint32_param", "int32"), str: ("string_param", "string")}
+"""The member of the oneof for each type, and how Triton's messages name that type."""
 
 
 def json(settings: LogSettings) -> JsonObject:
@@ -26,65 +36,47 @@ def json(settings: LogSettings) -> JsonObject:
 
 
 def message(settings: LogSettings) -> pb.LogSettingsResponse:
-    answer = pb.LogSettingsResponse()
+    response = pb.LogSettingsResponse()
     for name, value in json(settings).items():
-        if isinstance(value, bool):
-            answer.settings[name].bool_param = value
-        elif isinstance(value, int):
-            answer.settings[name].uint32_param = value
-        else:
-            answer.settings[name].string_param = str(value)
-    return answer
+        setattr(response.settings[name], _CHOICES[type(value)][0], value)
+    return response
 
 
 def changed_by_json(settings: LogSettings, body: bytes) -> LogSettings:
     """`settings` with what a POST's body says; null and unknown names change nothing.
 
-    Raises INVALID_ARG, UNSUPPORTED for ``log_file``, and UNAVAILABLE, which is Triton's, for an unknown format.
+    Raises INVALID_ARG, and UNSUPPORTED for ``log_file``.
     """
-    members = {name: value for name, value in control_body.read(body).items() if value is not None}
-    changes: dict[str, Any] = {}
-    if "log_file" in members:
-        raise _no_file()
-    for name, field in _SWITCHES.items():
-        if name in members:
-            changes[field] = control_body.typed(members[name], bool)
-    if "log_verbose_level" in members:
-        changes["verbose_level"] = control_body.unsigned(members["log_verbose_level"], _MAX_UINT32)
-    if "log_format" in members:
-        spoken = control_body.typed(members["log_format"], str)
-        if spoken not in _FORMATS:
-            raise invalid(f"invalid argument for --log_format, got: {spoken}")
-        changes["format"] = _FORMATS[spoken]
-    return replace(settings, **changes)
+    values = {name: value for name, value in control_body.read(body).items() if value is not None}
+    return _changed(settings, values, _json_value, "--log_format")
 
 
 def changed_by_message(settings: LogSettings, request: pb.LogSettingsRequest) -> LogSettings:
-    """`settings` with what a request says; unknown names change nothing. Raises INVALID_ARG, or UNSUPPORTED."""
-    members = request.settings
-    changes: dict[str, Any] = {}
-    if "log_file" in members:
-        raise _no_file()
-    for name, field in _SWITCHES.items():
-        if name in members:
-            _check_choice(members[name], name, "bool_param", "boolean")
-            changes[field] = members[name].bool_param
-    if "log_verbose_level" in members:
-        _check_choice(members["log_verbose_level"], "log_verbose_level", "uint32_param", "int32")
-        changes["verbose_level"] = members["log_verbose_level"].uint32_param
-    if "log_format" in members:
-        _check_choice(members["log_format"], "log_format", "string_param", "string")
-        spoken = members["log_format"].string_param
-        if spoken not in _FORMATS:
-            raise invalid(f"invalid argument for log_format, got: {spoken}")
-        changes["format"] = _FORMATS[spoken]
+    """`settings` with what a request says; unknown names change nothing. Raises as `changed_by_json` does."""
+    return _changed(settings, request.settings, _message_value, "log_format")
+
+
+def _changed(
+    settings: LogSettings, values: Mapping[str, Any], read: Callable[[str, Any, type], Any], format_option: str
+) -> LogSettings:
+    """`read` returns the value of a named setting of some type; `format_option` is the name in Triton's text."""
+    if "log_file" in values:
+        raise unsupported("log file location can not be updated through network protocol")
+    changes = {field: read(name, values[name], kind) for name, (field, kind) in _SETTINGS.items() if name in values}
+    if "format" in changes:
+        name = changes["format"]
+        if name not in _FORMATS:
+            raise invalid(f"invalid argument for {format_option}, got: {name}")
+        changes["format"] = _FORMATS[name]
     return replace(settings, **changes)
 
 
-def _check_choice(value: pb.LogSettingsRequest.SettingValue, name: str, choice: str, spoken: str) -> None:
+def _json_value(name: str, value: object, kind: type) -> object:
+    return control_body.unsigned(value, _MAX_UINT32) if kind is int else control_body.typed(value, kind)
+
+
+def _message_value(name: str, value: pb.LogSettingsRequest.SettingValue, kind: type) -> object:
+    choice, kind_name = _CHOICES[kind]
     if value.WhichOneof("parameter_choice") != choice:
-        raise invalid(f"expect {spoken} for '{name}'")
-
-
-def _no_file() -> ModserveError:
-    return unsupported("log file location can not be updated through network protocol")
+        raise invalid(f"expect {kind_name} for '{name}'")
+    return getattr(value, choice)

@@ -1,4 +1,4 @@
-"""Metadata, configuration and health answers, for both wires."""
+"""Metadata and configuration responses, for both wires."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from modserve.protocol.json.json_text import JsonObject
 
 
 def server_json(name: str, version: str, extensions: Sequence[str]) -> JsonObject:
-    return {"name": name, "version": version, "extensions": list(extensions)}
+    return to_json(server_message(name, version, extensions))
 
 
 def server_message(name: str, version: str, extensions: Sequence[str]) -> pb.ServerMetadataResponse:
@@ -18,25 +18,18 @@ def server_message(name: str, version: str, extensions: Sequence[str]) -> pb.Ser
 
 
 def model_json(servable: Servable, versions: Iterable[int]) -> JsonObject:
-    """Model metadata: shapes with the batch dimension in front, versions as strings."""
-    config = servable.config
-    return {
-        "name": config.name,
-        "versions": [str(version) for version in versions],
-        "platform": config.served_platform,
-        "inputs": [_tensor_json(config, spec) for spec in config.inputs],
-        "outputs": [_tensor_json(config, spec) for spec in config.outputs],
-    }
+    return to_json(model_message(servable, versions))
 
 
 def model_message(servable: Servable, versions: Iterable[int]) -> pb.ModelMetadataResponse:
+    """Model metadata: shapes with the batch dimension in front, versions as strings."""
     config = servable.config
     return pb.ModelMetadataResponse(
         name=config.name,
-        versions=[str(version) for version in versions],
+        versions=map(str, versions),
         platform=config.served_platform,
-        inputs=[_tensor_message(config, spec) for spec in config.inputs],
-        outputs=[_tensor_message(config, spec) for spec in config.outputs],
+        inputs=[_tensor(config, spec) for spec in config.inputs],
+        outputs=[_tensor(config, spec) for spec in config.outputs],
     )
 
 
@@ -46,15 +39,9 @@ def config_message(servable: Servable) -> pb.ModelConfig:
 
 
 def config_json(servable: Servable) -> JsonObject:
-    """The normalised configuration, as the HTTP call returns it."""
     return to_json(config_message(servable))
 
 
-def _tensor_json(config: ModelConfig, spec: TensorSpec) -> JsonObject:
-    return {"name": spec.name, "datatype": spec.datatype.name, "shape": list(config.full_dims(spec))}
-
-
-def _tensor_message(config: ModelConfig, spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
-    return pb.ModelMetadataResponse.TensorMetadata(
-        name=spec.name, datatype=spec.datatype.name, shape=config.full_dims(spec)
-    )
+def _tensor(config: ModelConfig, spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
+    shape = config.full_dims(spec)
+    return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype.name, shape=shape)

@@ -3,6 +3,7 @@
 import base64
 import binascii
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from modserve.core.errors import invalid
 from modserve.core.shared_memory import CudaRegion, SystemRegion
@@ -15,7 +16,7 @@ _HIGHEST = 2**64 - 1
 
 def register_system_json(name: str, body: bytes) -> SystemRegion:
     """What an HTTP body asks to register. Raises INVALID_ARG."""
-    document = _document(body)
+    document = control_body.read(body) if body else {}
     key = control_body.typed(_field(document, "key"), str)
     offset = control_body.unsigned(document.get("offset", 0), _HIGHEST)
     return SystemRegion(name, key, offset, control_body.unsigned(_field(document, "byte_size"), _HIGHEST))
@@ -23,7 +24,7 @@ def register_system_json(name: str, body: bytes) -> SystemRegion:
 
 def register_cuda_json(name: str, body: bytes) -> tuple[CudaRegion, bytes]:
     """What an HTTP body asks to register, and the handle of its memory. Raises INVALID_ARG."""
-    document = _document(body)
+    document = control_body.read(body) if body else {}
     coded = control_body.typed(_field(control_body.typed(_field(document, "raw_handle"), dict), "b64"), str)
     byte_size = control_body.unsigned(_field(document, "byte_size"), _HIGHEST)
     device_id = control_body.unsigned(_field(document, "device_id"), _HIGHEST)
@@ -34,10 +35,6 @@ def register_cuda_json(name: str, body: bytes) -> tuple[CudaRegion, bytes]:
     return CudaRegion(name, device_id, byte_size), handle
 
 
-def _document(body: bytes) -> JsonObject:
-    return control_body.read(body) if body else {}
-
-
 def _field(document: JsonObject, key: str) -> object:
     if key not in document:
         raise invalid(f"Shared memory register request has no '{key}' field")
@@ -45,32 +42,14 @@ def _field(document: JsonObject, key: str) -> object:
 
 
 def status_json(regions: Sequence[SystemRegion | CudaRegion]) -> list[JsonObject]:
-    return [_described(region) for region in regions]
-
-
-def _described(region: SystemRegion | CudaRegion) -> JsonObject:
-    if isinstance(region, SystemRegion):
-        return {
-            "name": region.name,
-            "key": region.key,
-            "offset": region.offset,
-            "byte_size": region.byte_size,
-        }
-    return {"name": region.name, "device_id": region.device_id, "byte_size": region.byte_size}
+    return [asdict(region) for region in regions]
 
 
 def system_status_message(regions: Sequence[SystemRegion]) -> pb.SystemSharedMemoryStatusResponse:
-    message = pb.SystemSharedMemoryStatusResponse()
-    for region in regions:
-        status = message.regions[region.name]
-        status.name, status.key = region.name, region.key
-        status.offset, status.byte_size = region.offset, region.byte_size
-    return message
+    status = pb.SystemSharedMemoryStatusResponse.RegionStatus
+    return pb.SystemSharedMemoryStatusResponse(regions={each.name: status(**asdict(each)) for each in regions})
 
 
 def cuda_status_message(regions: Sequence[CudaRegion]) -> pb.CudaSharedMemoryStatusResponse:
-    message = pb.CudaSharedMemoryStatusResponse()
-    for region in regions:
-        status = message.regions[region.name]
-        status.name, status.device_id, status.byte_size = region.name, region.device_id, region.byte_size
-    return message
+    status = pb.CudaSharedMemoryStatusResponse.RegionStatus
+    return pb.CudaSharedMemoryStatusResponse(regions={each.name: status(**asdict(each)) for each in regions})

@@ -1,13 +1,14 @@
 """The model repository extension: the index, and what requests to load or unload a model say."""
 
 import base64
-import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from modserve.core.errors import invalid, unsupported
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.pb import inference as pb
+from modserve.pb.json_message import to_json
 from modserve.protocol.control import control_body
 from modserve.protocol.json.json_text import JsonObject
 
@@ -21,33 +22,15 @@ _DEPENDENTS = "unload_dependents"
 
 def index_json(entries: Iterable[IndexEntry]) -> list[JsonObject]:
     """A bare list; what an entry has nothing to say about is left out."""
-    return [
-        {
-            name: value
-            for name, value in (
-                ("name", entry.name),
-                ("version", "" if entry.version is None else str(entry.version)),
-                ("state", _state(entry)),
-                ("reason", entry.reason),
-            )
-            if value
-        }
-        for entry in entries
-    ]
+    return [{name: value for name, value in to_json(model).items() if value} for model in index_message(entries).models]
 
 
 def index_message(entries: Iterable[IndexEntry]) -> pb.RepositoryIndexResponse:
-    return pb.RepositoryIndexResponse(
-        models=[
-            pb.RepositoryIndexResponse.ModelIndex(
-                name=entry.name,
-                version="" if entry.version is None else str(entry.version),
-                state=_state(entry),
-                reason=entry.reason,
-            )
-            for entry in entries
-        ]
-    )
+    response = pb.RepositoryIndexResponse()
+    for entry in entries:
+        version = "" if entry.version is None else str(entry.version)
+        response.models.add(name=entry.name, version=version, state=_state(entry), reason=entry.reason)
+    return response
 
 
 def _state(entry: IndexEntry) -> str:
@@ -82,38 +65,50 @@ class LoadParameters:
 
 def load_json(body: bytes) -> LoadParameters:
     """The parameters of a load request's body, which may be empty. Raises INVALID_ARG."""
+    return _load(_json_parameters(body), _json_value)
+
+
+def load_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> LoadParameters:
+    """As `load_json`."""
+    return _load(parameters, _message_value)
+
+
+def _load(parameters: Mapping[str, Any], read: Callable[[str, Any, bool], Any]) -> LoadParameters:
+    """`read` returns the value of a named parameter: bytes if it is a file's content (the last argument), else text."""
     config = None
     files: dict[str, bytes] = {}
-    for name, value in _json_parameters(body).items():
-        path = "" if name == _CONFIG else _file_path(name)
-        text = control_body.typed(value, str, f"invalid value for load parameter '{name}': ")
-        if path:
-            files[path] = _base64(name, text)
+    for name, value in parameters.items():
+        if name == _CONFIG:
+            config = read(name, value, False)
         else:
-            config = text
+            path = name.removeprefix(_FILE)
+            if not path or path == name:
+                raise invalid(f"unrecognized load parameter '{name}'.")
+            files[path] = read(name, value, True)
     return LoadParameters(config, files)
+
+
+def _json_value(name: str, value: object, is_file: bool) -> str | bytes:
+    text = control_body.typed(value, str, f"invalid value for load parameter '{name}': ")
+    if not is_file:
+        return text
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:  # binascii's too
+        raise invalid(f"invalid value for load parameter '{name}', expected base64: {error}") from error
+
+
+def _message_value(name: str, value: pb.ModelRepositoryParameter, is_file: bool) -> str | bytes:
+    expected = "bytes_param" if is_file else "string_param"
+    if value.WhichOneof("parameter_choice") != expected:
+        raise invalid(f"invalid value type for load parameter '{name}', expected {expected}.")
+    return value.bytes_param if is_file else value.string_param
 
 
 def unload_dependents_json(body: bytes) -> bool:
     """Whether an unload request's body, which may be empty, asks for dependents as well. Raises INVALID_ARG."""
     value = _json_parameters(body).get(_DEPENDENTS, False)
     return control_body.typed(value, bool, f"invalid value for unload parameter '{_DEPENDENTS}': ")
-
-
-def load_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> LoadParameters:
-    """As `load_json`."""
-    config = None
-    files: dict[str, bytes] = {}
-    for name, value in parameters.items():
-        path = "" if name == _CONFIG else _file_path(name)
-        expected = "bytes_param" if path else "string_param"
-        if value.WhichOneof("parameter_choice") != expected:
-            raise invalid(f"invalid value type for load parameter '{name}', expected {expected}.")
-        if path:
-            files[path] = value.bytes_param
-        else:
-            config = value.string_param
-    return LoadParameters(config, files)
 
 
 def unload_dependents_message(parameters: Mapping[str, pb.ModelRepositoryParameter]) -> bool:
@@ -126,21 +121,6 @@ def unload_dependents_message(parameters: Mapping[str, pb.ModelRepositoryParamet
     return value.bool_param
 
 
-def _file_path(name: str) -> str:
-    """The path that a parameter ``file:<path>`` names."""
-    path = name.removeprefix(_FILE)
-    if not path or path == name:
-        raise invalid(f"unrecognized load parameter '{name}'.")
-    return path
-
-
-def _base64(name: str, text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise invalid(f"invalid value for load parameter '{name}', expected base64: {error}") from error
-
-
 def _json_parameters(body: bytes) -> JsonObject:
-    value = control_body.read(body).get("parameters", {}) if body else {}
-    return control_body.typed(value, dict, "Unable to parse 'parameters': ")
+    parameters = control_body.read(body).get("parameters", {}) if body else {}
+    return control_body.typed(parameters, dict, "Unable to parse 'parameters': ")

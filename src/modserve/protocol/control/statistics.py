@@ -1,4 +1,4 @@
-"""The statistics extension's answer, one message for both wires."""
+"""The statistics extension's response, one message for both wires."""
 
 from collections.abc import Iterable
 
@@ -8,18 +8,9 @@ from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.json.json_text import JsonObject
 
-_DURATIONS = (
-    "success",
-    "fail",
-    "queue",
-    "compute_input",
-    "compute_infer",
-    "compute_output",
-    "cache_hit",
-    "cache_miss",
-)
-_RESPONSE_DURATIONS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
 _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
+_DURATIONS = ("success", "fail", "queue", *_BATCH_DURATIONS, "cache_hit", "cache_miss")
+_RESPONSE_DURATIONS = ("compute_infer", "compute_output", "success", "fail", "empty_response", "cancel")
 
 
 def message(servables: Iterable[Servable]) -> pb.ModelStatisticsResponse:
@@ -77,28 +68,24 @@ def _tuner(tuner: TunerStatistics) -> JsonObject:
 
 def _model(servable: Servable) -> pb.ModelStatistics:
     statistics = servable.statistics
-    durations = {name: _duration(getattr(statistics, name)) for name in _DURATIONS}
-    batches = [
-        pb.InferBatchStatistics(batch_size=size, **{name: _duration(getattr(batch, name)) for name in _BATCH_DURATIONS})
-        for size, batch in sorted(statistics.batches.items())
-    ]
-    responses = {
-        str(index): pb.InferResponseStatistics(
-            **{name: _duration(getattr(response, name)) for name in _RESPONSE_DURATIONS}
-        )
-        for index, response in sorted(statistics.responses.items())
-    }
     return pb.ModelStatistics(
         name=servable.id.name,
         version=str(servable.id.version),
         last_inference=statistics.last_inference_ms,
         inference_count=statistics.inference_count,
         execution_count=statistics.execution_count,
-        inference_stats=pb.InferStatistics(**durations),
-        batch_stats=batches,
-        response_stats=responses,
+        inference_stats=pb.InferStatistics(**_durations(statistics, _DURATIONS)),
+        batch_stats=[
+            pb.InferBatchStatistics(batch_size=size, **_durations(batch, _BATCH_DURATIONS))
+            for size, batch in sorted(statistics.batches.items())
+        ],
+        response_stats={
+            str(index): pb.InferResponseStatistics(**_durations(response, _RESPONSE_DURATIONS))
+            for index, response in sorted(statistics.responses.items())
+        },
     )
 
 
-def _duration(duration: Duration) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=duration.count, ns=duration.ns)
+def _durations(statistics: object, names: Iterable[str]) -> dict[str, pb.StatisticDuration]:
+    durations: dict[str, Duration] = {name: getattr(statistics, name) for name in names}
+    return {name: pb.StatisticDuration(count=each.count, ns=each.ns) for name, each in durations.items()}

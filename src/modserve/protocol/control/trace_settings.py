@@ -1,9 +1,9 @@
 """The trace extension: settings as both wires have them, and changes to them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from modserve.core.errors import ModserveError, invalid, unsupported
+from modserve.core.errors import invalid, unsupported
 from modserve.core.trace_settings import TraceChange, TraceLevel, TraceSettings
 from modserve.pb import inference as pb
 from modserve.protocol.control import control_body
@@ -17,6 +17,8 @@ _NUMBERS = {
     "log_frequency": ("log_frequency", 0, 2**32 - 1),
 }
 """The field, and the lowest and highest value."""
+_NAMES = ("trace_mode", "trace_level", *_NUMBERS)
+"""In the order in which they are checked."""
 
 
 def json(settings: TraceSettings) -> JsonObject:
@@ -32,10 +34,10 @@ def json(settings: TraceSettings) -> JsonObject:
 
 
 def message(settings: TraceSettings) -> pb.TraceSettingResponse:
-    answer = pb.TraceSettingResponse()
+    response = pb.TraceSettingResponse()
     for name, value in json(settings).items():
-        answer.settings[name].value.extend(value if isinstance(value, list) else [str(value)])
-    return answer
+        response.settings[name].value.extend(value if isinstance(value, list) else [str(value)])
+    return response
 
 
 def change_by_json(body: bytes) -> TraceChange:
@@ -43,52 +45,51 @@ def change_by_json(body: bytes) -> TraceChange:
 
     Raises INVALID_ARG, and UNSUPPORTED for ``trace_file`` and another ``trace_mode``.
     """
-    members = control_body.read(body) if body else {}
-    change: dict[str, TraceLevel | int | None] = {}
-    if "trace_file" in members:
-        raise _no_file()
-    if members.get("trace_mode") is not None:
-        _check_mode(control_body.typed(members["trace_mode"], str))
-    if "trace_level" in members:
-        levels = members["trace_level"]
-        if levels is None:
-            change["level"] = None
-        elif not isinstance(levels, list):
-            raise invalid(str(JsonTypeError("array", "array")))
-        elif levels:
-            change["level"] = _level([control_body.typed(level, str) for level in levels])
-    for name, (field, lowest, highest) in _NUMBERS.items():
-        if name in members:
-            value = members[name]
-            text = None if value is None else control_body.typed(value, str)
-            change[field] = None if text is None else _number(name, text, lowest, highest, "got:")
-    return change
+    document = control_body.read(body) if body else {}
+    return _change(document, ((name, _json_texts(name, document[name])) for name in _NAMES if name in document), "got:")
 
 
 def change_by_message(settings: Mapping[str, pb.TraceSettingRequest.SettingValue]) -> TraceChange:
     """What a request asks for; unknown names ask for nothing, a setting without values for what is set elsewhere.
 
-    Raises INVALID_ARG, and UNSUPPORTED for ``trace_file`` and another ``trace_mode``.
+    Raises as `change_by_json` does.
     """
+    return _change(settings, ((name, settings[name].value) for name in _NAMES if name in settings), "got: ")
+
+
+def _json_texts(name: str, value: object) -> Sequence[str] | None:
+    """The values of one setting as a message has them; None for an empty list of levels, which changes nothing."""
+    if value is None:
+        return []
+    if name != "trace_level":
+        return [control_body.typed(value, str)]
+    if not isinstance(value, list):
+        raise invalid(str(JsonTypeError("array")))
+    return [control_body.typed(level, str) for level in value] or None
+
+
+def _change(names: Collection[str], values: Iterable[tuple[str, Sequence[str] | None]], got: str) -> TraceChange:
+    if "trace_file" in names:
+        raise unsupported("trace file location can not be updated through network protocol")
     change: dict[str, TraceLevel | int | None] = {}
-    if "trace_file" in settings:
-        raise _no_file()
-    for mode in settings["trace_mode"].value if "trace_mode" in settings else ():
-        _check_mode(mode)
-    if "trace_level" in settings:
-        levels = list(settings["trace_level"].value)
-        change["level"] = _level(levels) if levels else None
-    for name, (field, lowest, highest) in _NUMBERS.items():
-        if name in settings:
-            values = list(settings[name].value)
-            if len(values) > 1:
-                raise invalid(f"expect only 1 value for '{name}'")
-            change[field] = _number(name, values[0], lowest, highest, "got: ") if values else None
+    for name, texts in values:
+        if texts is None:
+            continue
+        if name == "trace_mode":
+            for mode in texts:
+                _check_mode(mode)
+        elif name == "trace_level":
+            change["level"] = _level(texts) if texts else None
+        elif len(texts) > 1:
+            raise invalid(f"expect only 1 value for '{name}'")
+        else:
+            field, lowest, highest = _NUMBERS[name]
+            change[field] = _number(name, texts[0], lowest, highest, got) if texts else None
     return change
 
 
 def _level(names: Sequence[str]) -> TraceLevel:
-    """Raises INVALID_ARG. Triton ignores unknown names; here they are refused."""
+    """Raises INVALID_ARG. Triton takes unknown names for nothing; here they are errors."""
     level = TraceLevel.OFF
     for name in names:
         if name not in TraceLevel.__members__:
@@ -117,7 +118,3 @@ def _check_mode(mode: str) -> None:
         raise unsupported(
             f"trace mode can not be updated through network protocol, got: {mode}, expected '{_MODE}', which it is"
         )
-
-
-def _no_file() -> ModserveError:
-    return unsupported("trace file location can not be updated through network protocol")

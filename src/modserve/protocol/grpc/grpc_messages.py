@@ -14,13 +14,13 @@ from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import LeaseFactory, Place
-from modserve.core.tensor import Array, Buffer, Shape, Tensor, encode_elements
+from modserve.core.tensor import Buffer, Shape, Tensor, encode_elements
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
 from modserve.protocol import failures, limits, parameters, shared_memory
 from modserve.protocol.grpc import typed_contents
 from modserve.protocol.grpc.long_messages import Tensors, written
-from modserve.protocol.grpc.typed_contents import ElementsError, FieldError
+from modserve.protocol.grpc.typed_contents import ElementsError, FieldError, narrowed
 from modserve.protocol.limits import LIMITS
 from modserve.protocol.reply import Reply
 
@@ -28,28 +28,13 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 _ALLOWED_RESERVED = frozenset({_EMPTY_FINAL})
 _FINAL = "triton_final_response"
 
-_CONTENTS_FIELDS = {
-    "bool_contents": "BOOL",
-    "int_contents": "INT32",
-    "int64_contents": "INT64",
-    "uint_contents": "UINT32",
-    "uint64_contents": "UINT64",
-    "fp32_contents": "FP32",
-    "fp64_contents": "FP64",
-    "bytes_contents": "BYTES",
-}
-"""The fields of InferTensorContents, and the datatype by which Triton's messages name each."""
-
-
-def _take_nothing(size: int) -> None: ...
-
 
 def decode_request(
     message: pb.ModelInferRequest,
     deadline_ns: int = 0,
     lend: LeaseFactory | None = None,
     tensors: Tensors | None = None,
-    take: Callable[[int], None] = _take_nothing,
+    take: Callable[[int], None] = lambda size: None,
 ) -> InferenceRequest:
     """An inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 
@@ -110,11 +95,6 @@ def wants_empty_final(message: pb.ModelInferRequest) -> bool:
     return _EMPTY_FINAL in message.parameters and message.parameters[_EMPTY_FINAL].bool_param
 
 
-def encode_response(response: InferenceResponse) -> bytes:
-    """A ``ModelInferResponse``, with all tensors raw and in the order of `outputs`, each copied once."""
-    return b"".join(_response_parts(response, response.parameters))
-
-
 def is_long(
     message: pb.ModelInferRequest, tensors: Tensors | None, cached: bool, most_elements: int, most_texts: int
 ) -> bool:
@@ -134,12 +114,6 @@ def is_long(
         return False
     contents = (values for tensor in message.inputs for _, values in tensor.contents.ListFields())
     return sum(map(len, contents)) > most_elements
-
-
-def encode_stream_response(response: InferenceResponse, final: bool) -> bytes:
-    """A ``ModelStreamInferResponse``, which tells whether the answer is the request's last one."""
-    parts = _response_parts(response, {**response.parameters, _FINAL: final})
-    return b"".join((b"\x12", written(sum(map(len, parts))), *parts))
 
 
 def encode_stream_error(
@@ -164,13 +138,13 @@ def _inputs(
 ) -> Mapping[str, Tensor]:
     raws: Sequence[Buffer] = message.raw_input_contents if tensors is None else tensors.raws
     model = message.model_name
-    described = message.inputs
-    count = len(described)
+    tensor_messages = message.inputs
+    count = len(tensor_messages)
     if count > LIMITS.tensors:
         raise limits.too_many_tensors("inputs", count)
     inputs: dict[str, Tensor] = {}
     elsewhere = 0
-    for position, tensor in enumerate(described):
+    for position, tensor in enumerate(tensor_messages):
         name = tensor.name
         if name in inputs:
             raise invalid(f"{label(message.id)}input '{name}' already exists in request")
@@ -248,10 +222,10 @@ def _long_contents(
     shape: Shape,
     take: Callable[[int], None],
 ) -> Buffer:
-    """The same of those that protobuf has not read."""
+    """As `_contents`, of those that protobuf has not read."""
     model, count = message.model_name, math.prod(shape)
     try:
-        raw = typed_contents.decode(contents, datatype, count, name, _narrowed, take)
+        raw = typed_contents.decode(contents, datatype, count, name, take)
     except FieldError as error:
         raise _unexpected_field(error.field, name, datatype, model) from None
     except ElementsError as error:
@@ -270,7 +244,7 @@ def _unexpected_field(field: str, name: str, datatype: Datatype, model: str) -> 
     if not field:
         return invalid(f"unexpected explicit tensor data {where}, binary data was already supplied.")
     return invalid(
-        f"unexpected explicit tensor data {where} of type '{_CONTENTS_FIELDS[field]}', "
+        f"unexpected explicit tensor data {where} of type '{typed_contents.FIELDS[field]}', "
         f"expected datatype '{datatype.name}'"
     )
 
@@ -278,56 +252,57 @@ def _unexpected_field(field: str, name: str, datatype: Datatype, model: str) -> 
 def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
     # Typed, or numpy would make floats of 64-bit integers; only 8- and 16-bit integers come in a wider field.
     wide = np.array(list(values), dtype=np.int64 if datatype.size < 4 else datatype.numpy)
-    return (_narrowed(name, datatype, wide, 0) if datatype.size < 4 else wide).tobytes()
+    return (narrowed(name, datatype, wide, 0) if datatype.size < 4 else wide).tobytes()
 
 
-def _narrowed(name: str, datatype: Datatype, wide: Array, first: int) -> Array:
-    """Elements of a datatype of less than 32 bits, of which `wide` are those from index `first` on."""
-    narrow: Array = wide.astype(datatype.numpy)
-    if not np.array_equal(wide, narrow):
-        index = int(np.flatnonzero(wide != narrow)[0])
-        bounds = np.iinfo(datatype.numpy)
-        raise invalid(
-            f"element {first + index} of input '{name}' is {wide[index]}, {datatype.name} takes {bounds.min} to "
-            f"{bounds.max}"
-        )
-    return narrow
+class ResponseWriter:
+    """Writes responses. It remembers the fields that repeat from one to the next, so a front end has one."""
+
+    def __init__(self) -> None:
+        self._model_fields = lru_cache(1024)(_model_fields)
+        self._output_field = lru_cache(4096)(_output_field)
+        self._raw_tag = lru_cache(4096)(_raw_tag)
+
+    def encode(self, response: InferenceResponse) -> bytes:
+        """A ``ModelInferResponse``, with all tensors raw and in the order of `outputs`, each copied once."""
+        return b"".join(self._parts(response, response.parameters))
+
+    def encode_stream(self, response: InferenceResponse, final: bool) -> bytes:
+        """A ``ModelStreamInferResponse``, which says whether the response is the request's last one."""
+        parts = self._parts(response, {**response.parameters, _FINAL: final})
+        return b"".join((b"\x12", written(sum(map(len, parts))), *parts))
+
+    def _parts(self, response: InferenceResponse, parameters: Mapping[str, ParameterValue]) -> list[Buffer]:
+        """A message, field by field in the order of their numbers; the tensors as they are."""
+        parts: list[Buffer] = [self._model_fields(response.model_name, response.model_version)]
+        if response.id:
+            text = response.id.encode()
+            parts += (b"\x1a", written(len(text)), text)
+        if parameters:
+            message = pb.ModelInferResponse()
+            for name, value in parameters.items():
+                setattr(message.parameters[name], _parameter_field(value), value)
+            parts.append(message.SerializeToString())
+        outputs = response.outputs
+        for name, tensor in outputs.items():
+            parts.append(self._output_field(name, tensor.datatype.name, tensor.shape))
+        for tensor in outputs.values():
+            raw = tensor.raw
+            parts.append(self._raw_tag(len(raw)))
+            parts.append(raw)
+        return parts
 
 
-def _response_parts(response: InferenceResponse, parameters: Mapping[str, ParameterValue]) -> list[Buffer]:
-    """A message, field by field in the order of their numbers; the tensors as they are."""
-    parts: list[Buffer] = [_model_fields(response.model_name, response.model_version)]
-    if response.id:
-        text = response.id.encode()
-        parts += (b"\x1a", written(len(text)), text)
-    if parameters:
-        message = pb.ModelInferResponse()
-        for name, value in parameters.items():
-            _set_parameter(message.parameters[name], value)
-        parts.append(message.SerializeToString())
-    outputs = response.outputs
-    for name, tensor in outputs.items():
-        parts.append(_output_field(name, tensor.datatype.name, tensor.shape))
-    for tensor in outputs.values():
-        raw = tensor.raw
-        parts.append(_raw_tag(len(raw)))
-        parts.append(raw)
-    return parts
-
-
-@lru_cache(1024)
 def _model_fields(name: str, version: int) -> bytes:
     return pb.ModelInferResponse(model_name=name, model_version=str(version)).SerializeToString()
 
 
-@lru_cache(4096)
 def _output_field(name: str, datatype: str, shape: Shape) -> bytes:
     message = pb.ModelInferResponse()
     message.outputs.add(name=name, datatype=datatype, shape=shape)
     return message.SerializeToString()
 
 
-@lru_cache(4096)
 def _raw_tag(size: int) -> bytes:
     """What stands before a tensor in ``raw_output_contents``."""
     return b"\x32" + written(size)
@@ -371,19 +346,12 @@ def _spelled(choices: tuple[str, ...]) -> str:
     return f"{', '.join(choices[:-1])}, or {choices[-1]}"
 
 
-def _integer_field(value: int) -> str:
+_FIELDS_BY_TYPE: dict[type, str] = {bool: "bool_param", float: "double_param", str: "string_param"}
+
+
+def _parameter_field(value: ParameterValue) -> str:
+    if type(value) is not int:
+        return _FIELDS_BY_TYPE[type(value)]
     if -(2**63) <= value < 2**63:
         return "int64_param"
     return "uint64_param" if 0 < value < 2**64 else "double_param"
-
-
-_SETTERS: dict[type, Callable[[pb.InferParameter, Any], None]] = {
-    bool: lambda parameter, value: setattr(parameter, "bool_param", value),
-    int: lambda parameter, value: setattr(parameter, _integer_field(value), value),
-    float: lambda parameter, value: setattr(parameter, "double_param", value),
-    str: lambda parameter, value: setattr(parameter, "string_param", value),
-}
-
-
-def _set_parameter(parameter: pb.InferParameter, value: ParameterValue) -> None:
-    _SETTERS[type(value)](parameter, value)

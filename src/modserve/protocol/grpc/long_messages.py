@@ -5,6 +5,7 @@ meanwhile. Tensors stay views of the message instead. Field numbers are those of
 protos/grpc_service.proto; how fields are written: protobuf.dev, "Encoding".
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
@@ -49,13 +50,13 @@ def split(data: bytes, most: int = 0) -> tuple[pb.ModelInferRequest, Tensors] | 
     try:
         split = _Splitter(data, _FEW_FIELDS if most else _MANY_FIELDS)
         split.run()
-        if 0 < most < split.head_size:
+        if 0 < most < sum(map(len, split.head)):
             return None
         return pb.ModelInferRequest.FromString(b"".join(split.head)), split.tensors
     except ManyFieldsError:
         if most:
             return None
-        raise ManyFieldsError(f"the request has more than {_MANY_FIELDS} fields") from None
+        raise
     except IndexError:
         raise DecodeError("a field ends behind the message") from None
 
@@ -67,64 +68,51 @@ class _Splitter:
         self._fields_left = most_fields
         self.tensors = Tensors()
         self.head: list[Buffer] = []
-        self.head_size = 0
 
     def run(self) -> None:
-        data, view = self._data, self._view
-        position, end, kept = 0, len(data), 0
-        while position < end:
-            start = position
-            tag, position = varint(data, position)
-            self._count_field()
+        view, kept = self._view, 0
+        for tag, start, value, stop in self._fields(0, len(view)):
             if tag == _RAW:
-                position, stop = _span(data, position, end)
-                self._keep(view[kept:start])
-                self.tensors.raws.append(view[position:stop])
-                kept = position = stop
-            elif tag == _INPUT:
-                position, stop = _span(data, position, end)
-                parts = self._without_contents(position, stop)
-                if parts:
-                    self._keep(view[kept:start])
-                    inner = b"".join(parts)
-                    self._keep(bytes([_INPUT]) + written(len(inner)) + inner)
-                    kept = stop
-                position = stop
-            else:
-                position = skipped(data, position, end, tag)
-        self._keep(view[kept:])
+                self.head.append(view[kept:start])
+                self.tensors.raws.append(view[value:stop])
+                kept = stop
+            elif tag == _INPUT and (parts := self._without_contents(value, stop)):
+                inner = b"".join(parts)
+                self.head += (view[kept:start], bytes([_INPUT]) + written(len(inner)) + inner)
+                kept = stop
+        self.head.append(view[kept:])
 
     def _without_contents(self, position: int, end: int) -> list[Buffer]:
         """The parts of an input between its contents; none if it has no contents."""
-        data, view = self._data, self._view
+        view, kept = self._view, position
         parts: list[Buffer] = []
         contents: Buffer | None = None
-        kept = position
-        while position < end:
-            start = position
-            tag, position = varint(data, position)
-            self._count_field()
+        for tag, start, value, stop in self._fields(position, end):
             if tag == _CONTENTS:
-                position, stop = _span(data, position, end)
                 parts.append(view[kept:start])
                 # Several make one, as if they stood behind each other.
-                contents = view[position:stop] if contents is None else b"".join((contents, view[position:stop]))
-                kept = position = stop
-            else:
-                position = skipped(data, position, end, tag)
+                contents = view[value:stop] if contents is None else b"".join((contents, view[value:stop]))
+                kept = stop
         self.tensors.contents.append(contents)
         if parts:
             parts.append(view[kept:end])
         return parts
 
-    def _keep(self, part: Buffer) -> None:
-        self.head.append(part)
-        self.head_size += len(part)
-
-    def _count_field(self) -> None:
-        self._fields_left -= 1
-        if self._fields_left < 0:
-            raise ManyFieldsError
+    def _fields(self, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Each field's tag, and the positions where it begins, and where its value begins and ends."""
+        data = self._data
+        while position < end:
+            start = position
+            tag, position = varint(data, position)
+            self._fields_left -= 1
+            if self._fields_left < 0:
+                raise ManyFieldsError(f"the request has more than {_MANY_FIELDS} fields")
+            value = position
+            if tag & 7 == _LENGTH:
+                value, position = _span(data, position, end)
+            else:
+                position = skipped(data, position, end, tag)
+            yield tag, start, value, position
 
 
 def varint(data: Buffer, position: int) -> tuple[int, int]:

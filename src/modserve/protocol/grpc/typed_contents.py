@@ -10,20 +10,22 @@ from google.protobuf.message import DecodeError
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
+from modserve.core.errors import invalid
 from modserve.core.tensor import Array, Buffer
 from modserve.protocol.grpc.long_messages import skipped, varint
 
-FIELDS = (
-    "bool_contents",
-    "int_contents",
-    "int64_contents",
-    "uint_contents",
-    "uint64_contents",
-    "fp32_contents",
-    "fp64_contents",
-    "bytes_contents",
-)
-"""By field number, from 1 on."""
+FIELDS = {
+    "bool_contents": "BOOL",
+    "int_contents": "INT32",
+    "int64_contents": "INT64",
+    "uint_contents": "UINT32",
+    "uint64_contents": "UINT64",
+    "fp32_contents": "FP32",
+    "fp64_contents": "FP64",
+    "bytes_contents": "BYTES",
+}
+"""The fields in the order of their numbers, from 1 on, and the datatype by which Triton's messages name each."""
+_ORDER = tuple(FIELDS)
 
 ELEMENT_MEMORY = 64
 """Bytes that an element of BYTES takes beside its own, once an engine reads it."""
@@ -32,13 +34,12 @@ _FIXED = {"fp32_contents": (5, 4), "fp64_contents": (1, 8)}
 """The wire type of a single element, and its size."""
 _WIDE = {
     "bool_contents": np.uint64,
-    "int_contents": np.uint32,
-    "int64_contents": np.uint64,
+    "int_contents": np.int32,
+    "int64_contents": np.int64,
     "uint_contents": np.uint32,
     "uint64_contents": np.uint64,
 }
-"""The bits of an element that count; protobuf drops the others."""
-_SIGNED = {"int_contents": np.int32, "int64_contents": np.int64}
+"""Elements as protobuf has them, which drops further bits."""
 _BLOCK = 64 * 1024
 _LONGEST = 10
 """Bytes of a number."""
@@ -60,26 +61,18 @@ class FieldError(ValueError):
         self.field = field
 
 
-def decode(
-    contents: Buffer,
-    datatype: Datatype,
-    count: int,
-    name: str,
-    narrowed: Callable[[str, Datatype, Array, int], Array],
-    take: Callable[[int], None],
-) -> Buffer | None:
+def decode(contents: Buffer, datatype: Datatype, count: int, name: str, take: Callable[[int], None]) -> Buffer | None:
     """The raw form of the `count` elements of input `name`; None if there is no element.
 
-    `take` is called with the bytes that are needed next. `narrowed` makes 8- and 16-bit integers of wider ones, where
-    the last argument is the index of the first.
+    `take` is called with the bytes that are needed next.
 
-    Raises `FieldError`, `ElementsError`, and DecodeError for what is no such message. Of too many elements of BYTES
-    there is one more than announced in the raw form, so that whoever checks it says so.
+    Raises INVALID_ARG as `narrowed` does, `FieldError`, `ElementsError`, and DecodeError for what is no such message.
+    Of too many elements of BYTES the raw form has one more than announced, so that whoever checks it says so.
     """
     try:
         if datatype is dtypes.BYTES:
             return _texts(contents, count, take)
-        return _numbers(contents, datatype, count, name, narrowed, take)
+        return _numbers(contents, datatype, count, name, take)
     except IndexError:
         raise DecodeError("a field ends behind the message") from None
 
@@ -89,10 +82,10 @@ def _texts(contents: Buffer, count: int, take: Callable[[int], None]) -> Buffer 
     tag = len(FIELDS) << 3 | 2
     take(end + (ELEMENT_MEMORY + 4) * max(0, min(count, end // 2)))
     raw = bytearray()
-    position = seen = 0
+    position = elements = 0
     while position < end:
         if data[position] != tag:
-            position = _other_field(data, position, end, "bytes_contents", seen > 0)
+            position = _other_field(data, position, end, "bytes_contents", elements > 0)
             continue
         size = data[position + 1]
         position += 2
@@ -104,20 +97,13 @@ def _texts(contents: Buffer, count: int, take: Callable[[int], None]) -> Buffer 
         raw += size.to_bytes(4, "little")
         raw += data[position:stop]
         position = stop
-        seen += 1
-        if seen > count:
+        elements += 1
+        if elements > count:
             break
-    return raw if seen else None
+    return raw if elements else None
 
 
-def _numbers(
-    contents: Buffer,
-    datatype: Datatype,
-    count: int,
-    name: str,
-    narrowed: Callable[[str, Datatype, Array, int], Array],
-    take: Callable[[int], None],
-) -> Buffer | None:
+def _numbers(contents: Buffer, datatype: Datatype, count: int, name: str, take: Callable[[int], None]) -> Buffer | None:
     field = datatype.contents_field or ""
     packed = _packed(contents, field)
     if packed is None:
@@ -127,30 +113,48 @@ def _numbers(
             raise DecodeError("an element is not whole")
         return packed  # little-endian, as in the raw form
     data = np.frombuffer(packed, np.uint8)
-    seen = sum(int(np.count_nonzero(data[start : start + _BLOCK] < 0x80)) for start in range(0, len(data), _BLOCK))
+    elements_sent = sum(
+        int(np.count_nonzero(data[start : start + _BLOCK] < 0x80)) for start in range(0, len(data), _BLOCK)
+    )
     if data[-1] > 0x7F:
         raise DecodeError("an element is not whole")
-    if seen != count:
-        raise ElementsError(seen)
+    if elements_sent != count:
+        raise ElementsError(elements_sent)
     take(count * datatype.size)
     elements = np.empty(count, datatype.numpy)
     position = done = 0
     while position < len(data):
         values, size = _block(data[position : position + _BLOCK])
         wide = values.astype(_WIDE[field])
-        signed = wide.view(_SIGNED.get(field, wide.dtype))
         stop = done + len(values)
-        elements[done:stop] = signed if field != "bool_contents" else wide != 0
-        if datatype.size < 4 and field != "bool_contents":
-            elements[done:stop] = narrowed(name, datatype, signed, done)
+        if field == "bool_contents":
+            elements[done:stop] = wide != 0
+        else:
+            elements[done:stop] = wide if datatype.size >= 4 else narrowed(name, datatype, wide, done)
         position += size
         done = stop
     return elements.view(np.uint8).data
 
 
+def narrowed(name: str, datatype: Datatype, wide: Array, first: int) -> Array:
+    """Elements of a datatype of less than 32 bits, of which `wide` are those from index `first` on.
+
+    Raises INVALID_ARG for one out of range.
+    """
+    narrow: Array = wide.astype(datatype.numpy)
+    if not np.array_equal(wide, narrow):
+        index = int(np.flatnonzero(wide != narrow)[0])
+        bounds = np.iinfo(datatype.numpy)
+        raise invalid(
+            f"element {first + index} of input '{name}' is {wide[index]}, {datatype.name} takes {bounds.min} to "
+            f"{bounds.max}"
+        )
+    return narrow
+
+
 def _packed(contents: Buffer, field: str) -> Buffer | None:
     """The elements behind each other. Most often they came so, in one piece."""
-    number, end = FIELDS.index(field) + 1 if field else 0, len(contents)
+    number, end = _ORDER.index(field) + 1 if field else 0, len(contents)
     kind, size = _FIXED.get(field, (0, 0))
     single, together = number << 3 | kind, number << 3 | 2
     piece: Buffer | None = None
@@ -207,8 +211,8 @@ def _other_field(data: Buffer, position: int, end: int, expected: str, some: boo
     tag, start = varint(data, position)
     stop = skipped(data, start, end, tag)
     number = tag >> 3
-    if 1 <= number <= len(FIELDS) and FIELDS[number - 1] != expected:
-        empty = tag & 7 == 2 and number != len(FIELDS) and data[start] == 0
+    if 1 <= number <= len(_ORDER) and _ORDER[number - 1] != expected:
+        empty = tag & 7 == 2 and number != len(_ORDER) and data[start] == 0
         if not empty:
-            raise FieldError("" if some else FIELDS[number - 1])
+            raise FieldError("" if some else _ORDER[number - 1])
     return stop

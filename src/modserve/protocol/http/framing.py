@@ -1,11 +1,13 @@
-"""How several JSON answers follow each other in one HTTP body: as server-sent events, or a line each."""
+"""How several JSON responses follow each other in one HTTP body: as server-sent events, or a line each."""
 
 from dataclasses import dataclass
+
+from modserve.protocol.accept import weights
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """`media_type` is what Accept calls it, `content_type` what an answer says."""
+    """`media_type` is what Accept calls it, `content_type` what a response says."""
 
     media_type: str
     content_type: str
@@ -27,31 +29,10 @@ def choose(accept: str) -> Framing:
 
     As RFC 9110, section 12.5.1: the most specific range says the weight of a type.
     """
-    weights = _weights(accept)
-    return LINES if _weight(weights, LINES) > _weight(weights, EVENTS) else EVENTS
+    by_range = weights(accept)
+    return LINES if _weight(by_range, LINES) > _weight(by_range, EVENTS) else EVENTS
 
 
-def _weight(weights: dict[str, float], framing: Framing) -> float:
+def _weight(by_range: dict[str, float], framing: Framing) -> float:
     group = framing.media_type.partition("/")[0]
-    matches = (weights[name] for name in (framing.media_type, f"{group}/*", "*/*") if name in weights)
-    return next(matches, 0.0)
-
-
-def _weights(accept: str) -> dict[str, float]:
-    weights: dict[str, float] = {}
-    for item in accept.lower().split(","):
-        name, *parameters = (part.strip() for part in item.split(";"))
-        weight = 1.0
-        for parameter in parameters:
-            key, _, value = parameter.partition("=")
-            if key.strip() == "q":
-                weight = _number(value)
-        weights[name] = max(weight, weights.get(name, 0.0))
-    return weights
-
-
-def _number(value: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        return 0.0
+    return next((by_range[name] for name in (framing.media_type, f"{group}/*", "*/*") if name in by_range), 0.0)

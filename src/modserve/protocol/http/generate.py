@@ -43,14 +43,15 @@ def decode(config: ModelConfig, version: int | None, body: bytes, max_bytes: int
     document = control_body.read(body, most_parts=None)
     request_id = document.get("id", "")
     if type(request_id) is not str:
-        raise unable("id", JsonTypeError("string", "string"))
-    decoded = _Decoded(config, request_id, max_bytes)
-    for key, value in _members(body) if _repeated(body, config) else document.items():
+        raise unable("id", JsonTypeError("string"))
+    content = _Content(config, request_id, max_bytes)
+    repeated = _repeated(body, config)
+    for key, value in json.loads(body, object_pairs_hook=_Pairs).pairs if repeated else document.items():
         if key == _NESTED:
-            _take_nested(decoded, value)
+            _take_nested(content, value)
         else:
-            decoded.take(key, value)
-    return InferenceRequest(config.name, decoded.inputs, (), version, request_id, decoded.parameters)
+            content.take(key, value)
+    return InferenceRequest(config.name, content.inputs, (), version, request_id, content.parameters)
 
 
 def encode(response: InferenceResponse) -> bytes:
@@ -64,18 +65,18 @@ def encode(response: InferenceResponse) -> bytes:
     for name, value in response.parameters.items():
         members.setdefault(name, infer_response.carried(value))
     for name, tensor in response.outputs.items():
-        if name not in members:
-            members[name] = orjson.Fragment(_element_or_list(name, tensor))
+        if name in members:
+            continue
+        try:
+            text = json_data.from_tensor(name, tensor)
+        except ModserveError as error:
+            raise infer_response.text_only(error) from None
+        members[name] = orjson.Fragment(text[1:-1] if tensor.array.size == 1 else text)
     return orjson.dumps(members, option=orjson.OPT_SORT_KEYS)
 
 
-def text_only(error: ModserveError) -> ModserveError:
-    """What an encoder raised that has only JSON, with the way that is left."""
-    return ModserveError(error.code, f"{error.message}, in a call of infer or over gRPC")
-
-
 @dataclass(slots=True)
-class _Decoded:
+class _Content:
     """What the keys so far were."""
 
     config: ModelConfig
@@ -110,15 +111,15 @@ class _Decoded:
         self.size += size
 
 
-def _take_nested(decoded: _Decoded, value: object) -> None:
-    if _NESTED in decoded.config.inputs_by_name:
+def _take_nested(content: _Content, value: object) -> None:
+    if _NESTED in content.config.inputs_by_name:
         raise invalid(f"Keyword '{_NESTED}' for nested schema also given as input tensor name")
     if not isinstance(value, dict | _Pairs):
-        raise invalid(f"Expected JSON object for keyword: '{_NESTED}': {JsonTypeError('object', 'object')}")
+        raise invalid(f"Expected JSON object for keyword: '{_NESTED}': {JsonTypeError('object')}")
     pairs = value.pairs if isinstance(value, _Pairs) else value.items()
     for key, element in pairs:
         try:
-            decoded.take(key, element)
+            content.take(key, element)
         except ModserveError as error:
             raise invalid(f"Converting keyword: '{_NESTED}': {error.message}") from None
 
@@ -129,7 +130,11 @@ def _shape(spec: TensorSpec, dims: Shape, value: object, count: int) -> Shape:
     Data nested as deep as the input has dimensions tells its shape. Of other data the innermost variable dimension
     takes all elements that the fixed ones leave over, the others are 1. Raises INVALID_ARG when that does not go up.
     """
-    nested = _nesting(value)
+    nested: Shape = ()
+    first = value
+    while isinstance(first, list):
+        nested = (*nested, len(first))
+        first = first[0] if first else None
     if len(nested) == len(dims) > 1:
         return nested
     shape = list(dims)
@@ -143,15 +148,6 @@ def _shape(spec: TensorSpec, dims: Shape, value: object, count: int) -> Shape:
             shape[index], count = count, 1
     if count != 1:
         raise _no_shape(spec)
-    return tuple(shape)
-
-
-def _nesting(value: object) -> Shape:
-    """The lengths of the lists in lists, by the first element of each."""
-    shape = []
-    while isinstance(value, list):
-        shape.append(len(value))
-        value = value[0] if value else None
     return tuple(shape)
 
 
@@ -169,14 +165,6 @@ def _tensor(spec: TensorSpec, shape: Shape, value: object) -> Tensor:
         raise invalid(f"{error.message}: input '{spec.name}' takes {spec.datatype.name}") from None
 
 
-def _element_or_list(name: str, tensor: Tensor) -> bytes:
-    try:
-        text = json_data.from_tensor(name, tensor)
-    except ModserveError as error:
-        raise text_only(error) from None
-    return text[1:-1] if tensor.array.size == 1 else text
-
-
 class _Pairs:
     """A JSON object with all its members, though names be equal."""
 
@@ -185,11 +173,5 @@ class _Pairs:
 
 
 def _repeated(body: bytes, config: ModelConfig) -> bool:
-    """Whether one object might have an input twice, which the JSON library does not report."""
+    """Whether an input might be twice in one object, of which the JSON library would keep the last."""
     return b"\\u" in body or any(body.count(orjson.dumps(name)) > 1 for name in config.inputs_by_name)
-
-
-def _members(body: bytes) -> list[tuple[str, object]]:
-    """The members of the object in `body`, which is known to hold one."""
-    document: _Pairs = json.loads(body, object_pairs_hook=_Pairs)
-    return document.pairs

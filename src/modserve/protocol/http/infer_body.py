@@ -13,10 +13,8 @@ from modserve.protocol import header_forwarding, reply
 from modserve.protocol.http import deadlines, infer_request
 from modserve.protocol.http.infer_request import JsonHeads
 from modserve.protocol.http.request_head import RequestHead
+from modserve.protocol.limits import MOST_TENSOR_BYTES
 from modserve.protocol.reply import Reply
-
-_TENSOR_BYTES = 4
-"""Bytes of tensors that come of a byte of JSON, at most: ``1,`` may be a number of 64 bits."""
 
 
 def is_long(config: ModelConfig, body: Buffer, json_length: int | None, most_json: int, most_texts: int) -> bool:
@@ -54,7 +52,7 @@ def read_request(
     if json_size > max_json:
         raise too_much_json(json_size, max_json)
     if reserve is not None:
-        reserve(_TENSOR_BYTES * json_size)
+        reserve(MOST_TENSOR_BYTES * json_size)
     deadline_ns = deadlines.deadline_ns(head.timeouts, now_ns) if head.timeouts else 0
     if json_length == 0 and len(body) > max_json:
         raise _too_much_raw(len(body), max_json)

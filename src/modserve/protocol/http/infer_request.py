@@ -140,7 +140,7 @@ def _read_header(text: Buffer, max_json_tensor: int) -> _Header:
 def _header(document: JsonObject, max_json_tensor: int) -> _Header:
     request_id = document.get("id", "")
     if type(request_id) is not str:
-        raise unable("id", JsonTypeError("string", "string"))
+        raise unable("id", JsonTypeError("string"))
     values, binary_output = _parameters(document)
     outputs, look = _outputs(document, binary_output)
     inputs, places = _inputs(document, request_id, max_json_tensor)
@@ -195,14 +195,14 @@ def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
     if value is None:
         return {}, False
     if type(value) is not dict:
-        raise unable("parameters", JsonTypeError("object", "object"))
+        raise unable("parameters", JsonTypeError("object"))
     limits.check_parameters(len(value))
     binary_output = False
     values: dict[str, ParameterValue] = {}
     for key, element in value.items():
         if key == "binary_data_output":
             if type(element) is not bool:
-                raise unable(key, JsonTypeError("boolean", "boolean"))
+                raise unable(key, JsonTypeError("boolean"))
             binary_output = element
             continue
         parameters.check_name(key)
@@ -217,10 +217,10 @@ def _parameters(document: JsonObject) -> tuple[dict[str, ParameterValue], bool]:
     return values, binary_output
 
 
-_UNSIGNED = JsonTypeError("unsigned-integer", "unsigned-integer")
-_BOOLEAN = JsonTypeError("boolean", "boolean")
+_UNSIGNED = JsonTypeError("unsigned-integer")
+_BOOLEAN = JsonTypeError("boolean")
 _TYPED_PARAMETERS: dict[str, tuple[tuple[type, ...], JsonTypeError]] = {
-    "sequence_id": ((int, str), JsonTypeError("string", "string")),
+    "sequence_id": ((int, str), JsonTypeError("string")),
     "sequence_start": ((bool,), _BOOLEAN),
     "sequence_end": ((bool,), _BOOLEAN),
     "priority": ((int,), _UNSIGNED),
@@ -231,12 +231,12 @@ _TYPED_PARAMETERS: dict[str, tuple[tuple[type, ...], JsonTypeError]] = {
 def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...], Reply]:
     value = document.get("outputs", [])
     if type(value) is not list:
-        raise unable("outputs", JsonTypeError("array", "array"))
+        raise unable("outputs", JsonTypeError("array"))
     if not value:
         return (), reply.BINARY if binary_output else reply.JSON
     if len(value) > _MOST_TENSORS:
-        limits.check_tensors("outputs", len(value))
-    names: list[str] = []  # with those that are named twice, which the model refuses
+        raise limits.too_many_tensors("outputs", len(value))
+    names: list[str] = []  # also what is asked for twice, which the model refuses
     binary: list[str] = []
     classes: dict[str, int] = {}
     places: dict[str, Place] = {}
@@ -247,17 +247,17 @@ def _outputs(document: JsonObject, binary_output: bool) -> tuple[tuple[str, ...]
         if options is None:
             continue
         if type(options) is not dict:
-            raise unable("parameters", JsonTypeError("object", "object"))
-        as_binary = options.get("binary_data", False)
-        if type(as_binary) is not bool:
-            raise unable("binary_data", JsonTypeError("boolean", "boolean"))
+            raise unable("parameters", JsonTypeError("object"))
+        is_binary = options.get("binary_data", False)
+        if type(is_binary) is not bool:
+            raise unable("binary_data", JsonTypeError("boolean"))
         if shared_memory.REGION in options:
-            for other in ("classification", "binary_data") if as_binary else ("classification",):
+            for other in ("classification", "binary_data") if is_binary else ("classification",):
                 if other in options:
                     raise invalid(f"Output can't set both 'shared_memory_region' and '{other}'")
             places.setdefault(name, shared_memory.json_place(options))
             continue
-        if as_binary:
+        if is_binary:
             binary.append(name)
         count = options.get("classification", 0)
         if type(count) is not int or count < 0:
@@ -277,9 +277,9 @@ def _inputs(
     if type(value) is not list:
         if "inputs" not in document:
             raise unable("inputs", _missing("inputs"))
-        raise unable("inputs", JsonTypeError("array", "array"))
+        raise unable("inputs", JsonTypeError("array"))
     if len(value) > _MOST_TENSORS:
-        limits.check_tensors("inputs", len(value))
+        raise limits.too_many_tensors("inputs", len(value))
     inputs: dict[str, _Input] = {}
     places: dict[str, tuple[_Input, Place]] = {}
     for element in value:
@@ -303,10 +303,10 @@ def _inputs(
 
 def _string(element: object, key: str) -> str:
     if type(element) is not dict:
-        raise unable(key, JsonTypeError("object", "object"))
+        raise unable(key, JsonTypeError("object"))
     value = element.get(key)
     if type(value) is not str:
-        raise unable(key, _missing(key) if key not in element else JsonTypeError("string", "string"))
+        raise unable(key, _missing(key) if key not in element else JsonTypeError("string"))
     return value
 
 
@@ -317,9 +317,9 @@ def _missing(key: str) -> ValueError:
 def _shape(name: str, element: JsonObject) -> Shape:
     value = element.get("shape")
     if type(value) is not list:
-        raise unable("shape", _missing("shape") if "shape" not in element else JsonTypeError("array", "array"))
+        raise unable("shape", _missing("shape") if "shape" not in element else JsonTypeError("array"))
     if len(value) > _HIGHEST_RANK:
-        limits.check_rank(name, len(value))
+        raise limits.too_many_dimensions(name, len(value))
     for size in value:
         if type(size) is not int or not 0 <= size <= _MAX_DIMENSION:
             raise unable("shape", _UNSIGNED)
@@ -337,15 +337,15 @@ def _binary_size(element: JsonObject) -> int | Place | None:
             return None
         options = {}
     if type(options) is not dict:
-        raise unable("parameters", JsonTypeError("object", "object"))
+        raise unable("parameters", JsonTypeError("object"))
     sources = [key for key in ("binary_data_size", "shared_memory_region") if key in options]
     if "data" in element:
         sources.insert(0, "data")
     if len(sources) != 1:
-        state = "set " + " ".join(f"'{key}'" for key in sources) if sources else "no field is set"
+        fields = "set " + " ".join(f"'{key}'" for key in sources) if sources else "no field is set"
         raise invalid(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
-            f"'shared_memory_region' in 'parameters'. But {state}"
+            f"'shared_memory_region' in 'parameters'. But {fields}"
         )
     if sources[0] == "data":
         return None

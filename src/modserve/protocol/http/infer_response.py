@@ -1,10 +1,14 @@
 """The body of a response to an inference over HTTP (protocol: inference response JSON object, and the binary tensor
-data extension), and that of every error.
+data extension), the messages of ``infer_stream``, and the body of every error.
+
+Messages of ``infer_stream`` are responses as ``infer`` writes them, each with the boolean parameter
+``triton_final_response``, as on the streams of gRPC. The last message of every complete stream has it set, be that a
+response, an error, or a response without outputs when the end came alone.
 """
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import orjson
@@ -20,8 +24,7 @@ from modserve.protocol.reply import Reply
 
 _MAX_DIMENSION = 2**63 - 1
 _MAX_UNSIGNED = 2**64 - 1
-
-
+_FINAL = "triton_final_response"
 _LONG = 64 * 1024
 _GAP = b"\0"
 """Where JSON goes that is not copied into the rest; no other JSON has this byte."""
@@ -36,11 +39,11 @@ class Body:
     encoding: str | None = None
     """How the parts are compressed; `header_length` is the JSON's before that."""
     server_timing: str = ""
-    """What the request has cost; empty if the response does not say it."""
+    """What the response has cost; empty if that is not sent."""
 
 
 def encode_response(response: InferenceResponse, reply: Reply) -> Body:
-    """The body of a response; its JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry."""
+    """The body of a response, whose JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry."""
     outputs: list[JsonObject] = []
     document: JsonObject = {"id": response.id} if response.id else {}
     document["model_name"] = response.model_name
@@ -79,6 +82,26 @@ def carried(value: ParameterValue) -> object:
     if type(value) is float and not math.isfinite(value):
         return orjson.Fragment(json.dumps(value))
     return value
+
+
+def text_only(error: ModserveError) -> ModserveError:
+    """What an encoder raised that has only JSON, with the way that is left."""
+    return ModserveError(error.code, f"{error.message}, in a call of infer or over gRPC")
+
+
+def encode_stream_response(response: InferenceResponse, reply: Reply, final: bool) -> bytes:
+    """A response with all its data as JSON, whatever `reply` says of binary. Raises INVALID_ARG."""
+    marked = replace(response, parameters={**response.parameters, _FINAL: final})
+    try:
+        return b"".join(encode_response(marked, Reply(places=reply.places)).parts)
+    except ModserveError as error:
+        raise text_only(error) from None
+
+
+def encode_stream_error(error: ModserveError, request_id: str, final: bool) -> bytes:
+    """A failure in the stream, which goes on if it is not `final`."""
+    named = {"id": request_id} if request_id else {}
+    return orjson.dumps({**orjson.loads(encode_error(error)), **named, "parameters": {_FINAL: final}})
 
 
 def encode_error(error: ModserveError) -> bytes:

@@ -1,6 +1,6 @@
 """What KServe v1 and TensorFlow Serving's REST API say of models: their status, metadata, and that they are not there.
 
-Where the two share a URL one answer serves both, and failures have KServe's texts; the URLs with a version, a label or
+Where the two share a URL one response serves both, and failures have KServe's texts; URLs with a version, a label or
 ``metadata`` are TensorFlow Serving's, and so are their texts.
 """
 
@@ -10,6 +10,7 @@ from modserve.core.errors import Code, ModserveError, not_found, unavailable, un
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.servable import Servable
+from modserve.protocol.failures import STATUS
 from modserve.protocol.http.v1_predict_request import SIGNATURE
 from modserve.protocol.json.json_text import JsonObject
 
@@ -20,23 +21,8 @@ _STATES = {
     State.UNLOADING: "UNLOADING",
     State.UNAVAILABLE: "END",
 }
-_ERROR_CODES = {
-    Code.UNKNOWN: "UNKNOWN",
-    Code.INTERNAL: "INTERNAL",
-    Code.NOT_FOUND: "NOT_FOUND",
-    Code.INVALID_ARG: "INVALID_ARGUMENT",
-    Code.UNAVAILABLE: "UNAVAILABLE",
-    Code.UNSUPPORTED: "UNIMPLEMENTED",
-    Code.ALREADY_EXISTS: "ALREADY_EXISTS",
-    Code.CANCELLED: "CANCELLED",
-}
-_DTYPES = {
-    "FP16": "DT_HALF",
-    "BF16": "DT_BFLOAT16",
-    "FP32": "DT_FLOAT",
-    "FP64": "DT_DOUBLE",
-    "BYTES": "DT_STRING",
-}
+_ERROR_CODES = {code.value: spelling.grpc_name for code, spelling in STATUS.items()}
+_DTYPES = {"FP16": "DT_HALF", "BF16": "DT_BFLOAT16", "FP32": "DT_FLOAT", "FP64": "DT_DOUBLE", "BYTES": "DT_STRING"}
 """TensorFlow's names of the datatypes whose name there is not ``DT_`` and ours."""
 
 _METHODS = {
@@ -82,7 +68,7 @@ def metadata_json(servable: Servable) -> JsonObject:
 
 
 def absent(name: str, version: int | None, error: ModserveError, *, known: bool) -> ModserveError:
-    """What a prediction is told in place of `error`, why there is no such model version. `known`: the model is listed.
+    """The error of a prediction in place of `error`, why there is no such model version. `known`: the model is listed.
 
     UNAVAILABLE, for a stopping server or a version that is not ready, stays as it is.
     """
@@ -126,7 +112,7 @@ def _status(reason: str) -> JsonObject:
     if reason in ("", UNLOADED):
         return {"error_code": "OK", "error_message": ""}
     kind, _, message = reason.partition(": ")
-    code = next((_ERROR_CODES[code] for code in Code if code.value == kind), None)
+    code = _ERROR_CODES.get(kind)
     return {"error_code": code or "UNKNOWN", "error_message": message if code else reason}
 
 

@@ -1,14 +1,13 @@
 """The ``:predict`` bodies of KServe v1 and of TensorFlow Serving's REST API, which are one format.
 
 Going in, ``instances`` is the row format (a list of values, or of objects by input name, one an instance) and
-``inputs`` the column format (whole tensors, by input name or a single one). Going out, ``predictions`` answers the
-one and ``outputs`` the other; what a single output gives stands there without its name. Tensors are nested lists.
+``inputs`` the column format (whole tensors, by input name or a single one). Tensors are nested lists.
 """
 
 import base64
 import binascii
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -31,16 +30,8 @@ SIGNATURE = "serving_default"
 
 _BASE64 = "b64"
 
-_MOST_DIMENSIONS = 64
-"""numpy's limit."""
-
 _MOST_NAMES = 16
 """Inputs whose names are looked for in long bodies: each time in the whole of it."""
-
-_FROM_NUMBER = 4
-"""Bytes of a tensor that come of a byte of JSON, at most: ``1,`` may be a number of 64 bits."""
-
-_VALUES = "'instances' is a list of values"
 
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str, dict}}
 _TAKES = {
@@ -53,7 +44,7 @@ _TAKES = {
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a request asks: tensors by input name, and whether the answer is in the row format."""
+    """What a request asks: tensors by input name, and whether the response is in the row format."""
 
     inputs: Mapping[str, Tensor]
     rows: bool
@@ -75,7 +66,7 @@ def decode(config: ModelConfig, body: bytes) -> Prediction:
         return Prediction(_from_rows(config, document["instances"]), True)
     if columns:
         return Prediction(_from_columns(config, document["inputs"]), False)
-    keys = ", ".join(f"'{key}'" for key in list(document)[:10]) or "no keys"
+    keys = _quoted(list(document)[:10]) or "no keys"
     raise invalid(f"Missing 'inputs' or 'instances' key: the request has {keys}")
 
 
@@ -88,13 +79,17 @@ def batches(config: ModelConfig, inputs: Mapping[str, Tensor]) -> Iterator[Mappi
         yield inputs
         return
     for start in range(0, size, most):
-        yield {name: _part(tensor, start, min(start + most, size)) for name, tensor in inputs.items()}
+        stop = min(start + most, size)
+        yield {
+            name: Tensor(each.datatype, (stop - start, *each.shape[1:]), None, each.array[start:stop])
+            for name, each in inputs.items()
+        }
 
 
 def memory(body: bytes) -> int:
     """About how many bytes reading `body` takes, beside its own."""
     if limits.count_parts(body) > limits.LIMITS.parsed_parts:
-        return _FROM_NUMBER * len(body)
+        return limits.MOST_TENSOR_BYTES * len(body)
     return limits.parsed_size(body)
 
 
@@ -134,8 +129,9 @@ class _Place:
     outer: int = 0
     member: str = ""
 
-    def of(self, index: Sequence[int]) -> str:
-        positions = [f"[{each}]" for each in index]
+    def of(self, index: int, shape: Shape) -> str:
+        """The place of the element with this index among all elements of a tensor."""
+        positions = [f"[{each}]" for each in np.unravel_index(index, shape)]
         return self.key + "".join([*positions[: self.outer], self.member, *positions[self.outer :]])
 
 
@@ -150,17 +146,14 @@ def _check_signature(name: object) -> None:
 
 
 def _from_rows(config: ModelConfig, instances: object) -> dict[str, Tensor]:
-    if isinstance(instances, LongArray):
-        spec = _only_input(config, _VALUES, "a list of objects")
-        return {spec.name: _tensor(_Place("instances"), spec, instances)}
-    if not isinstance(instances, list):
+    if not isinstance(instances, list | LongArray):
         raise invalid(f"'instances' must be a list, but is {_described(instances)}")
     if not instances:
         raise invalid("No values in 'instances' list: give at least one instance")
-    objects = [_names_inputs(each) for each in instances]
-    if not any(objects):
-        spec = _only_input(config, _VALUES, "a list of objects")
+    if isinstance(instances, LongArray) or not any(map(_names_inputs, instances)):
+        spec = _only_input(config, "'instances' is a list of values", "a list of objects")
         return {spec.name: _tensor(_Place("instances"), spec, instances)}
+    objects = [_names_inputs(each) for each in instances]
     if not all(objects):
         other = objects.index(not objects[0])
         raise invalid(
@@ -209,13 +202,13 @@ def _is_base64(value: dict[str, object]) -> bool:
     return len(value) == 1 and isinstance(value.get(_BASE64), str)
 
 
-def _only_input(config: ModelConfig, content: str, form: str) -> TensorSpec:
-    """The input that needs no name: a model's only one, or only required one."""
+def _only_input(config: ModelConfig, values: str, by_name: str) -> TensorSpec:
+    """The input that needs no name: a model's only one, or only required one. The message has the other arguments."""
     required = [spec for spec in config.inputs if not spec.optional]
     candidates = config.inputs if len(config.inputs) == 1 else required
     if len(candidates) != 1:
         raise invalid(
-            f"{content}, but model '{config.name}' has {len(config.inputs)} inputs: give {form} with the keys "
+            f"{values}, but model '{config.name}' has {len(config.inputs)} inputs: give {by_name} with the keys "
             f"{_quoted(config.inputs_by_name)}"
         )
     return candidates[0]
@@ -250,7 +243,7 @@ def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray) -> Tensor:
         shape = data.shape()
     except long_array.UnevenError as error:
         raise _uneven(place, error.element) from None
-    if len(shape) > _MOST_DIMENSIONS:
+    if len(shape) > limits.LIMITS.rank:
         raise _too_deep(place)
     total = math.prod(shape)
     array = np.empty(total, spec.datatype.numpy)
@@ -267,13 +260,13 @@ def _from_pieces(place: _Place, spec: TensorSpec, data: LongArray) -> Tensor:
 
 def _uneven(place: _Place, element: int) -> ModserveError:
     return invalid(
-        f"the lists in {place.of(())} are not nested evenly, as shows at element {element}: lists of one depth must "
+        f"the lists in {place.of(0, ())} are not nested evenly, as shows at element {element}: lists of one depth must "
         "have one length"
     )
 
 
 def _too_deep(place: _Place) -> ModserveError:
-    return invalid(f"the lists in '{place.key}' are nested more than {_MOST_DIMENSIONS} deep")
+    return invalid(f"the lists in '{place.key}' are nested more than {limits.LIMITS.rank} deep")
 
 
 def _check_types(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> None:
@@ -281,7 +274,7 @@ def _check_types(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any],
     wrong = set(map(type, flat)) - _ELEMENT_TYPES[spec.datatype.json_kind]
     if wrong:
         index = next(index for index, element in enumerate(flat) if type(element) in wrong)
-        raise _wrong_element(place.of(_position(before + index, shape)), spec, flat[index])
+        raise _wrong_element(place.of(before + index, shape), spec, flat[index])
 
 
 def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
@@ -293,37 +286,24 @@ def _flat(place: _Place, data: object) -> tuple[Shape, list[Any]]:
         if list not in types:
             return shape, level
         if len(types) > 1:
-            other = next(index for index, each in enumerate(level) if isinstance(each, list) != _is_list(level[0]))
+            other = next(i for i, each in enumerate(level) if isinstance(each, list) != isinstance(level[0], list))
             raise invalid(
-                f"{place.of(_position(other, shape))} is {_described(level[other])} where "
-                f"{place.of(_position(0, shape))} is {_described(level[0])}: lists must be nested evenly"
+                f"{place.of(other, shape)} is {_described(level[other])} where "
+                f"{place.of(0, shape)} is {_described(level[0])}: lists must be nested evenly"
             )
         if len(set(map(len, level))) > 1:
             length = len(level[0])
             other = next(index for index, each in enumerate(level) if len(each) != length)
             raise invalid(
-                f"{place.of(_position(other, shape))} has {len(level[other])} elements where "
-                f"{place.of(_position(0, shape))} has {length}: lists of one depth must have one length"
+                f"{place.of(other, shape)} has {len(level[other])} elements where "
+                f"{place.of(0, shape)} has {length}: lists of one depth must have one length"
             )
-        if len(shape) == _MOST_DIMENSIONS:
+        if len(shape) == limits.LIMITS.rank:
             raise _too_deep(place)
         shape = (*shape, len(level[0]))
         level = list(chain.from_iterable(level))
         if not level:
             return shape, level
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
-
-
-def _position(index: int, shape: Shape) -> tuple[int, ...]:
-    """The position of an element in a tensor by its index among the elements."""
-    position: list[int] = []
-    for size in reversed(shape):
-        index, rest = divmod(index, size)
-        position.insert(0, rest)
-    return tuple(position)
 
 
 def _numbers(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], before: int = 0) -> Array:
@@ -335,7 +315,7 @@ def _numbers(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any], bef
     except OverflowError:
         index, bounds = _out_of_range(datatype, flat)
         raise invalid(
-            f"{place.of(_position(before + index, shape))} is {_described(flat[index])}, but input '{spec.name}' of "
+            f"{place.of(before + index, shape)} is {_described(flat[index])}, but input '{spec.name}' of "
             f"datatype {datatype.name} takes {bounds}"
         ) from None
     with np.errstate(over="ignore"):
@@ -366,9 +346,9 @@ def _bytes(place: _Place, spec: TensorSpec, shape: Shape, flat: list[Any]) -> Ar
             try:
                 array[index] = _from_base64(element[_BASE64])
             except ValueError:  # binascii's too
-                raise invalid(f"{place.of(_position(index, shape))} is no valid base64") from None
+                raise invalid(f"{place.of(index, shape)} is no valid base64") from None
         else:
-            raise _wrong_element(place.of(_position(index, shape)), spec, element)
+            raise _wrong_element(place.of(index, shape), spec, element)
     return array.reshape(shape)
 
 
@@ -403,7 +383,3 @@ def _described(value: object) -> str:
 
 def _quoted(names: Any) -> str:
     return ", ".join(f"'{name}'" for name in names)
-
-
-def _part(tensor: Tensor, start: int, stop: int) -> Tensor:
-    return Tensor(tensor.datatype, (stop - start, *tensor.shape[1:]), None, tensor.array[start:stop])

@@ -26,9 +26,9 @@ _AT_A_TIME = 32 * 1024
 
 
 def encode(parts: Sequence[Mapping[str, Tensor]], rows: bool) -> bytes:
-    """The body of an answer, out of the outputs of each of the `batches`.
+    """The body of a response, out of the outputs of each of the `batches`.
 
-    Raises INVALID_ARG for what JSON cannot carry, and for outputs that cannot be split by rows.
+    Raises INVALID_ARG for what JSON cannot carry, and for outputs that differ in their number of rows.
     """
     columns = {name: _column(name, [part[name] for part in parts]) for name in parts[0]}
     if rows:
@@ -102,12 +102,12 @@ def _text(value: Any, finite: bool) -> bytes:
 
     No other thread runs while a library writes: large arrays are written in pieces.
     """
-    if isinstance(value, np.ndarray) and value.size > _AT_A_TIME and len(value) > 1:
+    if isinstance(value, np.ndarray) and value.size > _AT_A_TIME:
+        if len(value) == 1:
+            return b"[%b]" % _text(value[0], finite)
         rows = max(1, _AT_A_TIME * len(value) // value.size)
         starts = range(0, len(value), rows)
         return b"[%b]" % b",".join([_text(value[start : start + rows], finite)[1:-1] for start in starts])
-    if isinstance(value, np.ndarray) and value.size > _AT_A_TIME:
-        return b"[%b]" % _text(value[0], finite)
     if finite:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     return json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False).encode()
@@ -123,8 +123,8 @@ def _plain(column: Any) -> Any:
 def _check_rows(columns: Mapping[str, Any]) -> None:
     sizes = {name: len(column) if hasattr(column, "__len__") else None for name, column in columns.items()}
     if None in sizes.values() or len(set(sizes.values())) > 1:
-        which = ", ".join(f"'{name}' {'none' if size is None else size}" for name, size in sizes.items())
+        listed = ", ".join(f"'{name}' {'none' if size is None else size}" for name, size in sizes.items())
         raise invalid(
-            f"the outputs do not have the same first dimension ({which}), so they can not be given as 'predictions': "
+            f"the outputs do not have the same first dimension ({listed}), so they cannot be given as 'predictions': "
             "ask with 'inputs' (column format)"
         )

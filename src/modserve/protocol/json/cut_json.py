@@ -75,8 +75,6 @@ def parse(text: bytes, way: Way, kept: Collection[int] = ()) -> object:
 def _arrays(text: bytes, way: Way) -> list[LongArray]:
     """The long arrays that follow one of the keys, in order. They may be anywhere in the document."""
     candidates = [array for key in way.keys for array in _arrays_after(text, key, way.find)]
-    if len(way.keys) == 1:
-        return candidates
     arrays: list[LongArray] = []
     for array in sorted(candidates, key=lambda each: each.start):
         if not arrays or array.start >= arrays[-1].stop:

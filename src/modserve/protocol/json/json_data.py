@@ -24,7 +24,7 @@ _MOST = 2**63 - 1
 _AT_A_TIME = 32 * 1024
 """Elements that are written in one go, in which no other thread runs."""
 _FEW = 256
-"""Elements of which each one's type is soon looked at."""
+"""Up to so many elements, the type of each is looked at."""
 
 _ELEMENT_TYPES: dict[str, set[type]] = {"bool": {bool}, "int": {int}, "float": {int, float}, "string": {str}}
 """The Python types that JSON elements of each `Datatype.json_kind` are parsed to."""
@@ -38,7 +38,7 @@ def to_tensor(name: str, datatype: Datatype, shape: Shape, data: object, max_byt
     if type(data) is not list:
         if isinstance(data, LongArray):
             return _from_pieces(name, datatype, shape, data, max_bytes)
-        raise unable("data", JsonTypeError("array", "array"))
+        raise unable("data", JsonTypeError("array"))
     expected = _element_count(name, shape)
     _check_size(name, expected, datatype, max_bytes)
     flat, numbers = _flat(data, datatype)
@@ -90,7 +90,11 @@ def _from_pieces(name: str, datatype: Datatype, shape: Shape, data: LongArray, m
 
 def _texts(name: str, flat: list[object], size: int, max_bytes: int) -> tuple[bytes, int]:
     """The raw form of texts, of which `size` bytes came before, and the size of all. Raises INVALID_ARG."""
-    elements = list(_encoded(name, flat))
+    encode: Callable[[str], bytes] = str.encode
+    try:
+        elements = [encode(element) for element in flat if isinstance(element, str)]
+    except UnicodeEncodeError:
+        raise invalid(f"Unable to parse 'data': input '{name}' has a string with a lone surrogate escape") from None
     size += 4 * len(elements) + sum(map(len, elements))
     if size > max_bytes:
         raise _too_large(name, size, max_bytes)
@@ -124,7 +128,7 @@ def from_tensor(name: str, tensor: Tensor) -> bytes:
             return _written(flat, lambda some: orjson.dumps([element.decode() for element in some.tolist()]))
         except UnicodeDecodeError:
             raise invalid(
-                f"output '{name}' holds bytes that are not UTF-8, which JSON can not carry; "
+                f"output '{name}' holds bytes that are not UTF-8, which JSON cannot carry; "
                 "ask for it with the output parameter 'binary_data': true"
             ) from None
     if datatype.json_kind == "float":
@@ -214,8 +218,9 @@ def _flatten(data: list[object]) -> tuple[list[object], int]:
 
 
 def _doubles(flat: list[object]) -> NDArray[np.float64] | None:
-    """Numbers as an array; None if there are others among them. The quickest way that numpy and the standard library
-    have, since looks at each element's type take as long as all the rest.
+    """Numbers as an array; None if there are others among them.
+
+    To look at each element's type would take as long as all the rest.
     """
     try:
         values = np.frombuffer(struct.pack(f"{len(flat)}d", *flat), np.float64)
@@ -278,17 +283,9 @@ def _numbers(name: str, datatype: Datatype, flat: list[object], before: int = 0)
         ) from None
 
 
-def _encoded(name: str, flat: list[object]) -> list[bytes]:
-    encode: Callable[[str], bytes] = str.encode
-    try:
-        return [encode(element) for element in flat if isinstance(element, str)]
-    except UnicodeEncodeError:
-        raise invalid(f"Unable to parse 'data': input '{name}' has a string with a lone surrogate escape") from None
-
-
 def _wrong_element(datatype: Datatype) -> JsonTypeError:
+    if datatype.json_kind == "float":
+        return JsonTypeError("number", "double")
     if datatype.json_kind == "int":
-        kind = "unsigned-integer" if datatype.numpy.kind == "u" else "signed-integer"
-        return JsonTypeError(kind, kind)
-    expected_type = {"bool": "boolean", "float": "double", "string": "string"}[datatype.json_kind]
-    return JsonTypeError("number" if expected_type == "double" else expected_type, expected_type)
+        return JsonTypeError("unsigned-integer" if datatype.numpy.kind == "u" else "signed-integer")
+    return JsonTypeError("boolean" if datatype.json_kind == "bool" else "string")

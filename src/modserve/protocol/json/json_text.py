@@ -19,8 +19,8 @@ MAX_DEPTH = 100
 class JsonTypeError(ValueError):
     """A JSON value of the wrong type; the text is Triton's."""
 
-    def __init__(self, is_not: str, expected: str) -> None:
-        super().__init__(f"attempt to access JSON non-{is_not} as {expected}")
+    def __init__(self, is_not: str, expected: str = "") -> None:
+        super().__init__(f"attempt to access JSON non-{is_not} as {expected or is_not}")
 
 
 def unable(field: str, error: Exception, doing: str = "parse") -> ModserveError:
@@ -36,11 +36,7 @@ def malformed(message: str, position: int) -> ModserveError:
     return invalid(f"failed to parse the request JSON buffer: {message} at {position}")
 
 
-def _as_it_is(position: int) -> int:
-    return position
-
-
-def parse_any(text: Buffer, origin: Callable[[int], int] = _as_it_is) -> object:
+def parse_any(text: Buffer, origin: Callable[[int], int] = lambda position: position) -> object:
     """The JSON value in `text`. Bare NaN, Infinity and -Infinity are numbers, as Triton's are.
 
     Raises INVALID_ARG. `origin` gives the position that messages name for a position in `text`, which may be a part of
@@ -56,7 +52,7 @@ def parse_object(text: Buffer) -> JsonObject:
     """The JSON object in `text`. Raises INVALID_ARG; bare NaN, Infinity and -Infinity are numbers, as Triton's are."""
     document = parse_any(text)
     if not isinstance(document, dict):
-        raise unable("inputs", JsonTypeError("object", "object"))
+        raise unable("inputs", JsonTypeError("object"))
     return document
 
 

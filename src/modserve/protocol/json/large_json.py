@@ -1,12 +1,12 @@
 """Long JSON requests, of which the inputs' `data` are cut out first and parsed in pieces.
 
-A way beside `http_infer.parse`, with the same results, that takes little more memory than the tensors. All JSON that is
-not `data` of an input is limited: it is parsed as a whole.
+A way beside `json_text.parse_object`, with the same results, that takes little more memory than the tensors. The size
+of all other JSON is limited, as it is parsed as a whole.
 """
 
 from collections.abc import Iterable
 
-from modserve.core.errors import ModserveError, invalid
+from modserve.core.errors import invalid
 from modserve.core.tensor import Buffer
 from modserve.protocol.json import cut_json, long_array
 from modserve.protocol.json.cut_json import Take, Way
@@ -22,7 +22,7 @@ def parse(text: Buffer) -> JsonObject:
     """The request object in `text`, where the `data` of inputs may be a `LongArray`. Raises INVALID_ARG."""
     document = cut_json.parse(bytes(text), _WAY)
     if not isinstance(document, dict):
-        raise unable("inputs", JsonTypeError("object", "object"))
+        raise unable("inputs", JsonTypeError("object"))
     return document
 
 
@@ -37,14 +37,10 @@ def _place(document: JsonObject, take: Take) -> None:
 def _check(parts: Iterable[bytes], others: Iterable[LongArray]) -> None:
     size = sum(map(len, parts)) + sum(map(len, others))
     if size > LIMITS.other_json:
-        raise too_much(size)
-
-
-def too_much(size: int) -> ModserveError:
-    return invalid(
-        f"the request has {size} bytes of JSON that are not the 'data' of an input, at most {LIMITS.other_json} are "
-        "possible"
-    )
+        raise invalid(
+            f"the request has {size} bytes of JSON that are not the 'data' of an input, at most {LIMITS.other_json} "
+            "are possible"
+        )
 
 
 _WAY = Way((b'"data"',), long_array.find_end, _place, _check)

@@ -122,20 +122,16 @@ class UnevenError(ValueError):
         self.element = element
 
 
-def find_numbers(text: bytes, start: int) -> LongArray | None:
-    """As `find_end`, for arrays without a string."""
-    return _without_strings(text, start)
-
-
 def find_end(text: bytes, start: int) -> LongArray | None:
     """The array that begins at `start`; None if it has no end, is nested too deeply, or has objects among its elements.
 
     What is between its brackets, commas and strings may be anything.
     """
-    return _without_strings(text, start) or _with_strings(text, start)
+    return find_numbers(text, start) or _with_strings(text, start)
 
 
-def _without_strings(text: bytes, start: int) -> LongArray | None:
+def find_numbers(text: bytes, start: int) -> LongArray | None:
+    """As `find_end`, for arrays without a string."""
     # Behind it there is a comma and a key, or the end of the object. Single bytes are found very quickly.
     quote = text.find(b'"', start)
     stop = len(text) if quote < 0 else quote

@@ -29,25 +29,18 @@ class Adaptation:
         self.rule: Rule = batching.direct
         self.policy = policy = config.dynamic_batching or DynamicBatching()
         self.statistics: TunerStatistics | None = None
-        if config.dynamic_batching is None:
-            pass
-        elif policy.p99_goal_ns:
+        if policy.p99_goal_ns:
             self._tuner = Tuner(policy, config.max_batch_size, self._run_times, self._dynamic)
             self.rule, self.statistics = self._tuner.rule, self._tuner.statistics
             # The delay may become this long, and batches as large as the model takes.
             self.policy = replace(policy, preferred_batch_sizes=(), max_queue_delay_ns=policy.p99_goal_ns)
-        else:
+        elif config.dynamic_batching is not None:
             self.rule = self._dynamic(policy, config.max_batch_size)
-        policies = (policy.default_policy, *policy.level_policies.values())
-        self.learns = bool(
-            self.policy.max_queue_delay_ns
-            or config.admission.by_deadline
-            or any(each.max_queue_size for each in policies)
-        )
+        limited = any(each.max_queue_size for each in (policy.default_policy, *policy.level_policies.values()))
+        self.learns = bool(self.policy.max_queue_delay_ns or config.admission.by_deadline or limited)
         """Whether the rule or the gate asks how long executions take."""
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
-        """A batch has been executed."""
         self._run_times.observe(timing.batch_size, timing.compute_end_ns - timing.compute_start_ns)
         if self._tuner is not None:
             self._tuner.observe(timing, members)

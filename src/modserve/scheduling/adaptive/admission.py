@@ -78,11 +78,8 @@ class Gate:
 
     def full(self, inflight: Inflight, count: int, size: int, now_ns: int) -> OverloadedError:
         """The refusal of a request for which the queue has no room. `count` and `size` are of all that wait there."""
-        return OverloadedError(
-            f"{inflight.request.label}Exceeds maximum queue size",
-            self._wait_ns(count, size, now_ns),
-            too_many=self._options.too_many,
-        )
+        text, wait_ns = f"{inflight.request.label}Exceeds maximum queue size", self._wait_ns(count, size, now_ns)
+        return OverloadedError(text, wait_ns, too_many=self._options.too_many)
 
     def _wait_ns(self, count: int, size: int, now_ns: int) -> int:
         if self._limit:

@@ -121,9 +121,6 @@ def _counted_as(size: int) -> int:
 
 
 def wait_ns(batches: int, batch_ns: int, remaining_ns: Sequence[int]) -> int:
-    """How long a batch is likely to wait behind `batches` others, which take `batch_ns` each.
-
-    `remaining_ns` says for each slot how long it is still busy, 0 for a free one.
-    """
+    """How long a batch waits behind `batches` of `batch_ns` each, if each slot is busy for its `remaining_ns`."""
     rounds, left = divmod(batches, len(remaining_ns))
     return sorted(remaining_ns)[left] + rounds * batch_ns

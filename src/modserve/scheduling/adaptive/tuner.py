@@ -113,7 +113,6 @@ class Controller:
         self._short_left = 0
 
     def decide(self, window: Window) -> Targets:
-        """The targets from now on."""
         ratio = window.p99_ns / self.goal_ns
         self._floor_left -= 1
         if self._floor_left <= 0:
@@ -218,10 +217,7 @@ class Tuner:
         make_rule: Callable[[DynamicBatching, int], Rule],
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`make_rule` makes the dynamic batcher's rule for a policy and a largest batch size.
-
-        `run_ns` predicts how long a batch of a size runs.
-        """
+        """`make_rule` makes the rule for a policy and a largest batch size; `run_ns` predicts how long a size runs."""
         largest = max(1, max_batch_size)
         self._policy = policy
         self._rule_for = make_rule
@@ -252,7 +248,6 @@ class Tuner:
         return self._rule(together, now_ns)
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
-        """A batch has been executed."""
         end_ns, since_ns, goal_ns = timing.compute_end_ns, self._since_ns, self._controller.goal_ns
         self._items += timing.batch_size
         self._batches += 1

@@ -13,7 +13,7 @@ from modserve.frontends import offload
 from modserve.frontends.http.infer import CallContext, read_long_request
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import framing as framings
-from modserve.protocol.http import infer_stream as codec
+from modserve.protocol.http import infer_response
 from modserve.protocol.http.framing import EVENTS, LINES
 from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import header_length
@@ -68,10 +68,10 @@ async def _read(call: HttpStream, version: int | None, request: Request, context
 def _encoder(call: HttpStream, timed: bool) -> Encode:
     def encode(outcome: Outcome, final: bool) -> bytes:
         if isinstance(outcome, ModserveError):
-            return codec.encode_error(outcome, call.id, final)
+            return infer_response.encode_stream_error(outcome, call.id, final)
         response = bare_end(call.servable.id, call.id) if outcome is None else call.render(outcome)
         if final and timed:
             response = call.with_cost(response)
-        return codec.encode_response(response, call.reply, final)
+        return infer_response.encode_stream_response(response, call.reply, final)
 
     return encode

@@ -100,10 +100,6 @@ class Streams:
             call.close()
             raise
 
-    @property
-    def count(self) -> int:
-        return len(self.open)
-
     def stop(self) -> None:
         """The server's time is up: what is still open ends with an error."""
         for call in list(self.open):
@@ -153,18 +149,14 @@ class StreamedResponse(StreamingResponse):
                 call.record_failure(message.error, failures.spelling(message.error).http)
             if message.data:
                 call.sending()
-                for part in _parts(self._framing.frame(message.data), call.limits.part):
-                    yield part
+                frame, size = self._framing.frame(message.data), call.limits.part
+                for start in range(0, len(frame), size):  # in parts, so that a slow reader is seen to read
+                    yield frame[start : start + size]
                     call.sent_some()
                 call.sent()
             if message.final:
                 return
             message = await _next_message(call, self._encode)
-
-
-def _parts(frame: bytes, size: int) -> Iterator[bytes]:
-    """A long message in parts, so that a slow reader is seen to read."""
-    return (frame[start : start + size] for start in range(0, len(frame), size))
 
 
 async def _next_message(call: HttpStream, encode: Encode) -> Message:

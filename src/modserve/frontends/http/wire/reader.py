@@ -241,8 +241,8 @@ class Reader:
         if parser.should_upgrade() and method != b"CONNECT":
             self._upgrade = True
             return
-        if options.cors_origins:
-            self.cors = cors.header_block(options.cors_origins, method, lines.headers)
+        if options.cors_allow_origin:
+            self.cors = cors.header_block(options.cors_allow_origin, method, lines.headers)
         version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
         try:
             self.head, framing = read_head(lines, method, version, keep_alive, self.cors, options)

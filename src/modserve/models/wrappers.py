@@ -1,22 +1,71 @@
-"""A model version whose responses are kept: a request like one before gets its response without running."""
+"""Models that stand before other models: they keep the responses, or their order."""
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome, ResponseSink
-from modserve.core.servable import Servable
+from modserve.core.servable import RequestHolder, Servable
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
 from modserve.resources.response_cache import ResponseCache, key
+from modserve.scheduling.ordering import ResponseOrder
 from modserve.scheduling.scheduler import Clock
 
-from .wrapper import ModelWrapper
+
+class ModelWrapper:
+    """Implements `core.servable.Servable` by what another one does."""
+
+    def __init__(self, servable: Servable) -> None:
+        self.id = servable.id
+        self.config = servable.config
+        self.config_message = servable.config_message
+        self.statistics = servable.statistics
+        self.labels = servable.labels
+        self._servable = servable
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._servable!r})"
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        return self._servable.submit(request, sink, now_ns)
+
+    @property
+    def unready_reason(self) -> str | None:
+        return self._servable.unready_reason
+
+    @property
+    def outstanding(self) -> int:
+        return self._servable.outstanding if isinstance(self._servable, RequestHolder) else 0
+
+    async def drain(self) -> None:
+        await self._servable.drain()
+
+    async def close(self) -> None:
+        await self._servable.close()
+
+
+class OrderedModel(ModelWrapper):
+    """Its responses leave in the order of the requests: ``preserve_ordering`` of the dynamic batcher."""
+
+    def __init__(self, servable: Servable) -> None:
+        super().__init__(servable)
+        self._order = ResponseOrder()
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        held = self._order.behind(sink)
+        try:
+            inflight = self._servable.submit(request, held, now_ns)
+        except BaseException:
+            self._order.withdraw(held)
+            raise
+        inflight.ordered = True
+        return inflight
 
 
 class CachedModel(ModelWrapper):
-    """Stands before a model or an ensemble that has one response for each request.
+    """Keeps the responses of a model or an ensemble that has one for each request: the same request does not run again.
 
     Of an ensemble the response of the whole is kept, and a hit runs none of its models.
     """
@@ -63,7 +112,7 @@ class CachedModel(ModelWrapper):
         looked_ns: int,
     ) -> Inflight:
         """Take a request whose response is known. It comes in the next turn of the event loop."""
-        inflight = Inflight(request, sink, request.inputs, tuple(kept.outputs), 0, None, now_ns)
+        inflight = Inflight(request, sink, request.inputs, tuple(kept.outputs), 0, None, now_ns, request.deadline_ns)
         inflight.queue_start_ns = start_ns
 
         def respond() -> None:
@@ -79,16 +128,14 @@ class CachedModel(ModelWrapper):
         return inflight
 
 
+@dataclass(slots=True, eq=False)
 class _Keeper:
     """Implements `core.response.ResponseSink`: keeps the response on its way to the client."""
 
-    __slots__ = ("_key", "_looked_ns", "_model", "_sink")
-
-    def __init__(self, model: CachedModel, digest: bytes, looked_ns: int, sink: ResponseSink) -> None:
-        self._model = model
-        self._key = digest
-        self._looked_ns = looked_ns
-        self._sink = sink
+    _model: CachedModel
+    _key: bytes
+    _looked_ns: int
+    _sink: ResponseSink
 
     def settle(self, outcome: Outcome, final: bool) -> None:
         try:

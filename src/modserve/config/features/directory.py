@@ -1,18 +1,14 @@
-"""``name``, ``platform`` and ``backend``: a model's backend is deduced from its platform or its files.
+"""What the model's directory holds: ``name``, ``platform``, ``backend``, ``version_policy`` and the names of files."""
 
-Like Triton's ``AutoCompleteBackendFields``, with two additions: any file name with a known extension counts, and so do
-the files in all version directories, not only in the first.
-"""
-
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from modserve.core.version import parse_directory
+from modserve.core.version import VersionPolicy, parse_directory
 from modserve.pb import inference as pb
 
-from ..text.problems import Faults
-from .feature import Context, Feature
+from ..text.problems import Faults, FieldPath
 
 ENSEMBLE = "ensemble"
 
@@ -41,7 +37,11 @@ PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"l
 
 
 def identify(message: pb.ModelConfig, name: str, directory: Path) -> None:
-    """Fills in name, backend, platform and default_model_filename where they can be deduced."""
+    """Fills in name, backend, platform and default_model_filename where they can be deduced.
+
+    Like Triton's ``AutoCompleteBackendFields``, with two additions: any file name with a known extension counts, and so
+    do the files in all version directories, not only in the first.
+    """
     if not message.name:
         message.name = name
     present = _present_format(message, directory)
@@ -82,8 +82,9 @@ def _version_contents(directory: Path) -> Iterator[set[str]]:
         return
 
 
-def _validate(message: pb.ModelConfig, context: Context) -> Faults:
-    name, platform, backend, directory = message.name, message.platform, message.backend, context.directory
+def validate_platform(message: pb.ModelConfig, directory: str) -> Faults:
+    """`directory` is the name of the model's directory."""
+    name, platform, backend = message.name, message.platform, message.backend
     if name != directory:
         rule = "directory name must equal model name"
         yield ("name",), f"unexpected directory name '{directory}' for model '{name}', {rule}"
@@ -102,4 +103,40 @@ def _validate(message: pb.ModelConfig, context: Context) -> Faults:
         yield ("platform",), f"unexpected 'platform' and 'backend' pair, got:{platform}, {backend}"
 
 
-FEATURE = Feature(validate=_validate)
+def validate_versions(message: pb.ModelConfig) -> Faults:
+    policy = message.version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "latest" and policy.latest.num_versions == 0:
+        yield ("version_policy", "latest", "num_versions"), "version policy 'latest' must have 'num_versions' > 0"
+    if choice == "specific":
+        path: FieldPath = ("version_policy", "specific", "versions")
+        if not policy.specific.versions:
+            yield path, "version policy 'specific' must list one or more 'versions'"
+        for index, version in enumerate(policy.specific.versions):
+            if version <= 0:
+                yield (*path, index), f"version policy 'specific' lists {version}, versions are integers > 0"
+
+
+def version_policy(message: pb.ModelConfig) -> VersionPolicy:
+    """Like Triton, takes a policy without a choice for all versions."""
+    policy = message.version_policy
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "latest" or not message.HasField("version_policy"):
+        return VersionPolicy(latest=max(1, policy.latest.num_versions))
+    return VersionPolicy(specific=tuple(policy.specific.versions) if choice == "specific" else ())
+
+
+def escapes(filename: str) -> bool:
+    """Whether a file name leads out of the directory that it is relative to."""
+    return os.path.isabs(filename) or os.path.normpath(filename).split(os.sep)[0] == os.pardir
+
+
+def validate_filenames(message: pb.ModelConfig) -> Faults:
+    name, filename = message.name, message.default_model_filename
+    if escapes(filename):
+        text = f"model file path '{filename}' in model '{name}' is outside version directory"
+        yield ("default_model_filename",), text
+    for index, output in enumerate(message.output):
+        if escapes(output.label_filename):
+            file = f"label file path '{output.label_filename}' for output '{output.name}' in model '{name}'"
+            yield ("output", index, "label_filename"), f"{file} is outside model directory"

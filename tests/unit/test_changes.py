@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 
-from modserve.core.changes import Changes
+from modserve.server import Changes
 
 
 def test_listeners_are_notified_while_they_listen() -> None:

@@ -1,22 +1,22 @@
-"""``instance_group`` and ``optimization``: where, how often and how the model runs. Ensembles have neither."""
+"""How a model runs, with ``instance_group`` and ``optimization``, and what becomes of its responses.
 
-from dataclasses import replace
+That is said by ``model_transaction_policy`` and ``response_cache``. Ensembles have only these two.
+"""
 
-from modserve.core.model_config import InstanceGroup, InstanceKind, ModelConfig
+from modserve.core.model_config import InstanceGroup, InstanceKind
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath, Problems
-from .feature import Context, Feature
 
 MAX_INSTANCES = 1024
 """Of one version of a model, in all of its groups."""
 _KINDS = {pb.ModelInstanceGroup.Kind.Value(kind.value): kind for kind in InstanceKind}
 
 
-def _normalise(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
+def normalise(message: pb.ModelConfig, gpu_count: int, default_cpu_instances: int, problems: Problems) -> None:
     if message.HasField("ensemble_scheduling"):
         return
-    optimization, gpu_count = message.optimization, context.gpu_count or 0
+    optimization = message.optimization
     if not optimization.HasField("input_pinned_memory"):
         optimization.input_pinned_memory.enable = True
     if not optimization.HasField("output_pinned_memory"):
@@ -28,7 +28,7 @@ def _normalise(message: pb.ModelConfig, context: Context, problems: Problems) ->
         if group.kind == pb.ModelInstanceGroup.KIND_AUTO:
             _resolve(group, index, problems, gpu_count)
         if group.count == 0:
-            group.count = context.default_cpu_instances if group.kind == pb.ModelInstanceGroup.KIND_CPU else 1
+            group.count = default_cpu_instances if group.kind == pb.ModelInstanceGroup.KIND_CPU else 1
         if group.kind == pb.ModelInstanceGroup.KIND_GPU and not group.gpus:
             group.gpus.extend(range(gpu_count))
 
@@ -46,12 +46,26 @@ def _resolve(group: pb.ModelInstanceGroup, index: int, problems: Problems, gpu_c
         del group.gpus[:]
 
 
-def _validate(message: pb.ModelConfig, context: Context) -> Faults:
+def validate(message: pb.ModelConfig, gpu_count: int | None) -> Faults:
+    """`gpu_count` is None while it is unknown."""
+    if message.response_cache.enable:  # only a single response that depends on nothing but its request can be kept
+        if message.HasField("sequence_batching"):
+            yield ("response_cache",), _not_cached(message.name, "sequence batching scheduler")
+        if message.model_transaction_policy.decoupled:
+            yield ("response_cache",), not_cached_if_decoupled(message.name)
     for index, group in enumerate(message.instance_group):
         who = f"instance group {group.name or f'{message.name}_{index}'} of model {message.name}"
-        for path, text in _group_faults(group, message.platform, context.gpu_count):
+        for path, text in _group_faults(group, message.platform, gpu_count):
             yield ("instance_group", index, *path), f"{who} {text}"
-    yield from _count_faults(message, context.gpu_count)
+    yield from _count_faults(message, gpu_count)
+
+
+def not_cached_if_decoupled(model: str) -> str:
+    return _not_cached(model, "'decoupled' transaction policy")
+
+
+def _not_cached(model: str, kind: str) -> str:
+    return f"Response Cache does not currently support model {model} with {kind}. Please disable the response cache."
 
 
 def _group_faults(group: pb.ModelInstanceGroup, platform: str, gpu_count: int | None) -> Faults:
@@ -89,16 +103,11 @@ def _count_faults(message: pb.ModelConfig, gpu_count: int | None) -> Faults:
             return
 
 
-def _convert(message: pb.ModelConfig, config: ModelConfig, context: Context) -> ModelConfig:
+def instance_groups(message: pb.ModelConfig, default_cpu_instances: int) -> tuple[InstanceGroup, ...]:
     groups = []
     for index, group in enumerate(message.instance_group):
         kind = _KINDS.get(group.kind, InstanceKind.AUTO)
-        default = context.default_cpu_instances if kind in (InstanceKind.AUTO, InstanceKind.CPU) else 1
+        default = default_cpu_instances if kind in (InstanceKind.AUTO, InstanceKind.CPU) else 1
         count = group.count if group.count > 0 else default
         groups.append(InstanceGroup(group.name or f"{message.name}_{index}", kind, count, tuple(group.gpus)))
-    graph = message.optimization.graph if message.optimization.HasField("graph") else None
-    level = None if graph is None else graph.level
-    return replace(config, instance_groups=tuple(groups), graph_optimization_level=level)
-
-
-FEATURE = Feature(normalise=_normalise, validate=_validate, convert=_convert)
+    return tuple(groups)

@@ -1,0 +1,22 @@
+"""The weights that headers like ``Accept`` give to their values (RFC 9110, section 12.4.2)."""
+
+
+def weights(header: str) -> dict[str, float]:
+    """By value in lower case, in the order of the header: 1 without a weight, 0 for one that is no number."""
+    by_value: dict[str, float] = {}
+    for item in header.lower().split(","):
+        name, *parameters = (part.strip() for part in item.split(";"))
+        weight = 1.0
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            if key.strip() == "q":
+                weight = _number(value)
+        by_value[name] = max(weight, by_value.get(name, 0.0))
+    return by_value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
