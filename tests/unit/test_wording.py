@@ -62,7 +62,9 @@ def test_the_source(check: str) -> None:
 
 
 def test_what_counts_as_the_name_of_a_value() -> None:
-    text = "def told(asked):\n    found = self.wanted = 1\n    for given in found:\n        pass\n    return given.taken\n"
+    text = (
+        "def told(asked):\n    found = self.wanted = 1\n    for given in found:\n        pass\n    return given.taken\n"
+    )
     assert participles(text) == [1, 2, 2, 3]
 
 
