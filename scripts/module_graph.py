@@ -7,6 +7,7 @@ other arrows make plain (A imports B and C, and B imports C) are left out of the
 """
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ def _imported(path: Path, source: Path) -> Iterator[str]:
                     yield alias.name.split(".")[1]
 
 
+@functools.cache
 def imports(source: Path = SOURCE) -> dict[str, set[str]]:
     """The packages that each package imports."""
     graph: dict[str, set[str]] = {name: set() for name in packages(source)}

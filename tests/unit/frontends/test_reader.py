@@ -328,7 +328,7 @@ SAME = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nx: 
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(parameters=streams(), cuts_of_second=st.lists(st.integers(0, 2_000), max_size=4).map(sorted))
 @example(parameters=(SAME % b"1" + SAME % b"2", []), cuts_of_second=[])
 @example(parameters=(SAME % b"1" + SAME % b"\r\n2", []), cuts_of_second=[])
