@@ -238,7 +238,7 @@ class StreamCall(Call):
         """There is one more in `outcomes`."""
 
     def deliver(self, outcome: InferenceResponse | ModserveError) -> None:
-        raise NotImplementedError("a stream has many responses: this is a bug")
+        raise RuntimeError("only the rule for single responses delivers, and `settle` replaces it: this is a bug")
 
     def sent_first(self) -> None:
         """The first of the outcomes that came has been sent."""
