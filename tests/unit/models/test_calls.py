@@ -1,6 +1,7 @@
 """Engines that call other models: what passes on to a call, and what comes back."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -25,7 +26,8 @@ from modserve import (
 )
 from modserve.core.model_config import ModelDescription
 from modserve.core.response import Outcome
-from modserve.testing import PuppetBackend, write_model
+from modserve.core.servable import submit_traced
+from modserve.testing import PuppetBackend, RecordingSink, write_model
 
 CONFIG = """
 max_batch_size: 4
@@ -322,3 +324,30 @@ def test_a_source_without_a_server() -> None:
     source = ModelSource(None, 1, Path(), Path())  # type: ignore[arg-type]
     with pytest.raises(ModserveError, match="there are no other models here to call"):
         source.models.infer(asking("x"))
+
+
+class AwaitedSink(RecordingSink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = asyncio.Event()
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        super().settle(outcome, final)
+        self.over.set()
+
+
+async def test_a_call_is_a_child_in_the_trace_of_the_request_that_makes_it(bench: Bench, tmp_path: Path) -> None:
+    file, sink = tmp_path / "trace.json", AwaitedSink()
+    bench.caller.work = called("same")
+    options = {"trace_level": frozenset({"TIMESTAMPS"}), "trace_rate": 1, "trace_file": str(file)}
+    await bench.start({"caller": CALLER, "same": IDENTITY}, **options)
+    tracer, servable = bench.server.tracer, bench.server.model("caller", None)
+    trace = tracer.sample(servable)
+    assert trace is not None
+    submit_traced(trace, servable, InferenceRequest("caller", {"INPUT": Tensor.from_array(ONES)}), sink, 1)
+    await sink.over.wait()
+    trace.end()
+    await asyncio.to_thread(tracer.close)
+    heads = [each for each in json.loads(file.read_bytes()) if "model_name" in each]
+    ids = [(each["model_name"], each["id"], each.get("parent_id", 0)) for each in heads]
+    assert ids == [("caller", 1, 0), ("same", 2, 1)]
