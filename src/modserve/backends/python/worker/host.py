@@ -1,0 +1,111 @@
+"""What the objects of ``triton_python_backend_utils`` need of the process that they live in.
+
+There are two kinds of process. In a worker, all of it goes to the server through the worker's socket; in the server,
+for models that run in a thread there, the server is at hand. A worker has one model and one host; the server has one
+for each model, which `current` finds.
+"""
+
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Awaitable, Iterator, Mapping, Optional, Protocol
+
+if TYPE_CHECKING:
+    from .request import InferenceRequest
+    from .response import InferenceResponse
+
+
+class RequestHandle(Protocol):
+    """The server's side of one request that the model has in its hands. Any thread may use it."""
+
+    def send(self, response: "Optional[InferenceResponse]", final: bool) -> None:
+        """Give a response (None: the end alone). May block while a slow client has too much to take.
+
+        Raises `TritonModelException` after the final response.
+        """
+
+    def is_cancelled(self) -> bool:
+        """Nobody waits for a response any more."""
+
+    def reschedule(self) -> None:
+        """Run the request again in a later execution, in place of a final response."""
+
+    def let_go(self) -> None:
+        """The model has forgotten the request without a final response. Does nothing after one."""
+
+
+class Host(Protocol):
+    """What a model can ask of the server beside its requests. Any thread may use it."""
+
+    def log(self, level: str, message: str) -> None:
+        """Write a line into the server's log; `level` is ERROR, WARNING, INFO or VERBOSE."""
+
+    def call(self, request: "InferenceRequest") -> "InferenceResponse":
+        """Run a request on another model and wait for its one response, which may be an error."""
+
+    def call_decoupled(self, request: "InferenceRequest") -> "ResponseIterator":
+        """Run a request on another model; its responses come one after the other."""
+
+    def call_async(self, request: "InferenceRequest") -> "Awaitable[InferenceResponse]":
+        """As `call`, for the running event loop of the model."""
+
+    def call_decoupled_async(self, request: "InferenceRequest") -> "Awaitable[ResponseIterator]":
+        """As `call_decoupled`, for the running event loop of the model."""
+
+    def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        """Have the server do something and wait for what it says; raises `TritonModelException` if it refuses.
+
+        ``load`` (name, config or None, files: name to bytes, or None), ``unload`` (name, unload_dependents), ``ready``
+        (name, version or None; a bool), ``metric_family`` (name, description, kind; nothing), ``metric`` (family,
+        labels, buckets or None; a number to name it by), ``metric_value`` (metric; a float).
+        """
+
+    def metric(self, metric: int, operation: str, value: float) -> None:
+        """``increment``, ``set`` or ``observe`` a metric; raises `TritonModelException` if that cannot be."""
+
+    def drop_metric(self, metric: int) -> None:
+        """The model has no such metric any more."""
+
+
+class ResponseIterator(Protocol):
+    """The responses of a decoupled model. `cancel` ends them; the same again gives those that have come once more."""
+
+    def __iter__(self) -> "Iterator[InferenceResponse]": ...
+    def __next__(self) -> "InferenceResponse": ...
+    def cancel(self) -> None: ...
+
+
+class _Here(threading.local):
+    host: Optional[Host] = None
+
+
+NAME_IN_GLOBALS = "__modserve_host__"
+"""A model's module has its host under this name, for threads that the model itself has started."""
+
+_here = _Here()
+_of_process: Optional[Host] = None
+
+
+def set_of_process(host: Optional[Host]) -> None:
+    """There is one host in this process: a worker's."""
+    global _of_process
+    _of_process = host
+
+
+def set_of_thread(host: Optional[Host]) -> None:
+    """This thread runs code of the model that has `host`."""
+    _here.host = host
+
+
+def current() -> Host:
+    """The host of the model whose code calls. Raises RuntimeError where no model runs."""
+    host = _of_process or _here.host
+    if host is not None:
+        return host
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        of_module: Optional[Host] = frame.f_globals.get(NAME_IN_GLOBALS)
+        if of_module is not None:
+            return of_module
+        frame = frame.f_back
+    raise RuntimeError("this works inside a model that a server runs")
