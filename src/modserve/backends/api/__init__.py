@@ -28,6 +28,7 @@ from .requests import Call as Call
 from .requests import EngineRequest as EngineRequest
 from .requests import ModelCaller as ModelCaller
 from .requests import OnResponse as OnResponse
+from .requests import Parents as Parents
 from .requests import Values as Values
 
 
