@@ -112,7 +112,7 @@ class EngineRequest(Protocol):
 
 
 Parents: TypeAlias = EngineRequest | Sequence[EngineRequest] | None
-"""The requests that a call to another model is made for: one, several, or those of the batch at hand (None, or empty)."""
+"""The requests that a call to another model is made for: one, several, or (None, or empty) the batch at hand."""
 
 OnResponse: TypeAlias = Callable[[InferenceResponse | ModserveError | None, bool], None]
 """Takes a response, a failure, or None for an end without either; and whether it is the last that comes.
