@@ -220,7 +220,8 @@ class ModelSource:
     version directory. `cpu_threads` is this instance's share of the CPU cores; `cpu_instances` how many of the model's
     instances run on the CPU, and `placements` where each is likely to run; the completed configuration may change that.
     `options` are the server's for this backend (``--backend-config``), `models` calls the server's other models, and
-    `metrics` are of this version's own making.
+    `metrics` are of this version's own making. `auto_complete`: what `BackendModel.describe` says is used. `loop` is
+    the server's event loop.
     """
 
     config: ModelConfig
@@ -234,6 +235,8 @@ class ModelSource:
     models: ModelCaller = field(default_factory=lambda: cast(ModelCaller, _NoModels()), repr=False, compare=False)
     metrics: ModelMetrics = field(default_factory=lambda: MetricStore().of_model(), repr=False, compare=False)
     write_config: Callable[[], str] = field(default=str, repr=False, compare=False)
+    auto_complete: bool = True
+    loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False, compare=False)
 
     @property
     def config_json(self) -> str:

@@ -2,8 +2,8 @@
 
 A frame is a header and a body. The body is JSON, text, or records, and one record is a request or a response:
 
-    header   bytes of the body, kind, number of records, argument (by kind: a call's number, or where the inline area is)
-    record   number, status, flags, lengths of what follows: description, extras, id, tensors
+    header   bytes of the body, kind, number of records, argument (a call's number, or where the inline area is)
+    record   number, status, lengths of what follows: description, extras, id, tensors
              description: names, datatypes and shapes of the tensors, and the requested outputs, as JSON
              extras: what few requests have, as JSON; nothing for most
              id: the request's, UTF-8
