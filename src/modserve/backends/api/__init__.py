@@ -257,7 +257,7 @@ class BackendModel(Protocol):
         """What the model file says of the model; None when it says nothing."""
 
     def instance(self, spec: InstanceSpec) -> Executor:
-        """A new executor; also called to replace one that was lost, while the others run.
+        """A new executor; also called to replace one that was lost, while the others run. May block.
 
         Models written for the first edition have ``instance(config, placement)`` in its place, which goes on working.
         """
@@ -272,7 +272,8 @@ class Backend(Protocol):
     `default_model_filename` is the model file in a version directory when the configuration names none; empty when
     there need be no file. A model whose configuration says nothing has `default_cpu_instances` on the CPU. With
     `any_thread`, different threads may use an instance, one at a time; that lets very short executions of instances
-    that are not `data_dependent` skip a hop.
+    that are not `data_dependent` skip a hop. It may have one more attribute, `parallel_instances` (bool, False where it
+    is absent): `BackendModel.instance` may be called on several threads at once, for instances that take long to make.
     """
 
     default_model_filename: str
