@@ -59,7 +59,10 @@ def unpack(archive: str, directory: str) -> None:
     for path, name, target in links:
         real = os.path.realpath(path)
         if real != root and not real.startswith(root + os.sep):
-            raise ArchiveError(f"'{name}' is a link to '{target}', which is outside the environment")
+            raise ArchiveError(
+                f"'{name}' is a link to '{target}', which is outside the environment; one that needs files outside, as "
+                "virtual environments do, cannot be packed: name its directory in place of an archive"
+            )
 
 
 def _opened(archive: str) -> io.BufferedIOBase:
