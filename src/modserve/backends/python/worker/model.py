@@ -139,7 +139,7 @@ class LoadedModel:
         failed: Optional[ModelError]
         try:
             with self._of:
-                returned = self._execute(requests)
+                returned = self._execute(list(requests))  # which is the model's to change
                 if inspect.iscoroutine(returned):
                     returned = self._complete(returned)
             return settled(requests, returned, self.name)
@@ -151,7 +151,7 @@ class LoadedModel:
         """As `execute`, for a model whose `execute` is a coroutine function. Several may run at a time."""
         failed: Optional[ModelError]
         try:
-            returned = await self._execute(requests)
+            returned = await self._execute(list(requests))
             return settled(requests, returned, self.name, is_coroutine=True)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
@@ -160,7 +160,7 @@ class LoadedModel:
         raise _ended(requests, failed)
 
     def is_ready(self) -> bool:
-        """What the model says; True where it does not say anything."""
+        """What the model says; True where it does not say anything. Not for threads where an event loop runs."""
         if not self.has_is_ready:
             return True
 
@@ -168,7 +168,23 @@ class LoadedModel:
             returned = self._instance.is_ready()
             return asyncio.run(returned) if inspect.iscoroutine(returned) else returned
 
-        is_ready = self._run(ready, "")
+        return self._readiness(self._run(ready, ""))
+
+    async def is_ready_async(self) -> bool:
+        """As `is_ready`, on the running event loop."""
+        if not self.has_is_ready:
+            return True
+        is_ready = self._run(self._instance.is_ready, "")
+        if inspect.iscoroutine(is_ready):
+            try:
+                is_ready = await is_ready
+            except Exception as error:
+                is_ready = failure.of_exception(error, "")
+        if isinstance(is_ready, ModelError):
+            raise is_ready
+        return self._readiness(is_ready)
+
+    def _readiness(self, is_ready: object) -> bool:
         if not isinstance(is_ready, bool):
             raise ModelError(
                 "INTERNAL",
