@@ -55,7 +55,7 @@ def test_no_memory_is_copied() -> None:
 
 
 def test_numpy_reads_tensors() -> None:
-    received = Tensor.received("x", "INT16", (2,), bytearray(b"\1\0\2\0"))
+    received: Any = Tensor.received("x", "INT16", (2,), bytearray(b"\1\0\2\0"))
     assert np.from_dlpack(received).tolist() == [1, 2]
     assert received.__dlpack_device__() == (1, 0)
 
@@ -78,7 +78,7 @@ def test_a_copy_on_demand() -> None:
     assert values.tolist() == [0, 0]
 
 
-class Watched(np.ndarray):  # type: ignore[type-arg]
+class Watched(np.ndarray[Any, Any]):
     """An array that can be watched."""
 
 
