@@ -78,6 +78,8 @@ def capsule(array: "np.ndarray[Any, Any]", datatype: str) -> object:
     """A capsule over the memory of an array (BF16 as uint16), or over a copy where that is read-only."""
     if not array.flags.writeable:
         array = array.copy()
+    if not hasattr(array, "__dlpack__"):
+        raise TritonModelException("DLPack needs numpy 1.22 or later in the environment of this model")
     patch = _PATCHED.get(datatype)
     if patch is None:
         return array.__dlpack__()
@@ -92,8 +94,8 @@ def array(source: Any) -> "Tuple[np.ndarray[Any, Any], str]":
 
     Raises TritonModelException.
     """
-    taken_over, datatype = _taken_over(_capsule_of(source))
-    return np.ascontiguousarray(taken_over).reshape(taken_over.shape), datatype
+    owned, datatype = _adopt(_capsule_of(source))
+    return (owned if owned.flags.c_contiguous else np.ascontiguousarray(owned)), datatype
 
 
 def _capsule_of(source: Any) -> Any:
@@ -119,11 +121,11 @@ def _capsule_of(source: Any) -> Any:
     return source.__dlpack__(stream=None)
 
 
-def _taken_over(owned: Any) -> "Tuple[np.ndarray[Any, Any], str]":
+def _adopt(owned: Any) -> "Tuple[np.ndarray[Any, Any], str]":
     managed = _Managed.from_address(_pointer(owned, _NAME))
     tensor = managed.tensor
     if tensor.device_type == CUDA and "torch" in sys.modules:
-        return _taken_over(_capsule_of(sys.modules["torch"].from_dlpack(owned).cpu()))
+        return _adopt(_capsule_of(sys.modules["torch"].from_dlpack(owned).cpu()))
     if tensor.device_type not in (CPU, CUDA_HOST):
         raise TritonModelException(_no_device(tensor.device_type))
     datatype, dtype = _datatype(tensor.dtype)
