@@ -13,8 +13,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from modserve.backends.api import (
     EngineRequest,
     InstanceHandle,
@@ -278,7 +276,7 @@ def _extras(request: EngineRequest) -> bytes:
     if not parameters and not request.timeout_ns and not request.deadline_ns:
         return b""
     flags = _SEQUENCE_START * request.sequence_start + _SEQUENCE_END * request.sequence_end
-    return orjson.dumps(
+    return wire.pack(
         {
             "parameters": {name: value for name, value in parameters.items() if name not in _OF_THE_PROTOCOL},
             "correlation_id": request.correlation_id,

@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import itertools
-import json
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
 
@@ -187,7 +186,7 @@ class RemoteServer:
         )
         description = self.link.descriptions.write(sort)
         elements = [one.raw_form() for one in inputs]
-        id, packed = request.request_id().encode(), _pack(extras)
+        id, packed = request.request_id().encode(), wire.pack(extras)
         self.link.send_records(
             Kind.CALL, lambda writer: writer.add(number, Status.OPEN, description, elements, id, packed)
         )
@@ -299,11 +298,11 @@ def add_response(
     error = response.error()
     if error is not None:
         status = Status.FINAL_ERROR if final else Status.ERROR
-        writer.add(number, status, extras=_pack({"code": ErrorCode(error.code()).name, "message": error.message()}))
+        writer.add(number, status, extras=wire.pack({"code": ErrorCode(error.code()).name, "message": error.message()}))
         return
     tensors = response.output_tensors()
     sort = (tuple([(one.name(), one.datatype, tuple(one.dims)) for one in tensors]), ())
-    extras = _pack({"parameters": response.values}) if response.values else b""
+    extras = wire.pack({"parameters": response.values}) if response.values else b""
     elements = [one.raw_form() for one in tensors]
     status = Status.FINAL if final else Status.RESPONSE
     writer.add(number, status, server.link.descriptions.write(sort), elements, extras=extras)
@@ -328,7 +327,3 @@ def call_parameters(request: InferenceRequest) -> Dict[str, Any]:
         parameters["sequence_start"] = bool(request.flags() & SEQUENCE_START)
         parameters["sequence_end"] = bool(request.flags() & SEQUENCE_END)
     return parameters
-
-
-def _pack(extras: Mapping[str, Any]) -> bytes:
-    return json.dumps(extras, separators=(",", ":")).encode()

@@ -164,7 +164,7 @@ class Descriptions:
         if written is None:
             if len(self._written) >= _KEPT:
                 self._written.clear()
-            written = self._written[sort] = json.dumps(sort, separators=(",", ":")).encode()
+            written = self._written[sort] = pack(sort)
         return written
 
     def read(self, written: bytes) -> Description:
@@ -303,8 +303,12 @@ def read_number(body: memoryview) -> int:
 
 
 def json_frame(kind: int, value: Any, argument: int = 0) -> bytes:
-    body = json.dumps(value, separators=(",", ":")).encode()
+    body = pack(value)
     return HEADER.pack(len(body), kind, 0, argument) + body
+
+
+def pack(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def read_json(body: memoryview) -> Any:
