@@ -8,7 +8,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from modserve.backends.api import BackendInstance, RequestInstance
+from modserve.backends.api import BackendInstance, Executor, RequestInstance
 from modserve.core.model_config import ModelConfig
 from modserve.core.version import ModelId
 
@@ -27,6 +27,10 @@ class Instance(ABC):
     number: int
     """Its place among the instances of the pool."""
     max_in_flight: int = 1
+    max_ahead: int = 0
+    """How many more it takes that wait for their turn inside the engine, while executions are short."""
+    places: int = 1
+    """How many jobs it takes now. Kept by the pool."""
     quick: QuickRule | None = None
     """Whether batches may run on the event loop's thread; None for never."""
     job: Job | None = None
@@ -36,6 +40,11 @@ class Instance(ABC):
     open: set[Running]
     """The requests without a final response, of an engine that responds to each by itself."""
 
+    @property
+    @abstractmethod
+    def engine(self) -> Executor:
+        """The engine's instance."""
+
     @abstractmethod
     def start(self, job: Job) -> None:
         """Run a job, after those that were started before. Returns at once."""
@@ -43,6 +52,11 @@ class Instance(ABC):
     def execute(self, job: Job) -> None:
         """Run a job on the calling thread, which blocks; never raises. Only for instances that may be `quick`."""
         raise RuntimeError(f"{self!r} blocks no thread: this is a bug")
+
+    @property
+    def most_places(self) -> int:
+        """How many jobs it should take, going by its latest executions."""
+        return self.max_in_flight
 
     @abstractmethod
     def end(self) -> None:
@@ -88,6 +102,10 @@ class ThreadInstance(Instance):
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = InstanceThread(self._work, name)
         self._thread.start()
+
+    @property
+    def engine(self) -> Executor:
+        return self._engine
 
     def start(self, job: Job) -> None:
         self._jobs.put(job)

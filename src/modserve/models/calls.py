@@ -10,12 +10,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from modserve.backends.api import EngineRequest, OnResponse
+from modserve.backends.api import OnResponse, Parents
 from modserve.core.errors import Code, ModserveError, cancelled, from_exception, internal, unavailable, unsupported
 from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget
@@ -43,7 +43,7 @@ class ModelControl(Protocol):
         self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
     ) -> None: ...
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None: ...
-    def model_ready(self, name: str, version: int | None) -> bool: ...
+    async def check_model_ready(self, name: str, version: int | None) -> bool: ...
 
 
 class ModelCalls:
@@ -57,6 +57,7 @@ class ModelCalls:
         self.memory = MemoryBudget() if control is None else control.memory
         self.loop = loop
         self._control = control
+        self._tasks: set[asyncio.Task[None]] = set()
         # It is made on the event loop's thread.
         self._thread = threading.get_ident()
 
@@ -68,16 +69,17 @@ class ModelCalls:
         request: InferenceRequest,
         on_response: OnResponse,
         *,
-        parent: EngineRequest | None = None,
+        parent: Parents = None,
         paced: bool = False,
     ) -> "RunningCall":
-        call = RunningCall(self, request, on_response, _parents(parent), paced)
-        if isinstance(parent, RunningRequest):
-            call.withdraw = parent.on_cancel(call.cancel)
+        parents = _requests(parent)
+        call = RunningCall(self, request, on_response, [each.inflight for each in parents] or _at_hand(), paced)
+        if parents:
+            call.withdraw = _on_all_cancelled(parents, call.cancel)
         self.on_loop(call.begin)
         return call
 
-    def infer(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> "Future[InferenceResponse]":
+    def infer(self, request: InferenceRequest, *, parent: Parents = None) -> "Future[InferenceResponse]":
         future: _CallFuture[InferenceResponse] = _CallFuture(self._thread)
         responses: list[InferenceResponse] = []
 
@@ -100,7 +102,7 @@ class ModelCalls:
         future.add_done_callback(lambda _: call.cancel())  # which does nothing to a call that is over
         return future
 
-    def stream(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> Iterator[InferenceResponse]:
+    def stream(self, request: InferenceRequest, *, parent: Parents = None) -> Iterator[InferenceResponse]:
         if threading.get_ident() == self._thread:
             raise RuntimeError(_BLOCKING)
         outcomes: queue.SimpleQueue[tuple[Outcome, bool]] = queue.SimpleQueue()
@@ -127,17 +129,33 @@ class ModelCalls:
         future: _CallFuture[bool] = _CallFuture(self._thread)
         server = self._server
 
-        def look() -> None:
+        async def look() -> None:
             try:
-                future.set_result(server.model_ready(name, version))
-            except ModserveError as error:
-                if error.code is Code.NOT_FOUND:
-                    future.set_result(False)
-                elif not future.done():
-                    future.set_exception(error)
+                ready = await server.check_model_ready(name, version)
+            except asyncio.CancelledError:
+                settle(unavailable("the server has ended"))
+                raise
+            except Exception as error:
+                failure = from_exception(error, f"failed to see whether model '{name}' is ready")
+                settle(False if failure.code is Code.NOT_FOUND else failure)
+            else:
+                settle(ready)
 
-        self.on_loop(look)
+        def settle(outcome: bool | ModserveError) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            if isinstance(outcome, ModserveError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.on_loop(lambda: self._own(self.loop.create_task(look())))
         return future
+
+    def _own(self, task: asyncio.Task[None]) -> None:
+        """Keep a task until it has ended: the event loop does not."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @property
     def _server(self) -> ModelControl:
@@ -172,7 +190,7 @@ class RunningCall:
     _handle: Handle | None = None
     _over: bool = False
     withdraw: Callable[[], None] = _nothing
-    """Ends the connection with the parent's cancellation."""
+    """Ends the connection with the cancellation of the parents."""
 
     def __repr__(self) -> str:
         return f"RunningCall({self._calls.model.name} → {self._request.model_name})"
@@ -261,13 +279,36 @@ class _CallFuture(Future[T]):
 _BLOCKING = "a call to another model cannot be awaited on the event loop's thread: use 'submit', or a done callback"
 
 
-def _parents(parent: EngineRequest | None) -> list[Inflight]:
-    """The requests that a call is made for: the parent, or else the batch that runs on this thread."""
-    if isinstance(parent, RunningRequest):
-        return [parent.inflight]
+def _requests(parent: Parents) -> list[RunningRequest]:
+    several = parent if isinstance(parent, Sequence) else (parent,)
+    return [each for each in several if isinstance(each, RunningRequest)]
+
+
+def _at_hand() -> list[Inflight]:
+    """The batch that runs on this thread."""
     thread = threading.current_thread()
     job = thread.job if isinstance(thread, InstanceThread) else None
     return [] if job is None else job.members
+
+
+def _on_all_cancelled(requests: list[RunningRequest], callback: Callable[[], None]) -> Callable[[], None]:
+    """Call `callback` when the last of the requests is cancelled; returns a function that withdraws that."""
+    if len(requests) == 1:
+        return requests[0].on_cancel(callback)
+    waiting = len(requests) * [None]
+
+    def one_less() -> None:
+        waiting.pop()  # which is atomic: some may be cancelled on this thread, and others on the event loop's meanwhile
+        if not waiting:
+            callback()
+
+    withdrawals = [each.on_cancel(one_less) for each in requests]
+
+    def withdraw() -> None:
+        for each in withdrawals:
+            each()
+
+    return withdraw
 
 
 def _inherited(request: InferenceRequest, parents: list[Inflight], servable: Servable) -> InferenceRequest:

@@ -27,6 +27,7 @@ from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
+from .readiness import ReadinessCheck
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class Opened:
     """Makes an instance anew that was lost; None: it stays lost."""
     on_health: Callable[[], None] = lambda: None
     """Called when the model may have become ready, or not ready, by itself."""
+    on_closed: Callable[[], None] = lambda: None
+    """Called when the engine is closed, or is left to itself since it does not close."""
 
 
 Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
@@ -57,7 +60,7 @@ SchedulerFactory: TypeAlias = Callable[[InstancePool, Clock, OnDrop], Scheduler]
 
 
 class Model:
-    """Implements `core.servable.Servable`. Made, and used, on the event loop's thread.
+    """Implements `core.servable.Servable`, and `ReadinessChecker`. Made, and used, on the event loop's thread.
 
     It closes the engine and the instances that it is made with; if making it fails, that is left to the caller.
     `observe` gets every execution that succeeded.
@@ -85,6 +88,7 @@ class Model:
         self._settled = asyncio.Event()
         self._settled.set()
         self._on_health = opened.on_health
+        self._on_closed = opened.on_closed
         self._pool = InstancePool(
             model_id,
             config,
@@ -104,6 +108,8 @@ class Model:
             self._pool.end()
             raise
         self._enqueue = self._scheduler.enqueue
+        self._readiness = ReadinessCheck(model_id, lambda: self._pool.executors)
+        self.check_ready = self._readiness.check
         self._pool.on_stuck = self._scheduler.fail_waiting
 
     def __repr__(self) -> str:
@@ -139,9 +145,13 @@ class Model:
             await self._settled.wait()
 
     async def close(self) -> None:
+        self._readiness.close()
         self._pool.stop_reviving()
         self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
-        await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
+        try:
+            await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
+        finally:
+            self._on_closed()
 
     def _busy(self) -> bool:
         return self.outstanding > 0
