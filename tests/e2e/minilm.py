@@ -13,7 +13,9 @@ Array = NDArray[np.float64]
 
 LAYERS, HEADS, MAX_TOKENS = 6, 12, 256
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+def _erf(x: Array) -> Array:
+    return np.array([*map(math.erf, x.ravel().tolist())]).reshape(x.shape)
 
 
 @dataclass(frozen=True)
