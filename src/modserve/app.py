@@ -17,6 +17,7 @@ from .backends.api import Backend
 from .backends.registry import BackendRegistry
 from .core.errors import ModserveError
 from .core.memory import MemoryBudget
+from .core.metrics import MetricStore
 from .core.servable import Servable
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
@@ -69,11 +70,14 @@ class InferenceServer(Server):
         registry = BackendRegistry(backends)
         for warning in absent_backends(settings.backend_config, registry.names):
             _log.warning("%s", warning)
+        self.engine_metrics = MetricStore(prometheus.RESERVED)
+        """What engines show on the metrics page."""
         options = LoaderOptions(
             cores=available_cores(),
             auto_complete=not settings.disable_auto_complete_config,
             backend_options=backend_options(settings, registry.names),
             response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
+            metrics=self.engine_metrics,
         )
         table = ModelTable()
         table.expect(None)  # until the repositories have been looked through
@@ -311,7 +315,7 @@ class FrontEnds:
         if settings.grpc.allow:
             self._grpc = GrpcListener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
         if settings.allow_metrics:
-            registry = prometheus.registry(server.ready_models, self._figures)
+            registry = prometheus.registry(server.ready_models, self._figures, server.engine_metrics)
             registry.register(watchdog)
             self._metrics = MetricsListener(
                 lambda: prometheus.render(registry),

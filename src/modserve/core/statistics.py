@@ -45,12 +45,12 @@ class Histogram:
 
     __slots__ = ("bounds", "buckets", "total")
 
-    def __init__(self, bounds: Sequence[int]) -> None:
+    def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.buckets = [0] * (len(self.bounds) + 1)
-        self.total = 0
+        self.total: float = 0
 
-    def observe(self, value: int, times: int = 1) -> None:
+    def observe(self, value: float, times: int = 1) -> None:
         self.buckets[bisect_left(self.bounds, value)] += times
         self.total += value * times
 

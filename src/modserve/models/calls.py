@@ -10,12 +10,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from modserve.backends.api import EngineRequest, OnResponse
+from modserve.backends.api import OnResponse, Parents
 from modserve.core.errors import Code, ModserveError, cancelled, from_exception, internal, unavailable, unsupported
 from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget
@@ -68,16 +68,17 @@ class ModelCalls:
         request: InferenceRequest,
         on_response: OnResponse,
         *,
-        parent: EngineRequest | None = None,
+        parent: Parents = None,
         paced: bool = False,
     ) -> "RunningCall":
-        call = RunningCall(self, request, on_response, _parents(parent), paced)
-        if isinstance(parent, RunningRequest):
-            call.withdraw = parent.on_cancel(call.cancel)
+        parents = _requests(parent)
+        call = RunningCall(self, request, on_response, [each.inflight for each in parents] or _at_hand(), paced)
+        if parents:
+            call.withdraw = _on_all_cancelled(parents, call.cancel)
         self.on_loop(call.begin)
         return call
 
-    def infer(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> "Future[InferenceResponse]":
+    def infer(self, request: InferenceRequest, *, parent: Parents = None) -> "Future[InferenceResponse]":
         future: _CallFuture[InferenceResponse] = _CallFuture(self._thread)
         responses: list[InferenceResponse] = []
 
@@ -100,7 +101,7 @@ class ModelCalls:
         future.add_done_callback(lambda _: call.cancel())  # which does nothing to a call that is over
         return future
 
-    def stream(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> Iterator[InferenceResponse]:
+    def stream(self, request: InferenceRequest, *, parent: Parents = None) -> Iterator[InferenceResponse]:
         if threading.get_ident() == self._thread:
             raise RuntimeError(_BLOCKING)
         outcomes: queue.SimpleQueue[tuple[Outcome, bool]] = queue.SimpleQueue()
@@ -172,7 +173,7 @@ class RunningCall:
     _handle: Handle | None = None
     _over: bool = False
     withdraw: Callable[[], None] = _nothing
-    """Ends the connection with the parent's cancellation."""
+    """Ends the connection with the cancellation of the parents."""
 
     def __repr__(self) -> str:
         return f"RunningCall({self._calls.model.name} → {self._request.model_name})"
@@ -261,13 +262,36 @@ class _CallFuture(Future[T]):
 _BLOCKING = "a call to another model cannot be awaited on the event loop's thread: use 'submit', or a done callback"
 
 
-def _parents(parent: EngineRequest | None) -> list[Inflight]:
-    """The requests that a call is made for: the parent, or else the batch that runs on this thread."""
-    if isinstance(parent, RunningRequest):
-        return [parent.inflight]
+def _requests(parent: Parents) -> list[RunningRequest]:
+    several = parent if isinstance(parent, Sequence) else (parent,)
+    return [each for each in several if isinstance(each, RunningRequest)]
+
+
+def _at_hand() -> list[Inflight]:
+    """The batch that runs on this thread."""
     thread = threading.current_thread()
     job = thread.job if isinstance(thread, InstanceThread) else None
     return [] if job is None else job.members
+
+
+def _on_all_cancelled(requests: list[RunningRequest], callback: Callable[[], None]) -> Callable[[], None]:
+    """Call `callback` when the last of the requests is cancelled; returns a function that withdraws that."""
+    if len(requests) == 1:
+        return requests[0].on_cancel(callback)
+    waiting = len(requests) * [None]
+
+    def one_less() -> None:
+        waiting.pop()  # which is atomic: some may be cancelled on this thread, and others on the event loop's meanwhile
+        if not waiting:
+            callback()
+
+    withdrawals = [each.on_cancel(one_less) for each in requests]
+
+    def withdraw() -> None:
+        for each in withdrawals:
+            each()
+
+    return withdraw
 
 
 def _inherited(request: InferenceRequest, parents: list[Inflight], servable: Servable) -> InferenceRequest:

@@ -15,6 +15,7 @@ from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, 
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
 from modserve.core.loading import CONFIG_FILE, Blueprint, Listing, Needs, UnreadableModelError
+from modserve.core.metrics import MetricStore, StoredMetrics
 from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.core.sequence import file_state
 from modserve.core.servable import Borrow, Servable
@@ -46,6 +47,8 @@ class LoaderOptions:
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     response_cache: ResponseCache | None = None
     """For the models that ask for it."""
+    metrics: MetricStore = field(default_factory=MetricStore)
+    """Of engines."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,9 @@ class Loader:
         model_id = ModelId(name, version)
         self._cpu_instances.setdefault(name, design.cpu_instances)
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        calls = ModelCalls(model_id, self._borrow, self._control, loop)
+        calls, metrics = ModelCalls(model_id, self._borrow, self._control, loop), self._options.metrics.of_model()
         doing = f"failed to load model '{name}' version {version}"
-        loading = self._executor.submit(_mapped, doing, self._load, design.draft, path, version, share, calls)
+        loading = self._executor.submit(_mapped, doing, self._load, design.draft, path, version, share, calls, metrics)
         try:
             loaded = await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
@@ -138,7 +141,13 @@ class Loader:
         return _Design(draft, versions, needs, cpu_instances * len(versions))
 
     def _load(
-        self, draft: model_config.Draft, path: Path, version: int, share: int, calls: ModelCalls
+        self,
+        draft: model_config.Draft,
+        path: Path,
+        version: int,
+        share: int,
+        calls: ModelCalls,
+        metrics: StoredMetrics,
     ) -> Opened | LoadedEnsemble:
         if draft.is_ensemble:
             ensemble = self._finish(draft, None)
@@ -158,13 +167,17 @@ class Loader:
             placements=tuple(placement for _, placement in places),
             options=options,
             models=calls,
+            metrics=metrics,
             write_config=functools.cache(lambda: model_config.to_text(draft.identified)),
         )
         labels = _read_labels(path, provisional)
         initial_states = _read_initial_states(path, provisional)
         try:
             engine = backend.open(source)
-        except ModserveError as error:
+        except BaseException as error:
+            metrics.close()
+            if not isinstance(error, ModserveError):
+                raise
             installed = self._registry.names
             hint = advice.model_file(path, version, source.path, installed) if filename else ""
             raise _advised(error, hint) from error
@@ -175,7 +188,7 @@ class Loader:
             for spec in specs:
                 instances.append((spec.name, make_instance(engine, spec)))
         except BaseException:
-            _close(engine, instances)
+            _close(engine, instances, metrics.close)
             raise
         message = complete.message.SerializeToString(deterministic=True)
         return Opened(
@@ -188,6 +201,7 @@ class Loader:
             initial_states,
             lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),
             self._on_health,
+            metrics.close,
         )
 
     def _finish(
@@ -297,10 +311,11 @@ def _description(name: str, engine: BackendModel) -> ModelDescription | None:
     return description
 
 
-def _close(engine: BackendModel, instances: Sequence[tuple[str, Executor]]) -> None:
+def _close(engine: BackendModel, instances: Sequence[tuple[str, Executor]], on_closed: Callable[[], None]) -> None:
     """Close what a load has made and nobody takes; whatever of it fails to close, the rest is closed. Never raises."""
     try:
         with ExitStack() as stack:
+            stack.callback(on_closed)
             stack.callback(engine.close)
             for _, instance in instances:
                 stack.callback(instance.close)
@@ -316,7 +331,7 @@ def _advised(error: ModserveError, advice: str) -> ModserveError:
 def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
     if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), Opened):
-        _close(loaded.engine, loaded.instances)
+        _close(loaded.engine, loaded.instances, loaded.on_closed)
 
 
 def _read_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ...]]:

@@ -49,6 +49,8 @@ class Opened:
     """Makes an instance anew that was lost; None: it stays lost."""
     on_health: Callable[[], None] = lambda: None
     """Called when the model may have become ready, or not ready, by itself."""
+    on_closed: Callable[[], None] = lambda: None
+    """Called when the engine is closed, or is left to itself since it does not close."""
 
 
 Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
@@ -85,6 +87,7 @@ class Model:
         self._settled = asyncio.Event()
         self._settled.set()
         self._on_health = opened.on_health
+        self._on_closed = opened.on_closed
         self._pool = InstancePool(
             model_id,
             config,
@@ -141,7 +144,10 @@ class Model:
     async def close(self) -> None:
         self._pool.stop_reviving()
         self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
-        await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
+        try:
+            await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
+        finally:
+            self._on_closed()
 
     def _busy(self) -> bool:
         return self.outstanding > 0

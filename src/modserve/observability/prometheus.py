@@ -13,6 +13,7 @@ from prometheus_client.utils import floatToGoString as _untyped_go_string
 
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.memory import MemoryBudget
+from modserve.core.metrics import MetricStore
 from modserve.core.servable import Servable
 from modserve.core.statistics import Histogram, ModelStatistics, TunerStatistics
 
@@ -199,6 +200,23 @@ def _state(entry: IndexEntry) -> dict[str, str]:
     return {"model": entry.name, "version": version, "state": UNLOADED_STATE if entry.unloaded else entry.state.value}
 
 
+RESERVED = (
+    *("modserve_", "process_"),
+    *("nv_inference_", "nv_model_", "nv_cache_", "nv_gpu_", "nv_cpu_", "nv_energy_", "nv_pinned_"),
+)
+"""The beginnings of the names of the server's own metrics, and of those that Triton has."""
+
+
+def engine_families(store: MetricStore) -> Iterator[Metric]:
+    """The metric families that engines have made."""
+    for name, text, kind, rows in store.read():
+        histograms = [(labels, value) for labels, value in rows if isinstance(value, Histogram)]
+        if kind == "histogram":
+            yield histogram_family(name, text, 1, histograms)
+        else:
+            yield _family(name, kind, text, [(labels, value) for labels, value in rows if isinstance(value, float)])
+
+
 class _Collector(Collector):
     def __init__(self, families: Callable[[], Iterator[Metric]]) -> None:
         self._families = families
@@ -208,14 +226,18 @@ class _Collector(Collector):
 
 
 def registry(
-    servables: Callable[[], Iterable[Servable]], figures: Callable[[], ServerFigures] | None = None
+    servables: Callable[[], Iterable[Servable]],
+    figures: Callable[[], ServerFigures] | None = None,
+    engines: MetricStore | None = None,
 ) -> CollectorRegistry:
-    """A registry of the metrics of one server and of its process; both arguments are called at each scrape."""
+    """A registry of the metrics of one server, its process and its engines; all of it is read at each scrape."""
     collectors = CollectorRegistry()
     if figures is not None:
         collectors.register(_Collector(lambda: server_families(figures())))
     collectors.register(_Collector(lambda: model_families(servables())))
     ProcessCollector(registry=collectors)
+    if engines is not None:
+        collectors.register(_Collector(lambda: engine_families(engines)))
     return collectors
 
 

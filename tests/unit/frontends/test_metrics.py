@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State
 from modserve.core.memory import MemoryBudget, MemoryExhaustedError
+from modserve.core.metrics import MetricStore
 from modserve.core.model_config import ModelConfig
 from modserve.core.servable import Servable
 from modserve.core.statistics import FailureReason, ModelStatistics, TunerStatistics
@@ -21,6 +22,7 @@ from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 from modserve.frontends.metrics import MetricsListener
 from modserve.observability import prometheus
+from modserve.observability.watchdog import Watchdog
 from modserve.testing import config, inflight
 
 MS = 1_000_000
@@ -305,6 +307,54 @@ async def test_the_page_is_compressed_for_those_who_take_that(accepted: str, enc
     assert answer.headers.get("content-encoding") == encoding
     assert answer.content == text
     assert (int(answer.headers["content-length"]) < len(text) / 3) == (encoding is not None)
+
+
+# What engines make
+
+
+def test_metrics_of_engines() -> None:
+    store = MetricStore(prometheus.RESERVED)
+    metrics = store.of_model()
+    metrics.family("hits", "Line 1\nline \\2", "counter")
+    metrics.family("waits_total", "Ends like OpenMetrics' counters", "counter")
+    metrics.family("level", "", "gauge")
+    metrics.family("sizes", "Sizes", "histogram")
+    metrics.family("unused", "Nothing of it is on the page", "gauge")
+    metrics.metric("hits", {"what": 'a "b"\n\\', "how": "ü"}).increment(2)
+    metrics.metric("waits_total").increment()
+    metrics.metric("level").set(float("inf"))
+    metrics.metric("sizes", {"z": "1"}, [0.5, 10]).observe(3)
+    text = prometheus.render(prometheus.registry(list, engines=store)).decode()
+    assert text[text.index("# HELP hits") :].splitlines() == [
+        r"# HELP hits Line 1\nline \\2",
+        "# TYPE hits counter",
+        r'hits{how="ü",what="a \"b\"\n\\"} 2.0',
+        "# HELP level ",
+        "# TYPE level gauge",
+        "level +Inf",
+        "# HELP sizes Sizes",
+        "# TYPE sizes histogram",
+        'sizes_bucket{z="1",le="0.5"} 0.0',
+        'sizes_bucket{z="1",le="10.0"} 1.0',
+        'sizes_bucket{z="1",le="+Inf"} 1.0',
+        'sizes_count{z="1"} 1.0',
+        'sizes_sum{z="1"} 3.0',
+        "# HELP waits_total Ends like OpenMetrics' counters",
+        "# TYPE waits_total counter",
+        "waits_total 1.0",
+    ]
+    read = families(text)
+    assert (read["hits"].type, read["hits"].documentation) == ("counter", "Line 1\nline \\2")
+    assert read["hits"].samples[0].labels == {"what": 'a "b"\n\\', "how": "ü"}
+    metrics.close()
+    assert "hits" not in prometheus.render(prometheus.registry(list, engines=store)).decode()
+
+
+def test_engines_cannot_take_the_names_of_the_server() -> None:
+    names = [family.name for family in prometheus.registry(lambda: [used(config("a"))], figures).collect()]
+    names += [family.name for family in Watchdog(100).collect()]
+    assert len(names) > 40
+    assert [name for name in names if not name.startswith(prometheus.RESERVED)] == []
 
 
 # The server

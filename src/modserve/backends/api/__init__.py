@@ -21,13 +21,18 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError, unavailable
+from modserve.core.metrics import MetricStore
 from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.core.tensor import Array, Shape
 
+from .metrics import MetricKind as MetricKind
+from .metrics import ModelMetric as ModelMetric
+from .metrics import ModelMetrics as ModelMetrics
 from .requests import Call as Call
 from .requests import EngineRequest as EngineRequest
 from .requests import ModelCaller as ModelCaller
 from .requests import OnResponse as OnResponse
+from .requests import Parents as Parents
 from .requests import Values as Values
 
 
@@ -214,7 +219,8 @@ class ModelSource:
     `config` may still lack inputs, outputs and max_batch_size; `path` is the model file (or directory) inside the
     version directory. `cpu_threads` is this instance's share of the CPU cores; `cpu_instances` how many of the model's
     instances run on the CPU, and `placements` where each is likely to run; the completed configuration may change that.
-    `options` are the server's for this backend (``--backend-config``), and `models` calls the server's other models.
+    `options` are the server's for this backend (``--backend-config``), `models` calls the server's other models, and
+    `metrics` are of this version's own making.
     """
 
     config: ModelConfig
@@ -226,6 +232,7 @@ class ModelSource:
     placements: tuple[Placement, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     models: ModelCaller = field(default_factory=lambda: cast(ModelCaller, _NoModels()), repr=False, compare=False)
+    metrics: ModelMetrics = field(default_factory=lambda: MetricStore().of_model(), repr=False, compare=False)
     write_config: Callable[[], str] = field(default=str, repr=False, compare=False)
 
     @property

@@ -1,6 +1,6 @@
 """A request as an engine sees it that responds to each by itself, and the calls that it makes to other models."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
@@ -111,6 +111,9 @@ class EngineRequest(Protocol):
         """
 
 
+Parents: TypeAlias = EngineRequest | Sequence[EngineRequest] | None
+"""The requests that a call to another model is made for: one, several, or (None, or empty) the batch at hand."""
+
 OnResponse: TypeAlias = Callable[[InferenceResponse | ModserveError | None, bool], None]
 """Takes a response, a failure, or None for an end without either; and whether it is the last that comes.
 
@@ -132,9 +135,10 @@ class ModelCaller(Protocol):
     """Calls other models of the server, from any thread and from the event loop's.
 
     A call with a `parent`, the request that the engine is working on, has no more time than that, is cancelled with it,
-    appears in its trace, and belongs to its sequence, if `request.parameters` name no other. Calls in ``execute`` have
-    the time of the request of the batch that waits longest, and the trace and the sequence of one that is alone.
-    A call that would wait for itself, through any number of models, fails with UNSUPPORTED.
+    appears in its trace, and belongs to its sequence, if `request.parameters` name no other. A call for several
+    requests has the time of the one that waits longest, and is cancelled when all of them are; it has the trace and the
+    sequence of a single one. Calls in ``execute`` without a parent are for the batch at hand, in the same way, but they
+    are not cancelled with it. A call that would wait for itself, through any number of models, fails with UNSUPPORTED.
     """
 
     def submit(
@@ -142,7 +146,7 @@ class ModelCaller(Protocol):
         request: InferenceRequest,
         on_response: OnResponse,
         *,
-        parent: EngineRequest | None = None,
+        parent: Parents = None,
         paced: bool = False,
     ) -> Call:
         """Make a call and return at once. What is wrong with it comes as a response.
@@ -150,10 +154,10 @@ class ModelCaller(Protocol):
         With `paced`, a decoupled model does not run ahead of `Call.taken` by more than a client's flow control allows.
         """
 
-    def infer(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> "Future[InferenceResponse]":
+    def infer(self, request: InferenceRequest, *, parent: Parents = None) -> "Future[InferenceResponse]":
         """The one response: for threads by ``result()``, which raises `ModserveError`. Cancelling cancels the call."""
 
-    def stream(self, request: InferenceRequest, *, parent: EngineRequest | None = None) -> Iterator[InferenceResponse]:
+    def stream(self, request: InferenceRequest, *, parent: Parents = None) -> Iterator[InferenceResponse]:
         """All responses, blocking, for threads; raises `ModserveError`. Closing the iterator cancels the call."""
 
     def load(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> "Future[None]":
