@@ -62,6 +62,7 @@ OWN_OPTIONS = [
     "http-server-key",
     "http-use-ssl",
     "http-use-ssl-mutual",
+    "python-model",
     "request-memory-limit",
     "server-timing",
     "supervise",

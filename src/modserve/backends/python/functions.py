@@ -1,8 +1,9 @@
 """Decorated functions and classes as a model repository: each is a model with one version.
 
-Its configuration comes from the decorator, and its model.py is a few lines that import the object, written for each load
-and removed when the version is unloaded. An object that is named by a text (``my_module:double``) is never imported into
-the server to look at it: a process of its own does that, so that a module that crashes or hangs costs only its model.
+Its configuration comes from the decorator, and its model.py is a few lines that import the object, written for each
+load and removed when the version is unloaded. An object that is named by a text (``my_module:double``) is never
+imported into the server to look at it: a process of its own does that, so that a module that crashes or hangs costs
+only its model.
 """
 
 import asyncio
@@ -71,7 +72,7 @@ class FunctionRepository:
         if models and "modserve_worker" in sys.modules:
             raise invalid(
                 "a worker process of a Python model starts no server of its own: what a script does beside defining "
-                'its models belongs below \'if __name__ == "__main__":\''
+                "its models belongs below 'if __name__ == \"__main__\":'"
             )
         self._write_config = write_config
         self._models = {name: _model(name, target) for name, target in models.items()}
@@ -140,7 +141,9 @@ def _model(name: str, target: object) -> _Model:
         return _Model(target, os.getcwd(), None)
     definition = definition_of(target)
     if definition is None:
-        raise invalid(f"model '{name}' is {target!r}, expected an object that modserve.model has decorated, or its place")
+        raise invalid(
+            f"model '{name}' is {target!r}, expected an object that modserve.model has decorated, or its place"
+        )
     if definition.isolation == "thread":
         return _Model(importing.hold(target), os.getcwd(), definition.config())
     module = sys.modules.get(getattr(target, "__module__", ""))

@@ -12,16 +12,21 @@ from typing import Any, AsyncIterator, Coroutine, Dict, Iterable, List, Optional
 import numpy as np
 
 from . import failure, host
+from .decorated import find
 from .definition import Context, Definition, who
 from .errors import ErrorCode, TritonError
-from .response import InferenceResponse
+from .response import COMPLETE_FINAL, InferenceResponse
 from .tensor import Tensor
 from .values import Arrays, InvalidInputError, OutputError, arguments, by_name, output, stacked
 
 Outcome = Union[Dict[str, Any], Exception]
 """What has become of a request: its outputs, or its failure."""
-FINAL = 1
-"""The flag of a final response."""
+
+
+def of_module(module: Any) -> Optional[type]:
+    """The class that runs the decorated object in a module; None if there is none. Raises TypeError for several."""
+    definition = find(module)
+    return None if definition is None else python_model(definition)
 
 
 def python_model(definition: Definition) -> type:
@@ -53,6 +58,7 @@ class _Adapter:
     def initialize(self, args: Dict[str, str]) -> None:
         """Make the object of a class. Raises ValueError for a configuration that does not fit the declaration."""
         definition = self.definition
+        self._host = host.current()
         config = json.loads(args["model_config"])
         _compare(definition, config)
         self._object: Any = definition.target
@@ -80,7 +86,7 @@ class _Adapter:
                 outcomes[index] = outcome
 
         await self._all(run(group) for group in self._groups(arrays))
-        return [self._response(request, outcome) for request, outcome in zip(requests, outcomes)]
+        return [self._response(outcome) for outcome in outcomes]
 
     async def _all(self, coroutines: "Iterable[Coroutine[Any, Any, Any]]") -> "List[Any]":
         """The results of all: of ``async`` functions at the same time, of others one after the other."""
@@ -130,13 +136,22 @@ class _Adapter:
         returned = self._function(**arguments(self.definition.inputs, arrays, row))
         return by_name(self.definition.outputs, await returned if inspect.isawaitable(returned) else returned)
 
-    def _response(self, request: Any, outcome: Outcome) -> InferenceResponse:
+    def _response(self, outcome: Outcome) -> InferenceResponse:
         if isinstance(outcome, Exception):
-            return InferenceResponse(error=_failure(self.definition, outcome))
-        requested = request.requested_output_names()
-        return InferenceResponse(
-            [Tensor(name, array) for name, array in outcome.items() if not requested or name in requested]
-        )
+            return InferenceResponse(error=self._failure(outcome))
+        return InferenceResponse([Tensor(name, array) for name, array in outcome.items()])
+
+    def _failure(self, error: Exception) -> TritonError:
+        """The error for the client. The log gets the traceback of a failure that is the model's own."""
+        if isinstance(error, TritonError):
+            return error
+        if isinstance(error, InvalidInputError):
+            return TritonError(str(error), ErrorCode.INVALID_ARG)
+        if isinstance(error, OutputError):
+            return TritonError(f"{who(self.definition.target)}: {error}")
+        report = failure.of_exception(error, "")
+        self._host.log("ERROR", report.traceback)
+        return TritonError(report.message, ErrorCode[report.code])
 
     async def _stream(self, request: Any) -> None:
         """Send a response for each value that a generator yields, until nobody waits for them."""
@@ -150,13 +165,13 @@ class _Adapter:
                         break
                     named = by_name(fields, value)
                     outputs = {each.name: output(each, named[each.name], None, definition.batching) for each in fields}
-                    await self._send(sender, self._response(request, outputs))
+                    await self._send(sender, self._response(outputs))
             finally:
                 await values.aclose()  # type: ignore[attr-defined]
         except Exception as error:
-            await self._send(sender, self._response(request, error), FINAL)
+            await self._send(sender, self._response(error), COMPLETE_FINAL)
         else:
-            await self._send(sender, None, FINAL)
+            await self._send(sender, None, COMPLETE_FINAL)
 
     async def _send(self, sender: Any, response: Optional[InferenceResponse], flags: int = 0) -> None:
         """Sending waits for a slow client; on an event loop, that must not hold up the other requests."""
@@ -233,16 +248,3 @@ def _compare(definition: Definition, config: Dict[str, Any]) -> None:
             if each["name"] not in names:
                 listed = ", ".join(sorted(names))
                 raise ValueError(f"the configuration has {what} '{each['name']}'; the declaration has {listed}")
-
-
-def _failure(definition: Definition, error: Exception) -> TritonError:
-    """The error for the client. The log gets the traceback of a failure that is the model's own."""
-    if isinstance(error, TritonError):
-        return error
-    if isinstance(error, InvalidInputError):
-        return TritonError(str(error), ErrorCode.INVALID_ARG)
-    if isinstance(error, OutputError):
-        return TritonError(f"{who(definition.target)}: {error}")
-    report = failure.of_exception(error, "")
-    host.current().log("ERROR", report.traceback)
-    return TritonError(report.message, ErrorCode[report.code])

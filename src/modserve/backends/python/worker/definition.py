@@ -165,8 +165,8 @@ def _check(options: Options) -> None:
         raise ValueError("dynamic_batching needs a max_batch_size above 0")
     count = options.instances
     groups = _instance_groups(count)
-    is_number = isinstance(count, int)
-    if not groups or not all(isinstance(each, collections.abc.Mapping) for each in groups) or (is_number and count < 1):
+    is_none = isinstance(count, int) and count < 1
+    if not groups or not all(isinstance(each, collections.abc.Mapping) for each in groups) or is_none:
         raise ValueError(f"instances is {count!r}, expected a number of 1 or more, or an instance_group as JSON")
     for name in options.config:
         if name in _RESERVED:
