@@ -5,16 +5,12 @@ the function takes and returns.
 """
 
 import collections.abc
+import sys
 import typing
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
-
-try:
-    from typing import Annotated
-except ImportError:  # Python 3.8
-    Annotated = None  # type: ignore[assignment]
 
 NUMPY_TYPES: "Dict[str, Any]" = {
     "BOOL": np.bool_,
@@ -212,15 +208,9 @@ def is_stream(hint: Any) -> bool:
 
 def type_hints(target: Any) -> Dict[str, Any]:
     """The type hints of a function or class, with what is in ``Annotated``. Raises ValueError."""
-    get_type_hints: Any = typing.get_type_hints
-    extras = {"include_extras": True}
-    if Annotated is None:  # Python 3.8 knows it from typing_extensions alone
-        try:
-            from typing_extensions import get_type_hints
-        except ImportError:
-            extras = {}
+    extras = {"include_extras": True} if sys.version_info >= (3, 9) else {}  # before, it keeps them
     try:
-        hints: Dict[str, Any] = get_type_hints(target, **extras)
+        hints: Dict[str, Any] = typing.get_type_hints(target, **extras)
     except (NameError, TypeError, AttributeError) as error:
         raise ValueError(f"its type hints cannot be read: {error}; import the types outside of functions") from error
     return hints

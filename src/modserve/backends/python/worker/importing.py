@@ -14,7 +14,7 @@ import sys
 from typing import Any, Dict
 
 from . import failure
-from .decorated import definition_of
+from .decorated import definition_of, stand_in
 
 HELD: Dict[str, Any] = {}
 """Objects of this process by the targets that stand for them: see `hold`."""
@@ -92,6 +92,7 @@ def main() -> None:
     """Write the description of ``sys.argv[1]`` to standard output, and all that its module prints to standard error."""
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    stand_in()
     description = describe(sys.argv[1], os.getcwd())
     json.dump(description, output)
     output.flush()
