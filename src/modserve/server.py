@@ -15,7 +15,7 @@ from .core.loading import Repository
 from .core.memory import MemoryBudget
 from .core.request import ParameterValue
 from .core.response import InferenceResponse
-from .core.servable import Handle, RequestHolder, Servable
+from .core.servable import Handle, ReadinessChecker, RequestHolder, Servable
 from .core.tensor import Array, Tensor
 from .in_process import make_request, outcomes, response
 from .observability.failure_log import FailureLog
@@ -212,8 +212,15 @@ class Server:
         return self.phase is Phase.RUNNING and not (self._strict_readiness and self._table.unready())
 
     def model_ready(self, name: str, version: int | None) -> bool:
-        """Whether a model (version) takes requests. Raises NOT_FOUND for one that is not there."""
+        """Whether a model (version) takes requests, as far as the server knows. Raises NOT_FOUND if it is not there."""
         return self._table.is_ready(name, version) and self.live
+
+    async def check_model_ready(self, name: str, version: int | None) -> bool:
+        """Like `model_ready`, but also asks the engine, if its instances can say whether they are ready."""
+        servable = self._table.ready(name, version) if self.live else None
+        if not isinstance(servable, ReadinessChecker):
+            return self.model_ready(name, version)
+        return await servable.check_ready() and self.model_ready(name, version)
 
     # What there is
 

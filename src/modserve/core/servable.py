@@ -73,6 +73,14 @@ class RequestHolder(Protocol):
 
 
 @runtime_checkable
+class ReadinessChecker(Protocol):
+    """A servable whose engine may have something to say about whether it is ready."""
+
+    async def check_ready(self) -> bool:
+        """Ask the engine, for a few seconds at most. Never raises."""
+
+
+@runtime_checkable
 class SequenceKeeper(Submitter, Protocol):
     """A servable that lets the sequences that have begun continue while it drains, and refuses all other requests."""
 

@@ -8,7 +8,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from modserve.backends.api import BackendInstance, RequestInstance
+from modserve.backends.api import BackendInstance, Executor, RequestInstance
 from modserve.core.model_config import ModelConfig
 from modserve.core.version import ModelId
 
@@ -35,6 +35,11 @@ class Instance(ABC):
     """It was lost: it cannot run anything any more. Kept by the pool."""
     open: set[Running]
     """The requests without a final response, of an engine that responds to each by itself."""
+
+    @property
+    @abstractmethod
+    def engine(self) -> Executor:
+        """The engine's instance."""
 
     @abstractmethod
     def start(self, job: Job) -> None:
@@ -88,6 +93,10 @@ class ThreadInstance(Instance):
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = InstanceThread(self._work, name)
         self._thread.start()
+
+    @property
+    def engine(self) -> Executor:
+        return self._engine
 
     def start(self, job: Job) -> None:
         self._jobs.put(job)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from modserve.backends.api import AsyncInstance, AsyncRequestInstance, InstanceLostError, reuses_outputs
+from modserve.backends.api import AsyncInstance, AsyncRequestInstance, Executor, InstanceLostError, reuses_outputs
 from modserve.core.errors import unavailable
 from modserve.core.model_config import ModelConfig
 from modserve.core.tensor import Array
@@ -79,6 +79,10 @@ class LoopInstance(Instance):
 
     def __repr__(self) -> str:
         return f"LoopInstance({self.name}, {len(self._executions)} under way, {len(self._waiting)} waiting)"
+
+    @property
+    def engine(self) -> Executor:
+        return self._engine
 
     def start(self, job: Job) -> None:
         self._waiting.append(job)

@@ -97,6 +97,11 @@ class InstancePool(Settlement):
         done, deliver = partial(self._from_thread, self._finish), partial(self._from_thread, self.deliver)
         return ThreadInstance(model, name, config, engine, done, deliver, number, self._may_be_quick)
 
+    @property
+    def executors(self) -> list[tuple[str, Executor]]:
+        """Those of the engine that are up, by the names of their instances."""
+        return [(instance.name, instance.engine) for instance in self._instances if not instance.gone]
+
     # For the scheduler
 
     def reserve(self) -> Instance | None:

@@ -43,7 +43,7 @@ class ModelControl(Protocol):
         self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
     ) -> None: ...
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None: ...
-    def model_ready(self, name: str, version: int | None) -> bool: ...
+    async def check_model_ready(self, name: str, version: int | None) -> bool: ...
 
 
 class ModelCalls:
@@ -57,6 +57,7 @@ class ModelCalls:
         self.memory = MemoryBudget() if control is None else control.memory
         self.loop = loop
         self._control = control
+        self._tasks: set[asyncio.Task[None]] = set()
         # It is made on the event loop's thread.
         self._thread = threading.get_ident()
 
@@ -128,17 +129,33 @@ class ModelCalls:
         future: _CallFuture[bool] = _CallFuture(self._thread)
         server = self._server
 
-        def look() -> None:
+        async def look() -> None:
             try:
-                future.set_result(server.model_ready(name, version))
-            except ModserveError as error:
-                if error.code is Code.NOT_FOUND:
-                    future.set_result(False)
-                elif not future.done():
-                    future.set_exception(error)
+                ready = await server.check_model_ready(name, version)
+            except asyncio.CancelledError:
+                settle(unavailable("the server has ended"))
+                raise
+            except Exception as error:
+                failure = from_exception(error, f"failed to see whether model '{name}' is ready")
+                settle(False if failure.code is Code.NOT_FOUND else failure)
+            else:
+                settle(ready)
 
-        self.on_loop(look)
+        def settle(outcome: bool | ModserveError) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            if isinstance(outcome, ModserveError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.on_loop(lambda: self._own(self.loop.create_task(look())))
         return future
+
+    def _own(self, task: asyncio.Task[None]) -> None:
+        """Keep a task until it has ended: the event loop does not."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @property
     def _server(self) -> ModelControl:

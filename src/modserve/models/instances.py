@@ -4,6 +4,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from modserve import config as model_config
 from modserve.backends.api import (
@@ -44,6 +45,34 @@ def make_instance(engine: BackendModel, spec: InstanceSpec) -> Executor:
             close()
         raise
     return instance
+
+
+def make_instances(
+    engine: BackendModel, specs: Sequence[InstanceSpec], threads: int, made: list[tuple[str, Executor]]
+) -> None:
+    """Append the instances of a version to `made`, in the order of `specs`, so many at a time as there are `threads`.
+
+    Raises what the first one raises that cannot be made. `made` has all then that are to be closed; those that were
+    being made at the time are waited for, and those that had not been begun are left out.
+    """
+    if threads <= 1:
+        for spec in specs:
+            made.append((spec.name, make_instance(engine, spec)))
+        return
+    failures: list[BaseException] = []
+
+    def make(spec: InstanceSpec) -> Executor | None:
+        try:
+            return None if failures else make_instance(engine, spec)
+        except BaseException as error:
+            failures.append(error)
+            return None
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="make-instance") as pool:
+        instances = list(pool.map(make, specs))
+    made += [(spec.name, each) for spec, each in zip(specs, instances, strict=True) if each is not None]
+    if failures:
+        raise failures[0]
 
 
 def make_anew(engine: BackendModel, spec: InstanceSpec, close: Callable[[], None]) -> Executor:

@@ -29,10 +29,13 @@ from . import advice
 from .assembly import assemble_model, wrapped
 from .calls import ModelCalls, ModelControl
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
-from .instances import make_anew, make_instance, specs_of
+from .instances import make_anew, make_instances, specs_of
 from .model import Opened
 
 INITIAL_STATE_FOLDER = "initial_state"
+
+_MOST_AT_A_TIME = 8
+"""Instances of a version that are made at the same time, for backends that allow it."""
 
 _log = logging.getLogger(__name__)
 
@@ -169,6 +172,8 @@ class Loader:
             models=calls,
             metrics=metrics,
             write_config=functools.cache(lambda: model_config.to_text(draft.identified)),
+            auto_complete=self._options.auto_complete,
+            loop=calls.loop,
         )
         labels = _read_labels(path, provisional)
         initial_states = _read_initial_states(path, provisional)
@@ -185,8 +190,7 @@ class Loader:
         try:
             complete = self._finish(draft, backend, _description(draft.backend, engine))
             specs = specs_of(complete, _place(complete.config, backend))
-            for spec in specs:
-                instances.append((spec.name, make_instance(engine, spec)))
+            make_instances(engine, specs, self._threads(backend, len(specs)), instances)
         except BaseException:
             _close(engine, instances, metrics.close)
             raise
@@ -203,6 +207,12 @@ class Loader:
             self._on_health,
             metrics.close,
         )
+
+    def _threads(self, backend: Backend, count: int) -> int:
+        """On how many threads `count` instances are made."""
+        if getattr(backend, "parallel_instances", False) is not True:
+            return 1
+        return min(count, self._options.cores, _MOST_AT_A_TIME)
 
     def _finish(
         self, draft: model_config.Draft, backend: Backend | None, description: ModelDescription | None = None

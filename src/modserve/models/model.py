@@ -27,6 +27,7 @@ from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
+from .readiness import ReadinessCheck
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ SchedulerFactory: TypeAlias = Callable[[InstancePool, Clock, OnDrop], Scheduler]
 
 
 class Model:
-    """Implements `core.servable.Servable`. Made, and used, on the event loop's thread.
+    """Implements `core.servable.Servable`, and `ReadinessChecker`. Made, and used, on the event loop's thread.
 
     It closes the engine and the instances that it is made with; if making it fails, that is left to the caller.
     `observe` gets every execution that succeeded.
@@ -107,6 +108,8 @@ class Model:
             self._pool.end()
             raise
         self._enqueue = self._scheduler.enqueue
+        self._readiness = ReadinessCheck(model_id, lambda: self._pool.executors)
+        self.check_ready = self._readiness.check
         self._pool.on_stuck = self._scheduler.fail_waiting
 
     def __repr__(self) -> str:
@@ -142,6 +145,7 @@ class Model:
             await self._settled.wait()
 
     async def close(self) -> None:
+        self._readiness.close()
         self._pool.stop_reviving()
         self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request ran"))
         try:

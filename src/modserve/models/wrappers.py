@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome, ResponseSink
-from modserve.core.servable import RequestHolder, Servable
+from modserve.core.servable import ReadinessChecker, RequestHolder, Servable
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
 from modserve.resources.response_cache import ResponseCache, key
@@ -38,6 +38,9 @@ class ModelWrapper:
     @property
     def outstanding(self) -> int:
         return self._servable.outstanding if isinstance(self._servable, RequestHolder) else 0
+
+    async def check_ready(self) -> bool:
+        return not isinstance(self._servable, ReadinessChecker) or await self._servable.check_ready()
 
     async def drain(self) -> None:
         await self._servable.drain()

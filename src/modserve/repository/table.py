@@ -142,13 +142,17 @@ class ModelTable:
             raise unknown_version(name, version)
         return VersionState(State.LOADING) if self._is_coming(name) else VersionState(State.UNAVAILABLE, model.problem)
 
-    def is_ready(self, name: str, version: int | None) -> bool:
-        """Whether a version, the latest for None, is READY and healthy. Raises NOT_FOUND."""
+    def ready(self, name: str, version: int | None) -> Servable | None:
+        """A version, the latest for None, if it is READY and healthy. Raises NOT_FOUND."""
         if self.state(name, version).state is not State.READY:
-            return False
+            return None
         model = self.models[name]
         servable = model.latest if version is None else model.versions[version].servable
-        return servable is not None and servable.unready_reason is None
+        return servable if servable is not None and servable.unready_reason is None else None
+
+    def is_ready(self, name: str, version: int | None) -> bool:
+        """Whether `ready` has one. Raises NOT_FOUND."""
+        return self.ready(name, version) is not None
 
     def ready_versions(self, name: str) -> list[Servable]:
         """The READY versions in ascending order; none for an unknown model."""

@@ -14,7 +14,7 @@ fault it was raise `modserve.ModserveError`; `InstanceLostError` says that the i
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
@@ -55,9 +55,10 @@ class BackendInstance(Protocol):
 
     It may have these attributes besides, and the other kinds of instance all but `data_dependent`: `reuses_outputs`
     (bool, False where it is absent): the engine uses the memory of its outputs again, see `execute`; `allocate`, an
-    `Allocate`, asked for each merged input; `data_dependent` (bool, True where it is absent): executions of the same
-    shapes may take very different times. Only where it is False, and the backend says `any_thread`, may very short
-    executions run on the event loop's thread, where one that takes long stops the whole server.
+    `Allocate`, asked for each merged input; `check_ready`, a `CheckReady`; `data_dependent` (bool, True where it is
+    absent): executions of the same shapes may take very different times. Only where it is False, and the backend says
+    `any_thread`, may very short executions run on the event loop's thread, where one that takes long stops the whole
+    server.
     """
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
@@ -77,6 +78,14 @@ class BackendInstance(Protocol):
 
     def close(self) -> None:
         """Let go of everything. No execution is under way. May block, and is called for a lost instance, too."""
+
+
+CheckReady: TypeAlias = Callable[[], Awaitable[bool]]
+"""Whether the model is ready, as far as this instance knows: an ``async def``, called on the event loop's thread.
+
+It is called when somebody asks for the readiness of the model, also during executions, and once at a time. The model is
+ready if all of its instances say so within 5 s. Raising means not ready.
+"""
 
 
 Allocate: TypeAlias = Callable[[str, Datatype, Shape], Array | None]
@@ -220,7 +229,8 @@ class ModelSource:
     version directory. `cpu_threads` is this instance's share of the CPU cores; `cpu_instances` how many of the model's
     instances run on the CPU, and `placements` where each is likely to run; the completed configuration may change that.
     `options` are the server's for this backend (``--backend-config``), `models` calls the server's other models, and
-    `metrics` are of this version's own making.
+    `metrics` are of this version's own making. `auto_complete`: what `BackendModel.describe` says is used. `loop` is
+    the server's event loop.
     """
 
     config: ModelConfig
@@ -234,6 +244,8 @@ class ModelSource:
     models: ModelCaller = field(default_factory=lambda: cast(ModelCaller, _NoModels()), repr=False, compare=False)
     metrics: ModelMetrics = field(default_factory=lambda: MetricStore().of_model(), repr=False, compare=False)
     write_config: Callable[[], str] = field(default=str, repr=False, compare=False)
+    auto_complete: bool = True
+    loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False, compare=False)
 
     @property
     def config_json(self) -> str:
@@ -248,7 +260,7 @@ class BackendModel(Protocol):
         """What the model file says of the model; None when it says nothing."""
 
     def instance(self, spec: InstanceSpec) -> Executor:
-        """A new executor; also called to replace one that was lost, while the others run.
+        """A new executor; also called to replace one that was lost, while the others run. May block.
 
         Models written for the first edition have ``instance(config, placement)`` in its place, which goes on working.
         """
@@ -263,7 +275,8 @@ class Backend(Protocol):
     `default_model_filename` is the model file in a version directory when the configuration names none; empty when
     there need be no file. A model whose configuration says nothing has `default_cpu_instances` on the CPU. With
     `any_thread`, different threads may use an instance, one at a time; that lets very short executions of instances
-    that are not `data_dependent` skip a hop.
+    that are not `data_dependent` skip a hop. It may have one more attribute, `parallel_instances` (bool, False where it
+    is absent): `BackendModel.instance` may be called on several threads at once, for instances that take long to make.
     """
 
     default_model_filename: str

@@ -11,16 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from modserve.backends.api import AsyncRequestInstance, InstanceLostError, InstanceSpec, ModelSource, RequestInstance
+from modserve.backends.api import AsyncRequestInstance, InstanceSpec, ModelSource, RequestInstance
 from modserve.core import dtypes
-from modserve.core.errors import Code, ModserveError, internal, invalid, unavailable
-from modserve.core.model_config import DescribedTensor, InstanceKind, ModelDescription
+from modserve.core.errors import invalid, unavailable
+from modserve.core.model_config import DescribedTensor, ModelDescription
 
 from . import environment, options
 from .instance import WorkerInstance
 from .process import Worker
 from .thread import ThreadInstance
-from .worker.wire import Kind
 
 _log = logging.getLogger(__name__)
 
@@ -101,12 +100,14 @@ class PythonModel:
 
     def _start(self, who: str) -> WorkerInstance | ThreadInstance:
         source = self._source
-        load = {"path": str(source.path), "name": self._name, "version": source.version}
+        load = {"path": str(source.path), "name": self._name}
         if self._options.execution_mode == "thread":
             return ThreadInstance(who, source, load)
+        if source.loop is None:
+            raise unavailable(f"{who}: a worker process needs a server, whose event loop it is driven from")
         worker = Worker(source.loop, who)
         instance = WorkerInstance(worker, source, self._backend_options, self._environment)
-        instance.start(load)
+        instance.load(load)
         return instance
 
     def _arguments(self, spec: InstanceSpec) -> dict[str, str]:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import orjson
-
 from modserve.backends.api import Call, EngineRequest, ModelSource
 from modserve.core.errors import ModserveError, from_exception
 from modserve.core.request import InferenceRequest
@@ -81,14 +79,14 @@ class WorkerCalls:
         writer = FrameWriter(worker.arena.place)
         if isinstance(outcome, ModserveError):
             status = Status.FINAL_ERROR if final else Status.ERROR
-            extras = orjson.dumps({"code": outcome.code.name, "message": outcome.message})
+            extras = wire.pack({"code": outcome.code.name, "message": outcome.message})
             writer.add(number, status, extras=extras)
         elif outcome is None:
             writer.add(number, Status.END)
         else:
             tensors = outcome.outputs
             sort = (tuple([(name, one.datatype.name, one.shape) for name, one in tensors.items()]), ())
-            extras = orjson.dumps({"parameters": outcome.parameters}) if outcome.parameters else b""
+            extras = wire.pack({"parameters": outcome.parameters}) if outcome.parameters else b""
             elements = [one.raw for one in tensors.values()]
             status = Status.FINAL if final else Status.RESPONSE
             writer.add(number, status, worker.descriptions.write(sort), elements, outcome.id.encode(), extras)

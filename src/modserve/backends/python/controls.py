@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 from modserve.backends.api import MetricKind, ModelCaller, ModelMetric, ModelMetrics
 from modserve.core.errors import invalid
@@ -48,7 +48,7 @@ class Metrics:
     def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:
         """``metric_family``, ``metric`` or ``metric_value``, as `worker.host.Host.control` says. Raises INVALID_ARG."""
         if operation == "metric_family":
-            kind = MetricKind[arguments["kind"]]
+            kind = cast(MetricKind, arguments["kind"].lower())
             self._metrics.family(arguments["name"], arguments["description"], kind)
             return None
         if operation == "metric":

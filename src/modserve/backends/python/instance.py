@@ -13,8 +13,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from modserve.backends.api import (
     EngineRequest,
     InstanceHandle,
@@ -44,9 +42,7 @@ _SEQUENCE_START, _SEQUENCE_END = 1, 2
 class WorkerInstance:
     """Implements `backends.api.AsyncRequestInstance`."""
 
-    def __init__(
-        self, worker: Worker, source: ModelSource, options: BackendOptions, environment: Environment
-    ) -> None:
+    def __init__(self, worker: Worker, source: ModelSource, options: BackendOptions, environment: Environment) -> None:
         self.worker = worker
         self._options = options
         self._environment = environment
@@ -56,7 +52,6 @@ class WorkerInstance:
         self._done: RequestsDone | None = None
         self._handle: InstanceHandle | None = None
         self._lost: InstanceLostError | None = None
-        self._completes = False
         self._calls = WorkerCalls(worker, source, self._requests)
         self._takers: dict[int, Callable[[Frame], None]] = {
             Kind.EXECUTED: self._executed,
@@ -74,7 +69,7 @@ class WorkerInstance:
 
     # Start: on a loading thread. Raises what is wrong with the model, and `InstanceLostError` if the process ends
 
-    def start(self, load: Mapping[str, Any]) -> None:
+    def load(self, load: Mapping[str, Any]) -> None:
         """Start the process and have it load model.py."""
         environment = self._environment
         limit = self._options.start_timeout_s
@@ -84,7 +79,7 @@ class WorkerInstance:
             raise internal(f"{self.worker.who}: '{environment.python}' cannot be run: {error.strerror}") from error
         try:
             self._ask(Kind.HELLO, None, limit)
-            facts = self._ask(Kind.START, load)
+            self._ask(Kind.START, load)
         except TimeoutError:
             self.close()
             raise unavailable(
@@ -94,18 +89,17 @@ class WorkerInstance:
         except BaseException:
             self.close()
             raise
-        self._completes = facts["auto_complete"]
-        if facts["is_ready"]:
-            self.check_ready = self._check_ready
 
     def complete(self, config: str) -> str | None:
         """What ``auto_complete_config`` makes of a configuration; None if the model has no such method."""
-        completed: str | None = self._ask(Kind.COMPLETE, config) if self._completes else None
+        completed: str | None = self._ask(Kind.COMPLETE, config)
         return completed
 
     def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
         self.worker.who = who
-        self._ask(Kind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
+        facts = self._ask(Kind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
+        if facts["is_ready"]:
+            self.check_ready = self._check_ready
 
     def _ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
         result = self.worker.ask(kind, value, timeout_s)
@@ -272,9 +266,7 @@ def _execute_frame(
             request.outputs,
         )
         elements = [tensor.raw for tensor in tensors.values()]
-        writer.add(
-            number, Status.OPEN, descriptions.write(sort), elements, request.id.encode(), _extras(request)
-        )
+        writer.add(number, Status.OPEN, descriptions.write(sort), elements, request.id.encode(), _extras(request))
     return writer.frame(Kind.EXECUTE)
 
 
@@ -284,7 +276,7 @@ def _extras(request: EngineRequest) -> bytes:
     if not parameters and not request.timeout_ns and not request.deadline_ns:
         return b""
     flags = _SEQUENCE_START * request.sequence_start + _SEQUENCE_END * request.sequence_end
-    return orjson.dumps(
+    return wire.pack(
         {
             "parameters": {name: value for name, value in parameters.items() if name not in _OF_THE_PROTOCOL},
             "correlation_id": request.correlation_id,

@@ -343,7 +343,7 @@ class Worker:
             self._questions.popleft().set_exception(InstanceLostError(f"{self.who} was closed"))
 
     def stop(self, timeout_s: float) -> None:
-        """Have the model finalized, and end the process; after `timeout_s` it is killed. Not on the event loop's thread."""
+        """Have the model finalized, and end the process, by force after `timeout_s`. Not on the event loop's thread."""
         self._end_on_loop()
         if self.process.returncode is None:
             frame = bytes(self._unsent) + wire.HEADER.pack(0, Kind.STOP, 0, 0)
@@ -357,8 +357,13 @@ class Worker:
 
     def _end_on_loop(self) -> None:
         ended = threading.Event()
+
+        def end() -> None:
+            self.end()
+            ended.set()
+
         try:
-            self.loop.call_soon_threadsafe(lambda: (self.end(), ended.set()))
+            self.loop.call_soon_threadsafe(end)
         except RuntimeError:
             return  # the event loop has closed
         while not ended.wait(1.0) and not self.loop.is_closed():

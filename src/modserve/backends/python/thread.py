@@ -1,4 +1,4 @@
-"""An instance of a Python model in a thread of the server, for trusted, light models: no process, and nothing is copied.
+"""An instance of a Python model in a thread of the server, for trusted, light models: no process, no copies.
 
 Inputs are the arrays that the server has, which are read-only where they lie over a client's bytes; outputs belong to
 the server once they are returned.
@@ -25,10 +25,9 @@ from .worker import request as worker_request
 from .worker import response as worker_response
 from .worker import tensor as worker_tensor
 from .worker.errors import ErrorCode, ModelError, TritonError, TritonModelException
+from .worker.remote import SEQUENCE_END, SEQUENCE_START, call_parameters
 
 _log = logging.getLogger(__name__)
-
-_SEQUENCE_START, _SEQUENCE_END = 1, 2
 
 
 class ThreadInstance:
@@ -104,7 +103,7 @@ class ThreadInstance:
             request.outputs,
             request.id,
             request.correlation_id,
-            _SEQUENCE_START * request.sequence_start + _SEQUENCE_END * request.sequence_end,
+            SEQUENCE_START * request.sequence_start + SEQUENCE_END * request.sequence_end,
             request.timeout_ns // 1000,
             request.priority,
             request.parameters,
@@ -129,9 +128,7 @@ class ThreadInstance:
             self._host.close()
 
 
-def _settle(
-    handles: "list[LocalRequest]", responses: python_model.Responses, failure: ModserveError | None
-) -> None:
+def _settle(handles: "list[LocalRequest]", responses: python_model.Responses, failure: ModserveError | None) -> None:
     for handle, response in zip(handles, responses, strict=True):
         if handle.ended:
             continue
@@ -270,19 +267,13 @@ class LocalResponses:
 
 
 def as_call(request: worker_request.InferenceRequest) -> InferenceRequest:
-    parameters = dict(request.values or {})
-    if request.correlation_id():
-        flags = request.flags()
-        parameters["sequence_id"] = request.correlation_id()
-        parameters["sequence_start"] = bool(flags & _SEQUENCE_START)
-        parameters["sequence_end"] = bool(flags & _SEQUENCE_END)
     return InferenceRequest(
         model_name=request.model_name,
         inputs={one.name(): as_core(one) for one in request.inputs()},
         outputs=tuple(request._names),
         version=None if request.model_version < 0 else request.model_version,
         id=request.request_id(),
-        parameters=parameters,
+        parameters=call_parameters(request),
         timeout_ns=request.timeout() * 1000,
     )
 

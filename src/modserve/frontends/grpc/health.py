@@ -24,7 +24,7 @@ class HealthService:
 
     async def Check(self, message: pb.HealthCheckRequest, call: RpcCall) -> Message:
         """A service's status once. Raises NOT_FOUND for an unknown service."""
-        status = self._status(message.service)
+        status = await self._status(message.service)
         if status == _Response.SERVICE_UNKNOWN:
             raise ModserveError(Code.NOT_FOUND, f"unknown service '{message.service}'")
         return _Response(status=status)
@@ -37,19 +37,23 @@ class HealthService:
                 f"the server has {len(names)} services, and lists at most {_MAX_LISTED}; ask for each by its name",
                 too_many=True,
             )
-        return pb.HealthListResponse(statuses={name: _Response(status=self._status(name)) for name in names})
+        statuses = await asyncio.gather(*map(self._status, names))  # at once: each may take seconds
+        services = zip(names, statuses, strict=True)
+        return pb.HealthListResponse(statuses={name: _Response(status=status) for name, status in services})
 
     async def Watch(self, message: pb.HealthCheckRequest, call: RpcCall) -> None:
         """A service's status, and again whenever it is another one.
 
-        A service may be unknown at first. The call ends when the server stops, after it has said so.
+        A service may be unknown at first. The call ends when the server stops, after it has said so. Engines are asked
+        when something else has changed: nobody tells when they would say another thing.
         """
         changed = asyncio.Event()
         sent = None
         with self._server.changes.listening(changed.set):
             while True:
                 changed.clear()
-                status, last = self._status(message.service), self._server.phase is Phase.STOPPING
+                last = self._server.phase is Phase.STOPPING  # looked at first: the other may take seconds
+                status = await self._status(message.service)
                 if status != sent:
                     await call.write(_Response(status=status).SerializeToString())
                     sent = status
@@ -57,10 +61,12 @@ class HealthService:
                     return
                 await changed.wait()
 
-    def _status(self, service: str) -> int:
+    async def _status(self, service: str) -> int:
         server = self._server
+        if service in ("", inference.SERVICE):
+            return _Response.SERVING if server.ready else _Response.NOT_SERVING
         try:
-            serving = server.ready if service in ("", inference.SERVICE) else server.model_ready(service, None)
+            serving = await server.check_model_ready(service, None)
         except ModserveError:
             return _Response.SERVICE_UNKNOWN
         return _Response.SERVING if serving else _Response.NOT_SERVING

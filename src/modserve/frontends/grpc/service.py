@@ -55,7 +55,7 @@ class InferenceService:
         """As every released Triton, false also for a model or version that is not there: clients poll with it."""
         version = parse_requested(message.version)
         try:
-            ready = self._server.model_ready(message.name, version)
+            ready = await self._server.check_model_ready(message.name, version)
         except ModserveError as error:
             if error.code is not Code.NOT_FOUND:
                 raise

@@ -4,6 +4,7 @@ The arguments are file descriptors. This package may not be installed where the 
 the name ``modserve_worker`` from the folder of this file.
 """
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ def _package() -> None:
     spec = importlib.util.spec_from_file_location(
         "modserve_worker", str(folder / "__init__.py"), submodule_search_locations=[str(folder)]
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["modserve_worker"] = module
     spec.loader.exec_module(module)
@@ -24,6 +26,4 @@ def _package() -> None:
 
 if __name__ == "__main__":
     _package()
-    from modserve_worker.main import main
-
-    main(*map(int, sys.argv[1:]))
+    importlib.import_module("modserve_worker.main").main(*map(int, sys.argv[1:]))

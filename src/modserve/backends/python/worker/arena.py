@@ -4,10 +4,10 @@ There are two, one that the server writes to and one that the worker writes to. 
 (``memfd``), which both have open: no name is left behind, whoever is killed first, and no size is fixed, nor is
 ``/dev/shm`` used. Its owner divides it into blocks, one for a tensor, and tells the other side where it has put what.
 
-A block is free, or it is leased: the other side has been told of it and has not said `RELEASE` as often. The other side
+A block is free, or it is leased: the other side has heard of it, and has not said `RELEASE` as often. The other side
 keeps one mapping for each block that it knows; the array over it that it makes for each lease gives the lease back when
-nobody refers to it, or to anything made of it, any more. Free blocks are used again, with their pages; those that nobody
-has used for a while lose their pages to the system, and are mapped anew when they are needed again.
+nobody refers to it, or to anything made of it, any more. Free blocks are used again, with their pages; those that have
+not been used for a while lose their pages to the system, and are mapped anew when they are needed again.
 """
 
 import mmap

@@ -21,13 +21,13 @@ from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional
 
 from . import host, wire
 from . import model as python_model
-from .errors import ModelError, TritonError, ErrorCode
+from .errors import ErrorCode, ModelError, TritonError
 from .link import Link, ServerGoneError
 from .remote import RemoteRequest, RemoteServer, add_response, batch
-from .request import InferenceRequest, InferenceTrace
+from .request import InferenceRequest
 from .response import InferenceResponse
 from .tensor import Tensor
-from .wire import Frame, FrameWriter, Kind, Record, Status
+from .wire import Frame, FrameWriter, Kind, Status
 
 _F_SETSIG = 10
 """Linux: the signal that a file descriptor sends in place of SIGIO."""
@@ -80,6 +80,7 @@ class Worker:
         self._ready = ready
         self._work: Deque[Frame] = deque()
         self._model: python_model.LoadedModel
+        self._decoupled = False
         self._answers: Dict[int, Callable[[Any], Any]] = {
             Kind.HELLO: lambda _: wire.VERSION,
             Kind.START: self._start,
@@ -122,21 +123,19 @@ class Worker:
 
     # The life of the model
 
-    def _start(self, question: Dict[str, Any]) -> Dict[str, Any]:
-        self._model = python_model.load(host=self._server, **question)
-        return {
-            "auto_complete": self._model.has_auto_complete,
-            "is_ready": self._model.has_is_ready,
-        }
+    def _start(self, question: Dict[str, Any]) -> None:
+        self._model = python_model.load(of_host=self._server, **question)
 
     def _complete(self, question: str) -> Optional[str]:
         return self._model.auto_complete_config(question)
 
-    def _initialize(self, question: Dict[str, Any]) -> None:
-        self._model.decoupled = question["decoupled"]
-        self._model.initialize(question["arguments"])
-        if self._model.has_is_ready:
+    def _initialize(self, question: Dict[str, Any]) -> Dict[str, bool]:
+        self._decoupled = question["decoupled"]
+        model = self._model
+        model.initialize(question["arguments"])
+        if model.has_is_ready:
             threading.Thread(target=self._say_ready, name="is_ready", daemon=True).start()
+        return {"is_ready": model.has_is_ready, "is_async": model.is_async}
 
     def _finalize(self) -> None:
         try:
@@ -175,7 +174,7 @@ class Worker:
         self._executed(handles, responses, failure)
 
     def _requests(self, frame: Frame, handles: List[RemoteRequest]) -> List[InferenceRequest]:
-        server, decoupled = self._server, self._model.decoupled
+        server, decoupled = self._server, self._decoupled
         requests = []
         for number, _, description, extras, id, elements in self._link.records(frame):
             handle = RemoteRequest(server, number)
@@ -184,15 +183,18 @@ class Worker:
                 Tensor.received(name, datatype, shape, raw)
                 for (name, datatype, shape, _), raw in zip(description.tensors, elements)
             ]
-            requests.append(
-                InferenceRequest.received(handle, inputs, id, description.outputs, decoupled, extras)
-            )
+            if extras:
+                requests.append(
+                    InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled, **extras)
+                )
+            else:
+                requests.append(InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled))
         return requests
 
     def _failed(self, error: ModelError) -> InferenceResponse:
         if error.traceback:
             self._server.log("ERROR", error.traceback)
-        return InferenceResponse(error=TritonError(error.message, ErrorCode[error.code]))
+        return InferenceResponse.received([], TritonError(error.message, ErrorCode[error.code]))
 
     def _executed(
         self,
@@ -230,7 +232,7 @@ class Worker:
             elif not stop.done():
                 stop.set_result(None)
 
-        self._server.on_work(lambda frame: loop.call_soon_threadsafe(begin, frame))
+        self._server.work = lambda frame: loop.call_soon_threadsafe(begin, frame)
         self._link.join(loop)
         while self._work:
             begin(self._work.popleft())
@@ -241,7 +243,7 @@ class Worker:
         requests = self._requests(frame, handles)
         del frame
         batch.set(tuple([handle.number for handle in handles]))
-        if self._model.decoupled:
+        if self._decoupled:
             # The next batch may begin while this one waits for something.
             self._executed([], [], None)
         responses: List[Optional[InferenceResponse]] = []
@@ -251,7 +253,7 @@ class Worker:
         except ModelError as error:
             failure = self._failed(error)
         requests.clear()
-        if not self._model.decoupled:
+        if not self._decoupled:
             self._executed(handles, responses, failure)
         elif failure is not None:
             for handle in handles:

@@ -3,10 +3,8 @@
 import asyncio
 import contextvars
 import itertools
-import json
-import threading
 from collections import deque
-from typing import Any, Awaitable, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from . import wire
 from .errors import ErrorCode, TritonError, TritonModelException
@@ -15,6 +13,9 @@ from .request import InferenceRequest
 from .response import InferenceResponse
 from .tensor import Tensor
 from .wire import Frame, FrameWriter, Kind, Record, Status
+
+SEQUENCE_START, SEQUENCE_END = 1, 2
+"""Flags of a request."""
 
 batch: "contextvars.ContextVar[Tuple[int, ...]]" = contextvars.ContextVar("batch", default=())
 """The numbers of the requests that this thread, or this task, works on."""
@@ -45,7 +46,9 @@ class RemoteRequest:
             server.requests[self.number] = self
             if self.paused:
                 server.link.wait(lambda: not self.paused)
-        server.link.send_records(Kind.RESPOND, lambda writer: add_response(writer, server, self.number, response, final))
+        server.link.send_records(
+            Kind.RESPOND, lambda writer: add_response(writer, server, self.number, response, final)
+        )
 
     def is_cancelled(self) -> bool:
         if self.cancelled or self.ended:
@@ -85,20 +88,20 @@ class _Call:
     __slots__ = ("come", "over", "tell")
 
     def __init__(self) -> None:
-        self.come: "Deque[Any]" = deque()
+        self.come: Deque[Any] = deque()
         self.over = False
-        self.tell: Optional[Callable[[], None]] = None
+        self.tell: Optional[Callable[[], object]] = None
 
 
 class RemoteServer:
     """Implements `host.Host`. `work` gets the frames that are work for the main thread."""
 
-    def __init__(self, link: Link, work: Callable[[Frame], None]) -> None:
+    def __init__(self, link: Link, work: Callable[[Frame], object]) -> None:
         self.link = link
         self.requests: Dict[int, RemoteRequest] = {}
         self.executing: Tuple[int, ...] = ()
         """The batch that the main thread executes, for threads that the model has started."""
-        self._work = work
+        self.work = work
         self._numbers = itertools.count(1)
         self._calls: Dict[int, _Call] = {}
         link.take = self._take
@@ -119,7 +122,7 @@ class RemoteServer:
             if request is not None:
                 request.heard(kind)
         else:
-            self._work(frame)
+            self.work(frame)
 
     def _hear(self, call: _Call, what: Any, over: bool) -> None:
         call.come.append(what)
@@ -170,20 +173,20 @@ class RemoteServer:
         call = self._calls[number] = _Call()
         inputs = request.inputs()
         extras = {
-            "model": request.model_name(),
-            "version": request.model_version(),
-            "parameters": request.call_parameters(),
+            "model": request.model_name,
+            "version": request.model_version,
+            "parameters": call_parameters(request),
             "timeout": request.timeout(),
             "decoupled": decoupled,
             "parents": batch.get() or self.executing,
         }
         sort = (
             tuple([(one.name(), one.datatype, tuple(one.dims)) for one in inputs]),
-            tuple(request.requested_output_names()),
+            tuple(request._names),
         )
         description = self.link.descriptions.write(sort)
         elements = [one.raw_form() for one in inputs]
-        id, packed = request.request_id().encode(), _pack(extras)
+        id, packed = request.request_id().encode(), wire.pack(extras)
         self.link.send_records(
             Kind.CALL, lambda writer: writer.add(number, Status.OPEN, description, elements, id, packed)
         )
@@ -194,7 +197,7 @@ class RemoteServer:
         if call.come:
             return
         loop = asyncio.get_running_loop()
-        future: "asyncio.Future[None]" = loop.create_future()
+        future: asyncio.Future[None] = loop.create_future()
 
         def come() -> None:
             if not future.done():
@@ -215,6 +218,9 @@ class RemoteServer:
         self.link.send(wire.text_frame(Kind.LOG, message, wire.LEVELS.index(level)))
 
     def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        files = arguments.get("files")
+        if files:
+            arguments = {**arguments, "files": {name: content.hex() for name, content in files.items()}}
         number = next(self._numbers)
         call = self._calls[number] = _Call()
         self.link.send(wire.json_frame(Kind.CONTROL, (operation, arguments), number))
@@ -292,12 +298,11 @@ def add_response(
     error = response.error()
     if error is not None:
         status = Status.FINAL_ERROR if final else Status.ERROR
-        writer.add(number, status, extras=_pack({"code": ErrorCode(error.code()).name, "message": error.message()}))
+        writer.add(number, status, extras=wire.pack({"code": ErrorCode(error.code()).name, "message": error.message()}))
         return
     tensors = response.output_tensors()
     sort = (tuple([(one.name(), one.datatype, tuple(one.dims)) for one in tensors]), ())
-    parameters = response.parameters()
-    extras = b'{"parameters":' + parameters.encode() + b"}" if parameters else b""
+    extras = wire.pack({"parameters": response.values}) if response.values else b""
     elements = [one.raw_form() for one in tensors]
     status = Status.FINAL if final else Status.RESPONSE
     writer.add(number, status, server.link.descriptions.write(sort), elements, extras=extras)
@@ -306,13 +311,19 @@ def add_response(
 def _response(record: Record) -> InferenceResponse:
     _, status, description, extras, _, elements = record
     if status in _ERRORS:
-        return InferenceResponse(error=TritonError(extras["message"], ErrorCode[extras["code"]]))
+        return InferenceResponse.received([], TritonError(extras["message"], ErrorCode[extras["code"]]))
     outputs = [
         Tensor.received(name, datatype, shape, raw)
         for (name, datatype, shape, _), raw in zip(description.tensors, elements)
     ]
-    return InferenceResponse(outputs, parameters=extras.get("parameters"))
+    return InferenceResponse.received(outputs, None, extras.get("parameters"))
 
 
-def _pack(extras: Mapping[str, Any]) -> bytes:
-    return json.dumps(extras, separators=(",", ":")).encode()
+def call_parameters(request: InferenceRequest) -> Dict[str, Any]:
+    """The parameters of a call, with those that say which sequence it belongs to."""
+    parameters = dict(request.values or {})
+    if request.correlation_id():
+        parameters["sequence_id"] = request.correlation_id()
+        parameters["sequence_start"] = bool(request.flags() & SEQUENCE_START)
+        parameters["sequence_end"] = bool(request.flags() & SEQUENCE_END)
+    return parameters

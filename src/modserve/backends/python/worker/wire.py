@@ -2,8 +2,8 @@
 
 A frame is a header and a body. The body is JSON, text, or records, and one record is a request or a response:
 
-    header   bytes of the body, kind, number of records, argument (by kind: a call's number, or where the inline area is)
-    record   number, status, flags, lengths of what follows: description, extras, id, tensors
+    header   bytes of the body, kind, number of records, argument (a call's number, or where the inline area is)
+    record   number, status, lengths of what follows: description, extras, id, tensors
              description: names, datatypes and shapes of the tensors, and the requested outputs, as JSON
              extras: what few requests have, as JSON; nothing for most
              id: the request's, UTF-8
@@ -164,7 +164,7 @@ class Descriptions:
         if written is None:
             if len(self._written) >= _KEPT:
                 self._written.clear()
-            written = self._written[sort] = json.dumps(sort, separators=(",", ":")).encode()
+            written = self._written[sort] = pack(sort)
         return written
 
     def read(self, written: bytes) -> Description:
@@ -303,8 +303,12 @@ def read_number(body: memoryview) -> int:
 
 
 def json_frame(kind: int, value: Any, argument: int = 0) -> bytes:
-    body = json.dumps(value, separators=(",", ":")).encode()
+    body = pack(value)
     return HEADER.pack(len(body), kind, 0, argument) + body
+
+
+def pack(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def read_json(body: memoryview) -> Any:

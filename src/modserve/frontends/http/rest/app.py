@@ -149,7 +149,7 @@ def _models(server: Server) -> APIRouter:
 
     async def model_ready(model: str, version: int | None = None) -> Response:
         """Does this model (version) take requests?"""
-        if server.model_ready(model, version):
+        if await server.check_model_ready(model, version):
             return json_response({"name": model, "ready": True})
         return _exiting(server) or json_response({"error": "Model version not ready"}, 400)
 

@@ -96,7 +96,7 @@ def _add_models(router: APIRouter, server: Server) -> None:
     async def model_status(model: str) -> Response:
         """Is this model ready, and what are its versions' states? The body is the same when the status is 503."""
         entries = _entries(server, model)
-        ready = server.model_ready(model, None)
+        ready = await server.check_model_ready(model, None)
         return json_response(v1_models.model_json(model, ready, entries), 200 if ready else 503)
 
     async def version_status(model: str, version: int) -> Response:

@@ -1,0 +1,121 @@
+"""Asks the instances of a model whether it is ready: those that have `check_ready`."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from modserve.backends.api import Executor
+from modserve.core.version import ModelId
+
+_log = logging.getLogger(__name__)
+
+LIMIT_SECONDS = 5.0
+"""As in Triton: an instance that takes longer to say that it is ready is not."""
+
+
+class _Reason(NamedTuple):
+    """Why a model is not ready. The text may differ from check to check; the log has one line while the rest stays."""
+
+    instance: str
+    kind: str
+    text: str
+
+
+class ReadinessCheck:
+    """Of one model version, on the event loop's thread. One check is under way at a time, and all who ask share it.
+
+    `executors` are the instances that are up, by name. An instance that has not ended one check when its time was over
+    is not asked again before it has.
+    """
+
+    def __init__(
+        self,
+        model: ModelId,
+        executors: Callable[[], Sequence[tuple[str, Executor]]],
+        limit_seconds: float = LIMIT_SECONDS,
+    ) -> None:
+        self._model = model
+        self._executors = executors
+        self._limit_seconds = limit_seconds
+        self._running: asyncio.Task[bool] | None = None
+        self._under_way: dict[str, asyncio.Task[bool]] = {}
+        """What instances have not said yet, by name."""
+        self._last: _Reason | None = None
+
+    def __repr__(self) -> str:
+        return f"ReadinessCheck({self._model.name}, {len(self._under_way)} under way)"
+
+    async def check(self) -> bool:
+        """Whether every instance that has something to say says that it is ready, in time."""
+        if self._running is None:
+            if not any(hasattr(executor, "check_ready") for _, executor in self._executors()):
+                return True
+            self._running = asyncio.create_task(self._check())
+            self._running.add_done_callback(self._over)
+        running = self._running
+        await asyncio.wait((running,))  # which a caller that is cancelled leaves alone
+        return not running.cancelled() and running.result()
+
+    def close(self) -> None:
+        """End what is under way; whoever waits hears that the model is not ready."""
+        for task in (self._running, *self._under_way.values()):
+            if task is not None:
+                task.cancel()
+
+    def _over(self, task: asyncio.Task[bool]) -> None:
+        self._running = None
+
+    async def _check(self) -> bool:
+        reasons = []
+        late = dict(self._under_way)
+        for name, executor in self._executors():
+            if name not in late and (ask := getattr(executor, "check_ready", None)) is not None:
+                self._under_way[name] = task = asyncio.create_task(_ask(ask))
+                task.add_done_callback(partial(self._forget, name))
+        tasks = {name: task for name, task in self._under_way.items() if name not in late}
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=self._limit_seconds)
+        for name in late:
+            reasons.append(_Reason(name, "late", f"has not ended an earlier check within {self._limit_seconds:g} s"))
+        for name, task in tasks.items():
+            reason = self._reason(name, task)
+            if reason is not None:
+                reasons.append(reason)
+        self._tell(min(reasons, default=None))
+        return not reasons
+
+    def _reason(self, name: str, task: asyncio.Task[bool]) -> _Reason | None:
+        if not task.done():
+            task.cancel()
+            return _Reason(name, "late", f"has not said within {self._limit_seconds:g} s whether it is ready")
+        if task.cancelled():
+            return _Reason(name, "cancelled", "was closed meanwhile")
+        if (error := task.exception()) is not None:
+            return _Reason(name, type(error).__name__, f"failed to say whether it is: {type(error).__name__}: {error}")
+        return None if task.result() else _Reason(name, "no", "says so")
+
+    def _forget(self, name: str, task: asyncio.Task[bool]) -> None:
+        del self._under_way[name]
+        if not task.cancelled():
+            task.exception()  # also of one that nobody waits for any more: asyncio would complain
+
+    def _tell(self, reason: _Reason | None) -> None:
+        last, self._last = self._last, reason
+        if (last and last[:2]) == (reason and reason[:2]):
+            return
+        name, version = self._model
+        if reason is None:
+            _log.info("model '%s', version %d: its instances say that it is ready again", name, version)
+        else:
+            text = "model '%s', version %d: not ready: instance '%s' %s"
+            _log.warning(text, name, version, reason.instance, reason.text)
+
+
+async def _ask(check: Callable[[], Awaitable[object]]) -> bool:
+    """Raises what the engine raises, and TypeError for what is no bool."""
+    ready = await check()
+    if not isinstance(ready, bool):
+        raise TypeError(f"'check_ready' returned {ready!r}, expected True or False")
+    return ready
