@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,8 @@ class FunctionRepository:
             )
         self._write_config = write_config
         self._models = {name: _model(name, target) for name, target in models.items()}
+        for model in self._models.values():
+            weakref.finalize(self, importing.HELD.pop, model.target, None)
         self._seen: dict[str, tuple[Mark, bytes]] = {}
         """The configurations of targets, each with the state of the file that it was read from."""
 

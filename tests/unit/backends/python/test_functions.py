@@ -164,12 +164,25 @@ async def test_an_object_of_a_script_is_imported_from_its_file(monkeypatch: pyte
 
 
 async def test_an_object_for_a_thread_is_used_as_it_is() -> None:
-    made = types.ModuleType("made")
     before = set(importing.HELD)
-    exec(await model_file(in_thread), vars(made))
-    assert vars(made)["model"] is in_thread
-    for key in set(importing.HELD) - before:
-        del importing.HELD[key]
+    repository = FunctionRepository({"m": in_thread}, model_config.from_json)
+    (target,) = set(importing.HELD) - before
+    assert importing.imported(target, "") is in_thread
+    lease = await repository.fetch((await repository.look())["m"], 1)
+    assert f"imported({target!r}, " in (lease.path / "1" / "model.py").read_text()
+    await lease.release()
+    del repository
+    assert set(importing.HELD) == before
+
+
+def test_a_module_is_read_again_when_it_has_changed(folder: Path) -> None:
+    try:
+        first = importing.imported("some_functions:length", str(folder))
+        assert importing.imported("some_functions:length", str(folder)) is first
+        (folder / "some_functions.py").write_text(FUNCTIONS.replace("len(text)", "len(text) + 1"))
+        assert importing.imported("some_functions:length", str(folder))("four") == 5
+    finally:
+        sys.modules.pop("some_functions", None)
 
 
 def refusal(target: object) -> str:

@@ -11,13 +11,15 @@ import itertools
 import json
 import os
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 from . import failure
 from .decorated import definition_of, stand_in
 
 HELD: Dict[str, Any] = {}
 """Objects of this process by the targets that stand for them: see `hold`."""
+_marks: Dict[str, Tuple[int, int]] = {}
+"""The times and sizes of the files of modules when they were imported."""
 _numbers = itertools.count(1)
 _PREFIX = "modserve_file_"
 
@@ -51,14 +53,28 @@ def imported(target: str, directory: str) -> Any:
 
 
 def _module(name: str, directory: str) -> Any:
+    """The module of this name; in the server, which may load it again, it is read again if it has changed."""
     if directory not in sys.path:
         sys.path.insert(0, directory)
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise
         raise ImportError(f"there is no module '{error.name}' in {directory} or among the installed packages") from None
+    mark = _mark(module)
+    if _marks.setdefault(name, mark) != mark:
+        module = importlib.reload(module)
+    _marks[name] = mark
+    return module
+
+
+def _mark(module: Any) -> Tuple[int, int]:
+    try:
+        status = os.stat(module.__file__)
+    except (AttributeError, OSError, TypeError):
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
 
 
 def _from_file(file: str) -> Any:
