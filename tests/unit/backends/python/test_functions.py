@@ -1,10 +1,13 @@
 """Decorated functions as a model repository: their configurations, and the files that bring them into a worker."""
 
+import json
+import subprocess
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf import json_format
 
@@ -221,3 +224,30 @@ async def test_a_configuration_that_is_wrong_is_the_model_s_failure() -> None:
         content = (await listing(each)).content
         assert isinstance(content, ModserveError)
         assert text in content.message
+
+
+STRANGER = """
+import importlib.util, sys
+folder, site, file = sys.argv[1:]
+sys.path.append(site)
+assert importlib.util.find_spec("modserve") is None
+spec = importlib.util.spec_from_file_location("modserve_worker", folder + "/__init__.py")
+sys.modules["modserve_worker"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from modserve_worker import model
+loaded = model.load(file, "m", None)
+print(loaded.auto_complete_config('{"input": [], "output": []}'))
+"""
+
+
+def test_the_decorator_is_there_in_an_interpreter_without_modserve(tmp_path: Path) -> None:
+    site, file = tmp_path / "site", tmp_path / "m" / "1" / "model.py"
+    site.mkdir()
+    file.parent.mkdir(parents=True)
+    for each in Path(np.__file__).parents[1].glob("numpy*"):
+        (site / each.name).symlink_to(each)
+    file.write_text("import modserve\n\n\n@modserve.model\ndef f(x: float) -> float:\n    return x\n")
+    arguments = [str(Path(importing.__file__).parent), str(site), str(file)]
+    command = [sys.executable, "-I", "-S", "-c", STRANGER, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout)["input"] == [{"name": "x", "data_type": "TYPE_FP64", "dims": [1]}]

@@ -6,8 +6,9 @@ drives them to their end without an event loop.
 
 import asyncio
 import inspect
+import itertools
 import json
-from typing import Any, AsyncIterator, Coroutine, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, AsyncIterator, Coroutine, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -61,6 +62,8 @@ class _Adapter:
         self._host = host.current()
         config = json.loads(args["model_config"])
         _compare(definition, config)
+        for warning in _ignored(definition, config):
+            self._host.log("WARNING", warning)
         self._object: Any = definition.target
         if isinstance(definition.target, type):
             self._object = definition.target(
@@ -120,7 +123,7 @@ class _Adapter:
         outputs = await self._outputs(merged, sum(rows))
         if len(group) == 1:
             return [outputs]
-        ends = [sum(rows[: number + 1]) for number in range(len(rows))]
+        ends = itertools.accumulate(rows)
         return [{name: array[end - count : end] for name, array in outputs.items()} for count, end in zip(rows, ends)]
 
     async def _outputs(self, arrays: Arrays, rows: int) -> Dict[str, Any]:
@@ -248,3 +251,13 @@ def _compare(definition: Definition, config: Dict[str, Any]) -> None:
             if each["name"] not in names:
                 listed = ", ".join(sorted(names))
                 raise ValueError(f"the configuration has {what} '{each['name']}'; the declaration has {listed}")
+
+
+def _ignored(definition: Definition, config: Dict[str, Any]) -> Iterator[str]:
+    """What a declaration in a model repository says that only a config.pbtxt can say there."""
+    mode = config.get("parameters", {}).get("EXECUTION_MODE", {}).get("string_value", "process")
+    if definition.isolation == "thread" and mode != "thread":
+        yield "isolation='thread' has no effect in a model repository: its config.pbtxt says EXECUTION_MODE"
+    count = sum(group.get("count", 1) for group in config.get("instance_group", []))
+    if definition.options.instances not in (1, count) and isinstance(definition.options.instances, int):
+        yield "instances has no effect in a model repository: its config.pbtxt has instance_group"

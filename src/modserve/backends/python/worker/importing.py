@@ -54,8 +54,7 @@ def imported(target: str, directory: str) -> Any:
 
 def _module(name: str, directory: str) -> Any:
     """The module of this name; in the server, which may load it again, it is read again if it has changed."""
-    if directory not in sys.path:
-        sys.path.insert(0, directory)
+    _search(directory)
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -69,6 +68,13 @@ def _module(name: str, directory: str) -> Any:
     return module
 
 
+def _search(directory: str) -> None:
+    """Look for modules in `directory`: before the installed packages, and after the standard library."""
+    if directory not in sys.path:
+        packages = [at for at, entry in enumerate(sys.path) if entry.endswith(("site-packages", "dist-packages"))]
+        sys.path.insert(min(packages, default=len(sys.path)), directory)
+
+
 def _mark(module: Any) -> Tuple[int, int]:
     try:
         status = os.stat(module.__file__)
@@ -79,9 +85,7 @@ def _mark(module: Any) -> Tuple[int, int]:
 
 def _from_file(file: str) -> Any:
     """The module of a file. Not called ``__main__``: what a script does only when it is run is not done here."""
-    folder = os.path.dirname(os.path.abspath(file))
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    _search(os.path.dirname(os.path.abspath(file)))
     name = _PREFIX + os.path.basename(file)[: -len(".py")]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not os.path.isfile(file):

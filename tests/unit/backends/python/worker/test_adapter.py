@@ -409,6 +409,20 @@ def test_a_configuration_that_does_not_fit_is_refused() -> None:
         Running(f, input=[{"name": "z"}])
 
 
+def test_what_only_a_config_pbtxt_can_say_in_a_repository_is_warned_of(server: Recorder) -> None:
+    @model(isolation="thread", instances=3)
+    def f(x: float) -> float:
+        return x
+
+    Running(f)
+    assert server.lines == []
+    Running(f, parameters={}, instance_group=[{"count": 1}])
+    assert [line.split(" has no effect")[0] for line in server.lines] == [
+        "WARNING isolation='thread'",
+        "WARNING instances",
+    ]
+
+
 # As a file
 
 
