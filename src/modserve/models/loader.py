@@ -172,6 +172,8 @@ class Loader:
             models=calls,
             metrics=metrics,
             write_config=functools.cache(lambda: model_config.to_text(draft.identified)),
+            auto_complete=self._options.auto_complete,
+            loop=calls.loop,
         )
         labels = _read_labels(path, provisional)
         initial_states = _read_initial_states(path, provisional)

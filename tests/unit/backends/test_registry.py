@@ -76,7 +76,7 @@ def test_installed_backends(name: str, kind: type) -> None:
 def test_an_unknown_name_lists_the_installed_ones() -> None:
     assert refusal(BackendRegistry({"zebra": PuppetBackend()}), "tensorrt") == (
         Code.INVALID_ARG,
-        "unable to find backend 'tensorrt', installed backends are: identity, onnxruntime, repeat, zebra",
+        "unable to find backend 'tensorrt', installed backends are: identity, onnxruntime, python, repeat, zebra",
     )
 
 
@@ -84,13 +84,13 @@ def test_backends_given_by_hand_come_first() -> None:
     puppet = PuppetBackend()
     registry = BackendRegistry({"identity": puppet})
     assert registry.get("identity") is puppet
-    assert registry.names == ["identity", "onnxruntime", "repeat"]
+    assert registry.names == ["identity", "onnxruntime", "python", "repeat"]
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_backend_from_another_package() -> None:
     registry = BackendRegistry()
-    assert registry.names == ["acme", "broken", "demanding", "identity", "missing", "onnxruntime", "repeat"]
+    assert registry.names == ["acme", "broken", "demanding", "identity", "missing", "onnxruntime", "python", "repeat"]
     assert "acme_engine" not in sys.modules  # imported when a model first asks for it
     backend = registry.get("acme")
     assert isinstance(backend, PuppetBackend)

@@ -135,6 +135,8 @@ class _OnLoop(Protocol):
     """What the two kinds of instance on the event loop have in common.
 
     `max_in_flight` (int, 1 where it is absent, and for models with ``sequence_batching``): the executions at a time.
+    `max_ahead` (int, 0 where it is absent): how many more the engine takes before it is their turn, and runs in order.
+    The server makes use of that while executions are shorter than the way to the engine and back is worth.
     """
 
     def attach(self, handle: InstanceHandle) -> None:
@@ -229,7 +231,8 @@ class ModelSource:
     version directory. `cpu_threads` is this instance's share of the CPU cores; `cpu_instances` how many of the model's
     instances run on the CPU, and `placements` where each is likely to run; the completed configuration may change that.
     `options` are the server's for this backend (``--backend-config``), `models` calls the server's other models, and
-    `metrics` are of this version's own making.
+    `metrics` are of this version's own making. `auto_complete`: what `BackendModel.describe` says is used. `loop` is
+    the server's event loop.
     """
 
     config: ModelConfig
@@ -243,6 +246,8 @@ class ModelSource:
     models: ModelCaller = field(default_factory=lambda: cast(ModelCaller, _NoModels()), repr=False, compare=False)
     metrics: ModelMetrics = field(default_factory=lambda: MetricStore().of_model(), repr=False, compare=False)
     write_config: Callable[[], str] = field(default=str, repr=False, compare=False)
+    auto_complete: bool = True
+    loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False, compare=False)
 
     @property
     def config_json(self) -> str:

@@ -1,0 +1,155 @@
+"""Models written in Python, as Triton's python backend runs them: a ``model.py`` with a class ``TritonPythonModel``.
+
+Each instance is a process of its own (`instance`), or, where the model's parameters say so, a thread of the server
+(`thread`). Both run the same code of the package `worker`.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from modserve.backends.api import AsyncRequestInstance, InstanceSpec, ModelSource, RequestInstance
+from modserve.core import dtypes
+from modserve.core.errors import invalid, unavailable
+from modserve.core.model_config import DescribedTensor, ModelDescription
+
+from . import environment, options
+from .instance import WorkerInstance
+from .process import Worker
+from .thread import ThreadInstance
+
+_log = logging.getLogger(__name__)
+
+_NVIDIA = Path("/proc/driver/nvidia/gpus")
+
+
+class PythonBackend:
+    """Implements `backends.api.Backend`."""
+
+    default_model_filename = "model.py"
+    default_cpu_instances = 1
+    any_thread = False
+    parallel_instances = True
+    known_options = options.BACKEND_OPTIONS
+
+    def gpu_count(self) -> int:
+        """The GPUs that a model may use: what it does with them is its own affair."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        try:
+            count = len(list(_NVIDIA.iterdir()))
+        except OSError:
+            return 0
+        if visible is not None:
+            count = min(count, len([each for each in visible.split(",") if each.strip() not in ("", "-1")]))
+        return count
+
+    def open(self, source: ModelSource) -> "PythonModel":
+        if not source.path.is_file():
+            raise invalid(f"unable to find '{source.path}', the file with the class TritonPythonModel")
+        return PythonModel(source)
+
+
+class PythonModel:
+    """Implements `backends.api.BackendModel`."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self._source = source
+        self._name = source.config.name
+        self._backend_options = options.backend_options(source.options)
+        self._options = options.model_options(source.config)
+        for warning in options.warnings(source.config):
+            _log.warning("%s", warning)
+        self._environment = environment.prepare(source, self._options, self._backend_options, os.environ)
+        self._first: WorkerInstance | ThreadInstance | None = None
+
+    def describe(self) -> ModelDescription | None:
+        """What ``auto_complete_config`` says. The process that runs it becomes the first instance."""
+        if not self._source.auto_complete:
+            return None
+        instance = self._first = self._start(f"model '{self._name}'")
+        before = _config(self._source.config_json)
+        with self._hints():
+            completed = instance.complete(json.dumps(before))
+        if completed is None:
+            return None
+        try:
+            return _description(before, json.loads(completed))
+        except (KeyError, TypeError, ValueError) as error:
+            raise invalid(
+                f"auto_complete_config of model '{self._name}' made a configuration that cannot be read: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def instance(self, spec: InstanceSpec) -> AsyncRequestInstance | RequestInstance:
+        who = f"model '{self._name}', instance '{spec.name}'"
+        instance, self._first = self._first, None
+        if instance is None:
+            instance = self._start(who)
+        try:
+            with self._hints():
+                instance.initialize(who, spec, self._arguments(spec))
+        except BaseException:
+            instance.close()
+            raise
+        return instance
+
+    def close(self) -> None:
+        if self._first is not None:
+            self._first.close()
+
+    def _start(self, who: str) -> WorkerInstance | ThreadInstance:
+        source = self._source
+        load = {"path": str(source.path), "name": self._name}
+        if self._options.execution_mode == "thread":
+            with self._hints():
+                return ThreadInstance(who, source, load)
+        if source.loop is None:
+            raise unavailable(f"{who}: a worker process needs a server, whose event loop it is driven from")
+        worker = Worker(source.loop, who)
+        instance = WorkerInstance(worker, source, self._backend_options, self._environment)
+        with self._hints():
+            instance.load(load)
+        return instance
+
+    def _hints(self) -> AbstractContextManager[None]:
+        return environment.hints(self._source, self._options, self._backend_options, self._environment.python)
+
+    def _arguments(self, spec: InstanceSpec) -> dict[str, str]:
+        """What ``initialize`` gets: Triton's keys, texts all of them."""
+        return {
+            "model_config": spec.config_json,
+            "model_instance_kind": spec.kind.name,
+            "model_instance_name": spec.name,
+            "model_instance_device_id": str(spec.device),
+            "model_repository": str(self._source.model_directory),
+            "model_version": str(self._source.version),
+            "model_name": self._name,
+        }
+
+
+def _config(text: str) -> dict[str, Any]:
+    """The configuration with the fields that models look at, which Triton always has."""
+    config: dict[str, Any] = json.loads(text)
+    return {"max_batch_size": 0, "input": [], "output": [], **config}
+
+
+def _description(before: Mapping[str, Any], config: Mapping[str, Any]) -> ModelDescription:
+    policy = config.get("model_transaction_policy")
+    return ModelDescription(
+        inputs=tuple([_tensor(tensor) for tensor in config["input"]]),
+        outputs=tuple([_tensor(tensor) for tensor in config["output"]]),
+        max_batch_size=int(config["max_batch_size"]),
+        batch_dimension=False,
+        decoupled=None if policy is None else bool(policy.get("decoupled")),
+        dynamic_batching="dynamic_batching" in config,
+    )
+
+
+def _tensor(tensor: Mapping[str, Any]) -> DescribedTensor:
+    datatype = dtypes.BY_CONFIG_NAME[tensor["data_type"]]
+    shape = tuple([int(dim) for dim in tensor["dims"]])
+    return DescribedTensor(str(tensor["name"]), datatype, shape, bool(tensor.get("optional")))

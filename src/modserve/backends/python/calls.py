@@ -1,0 +1,146 @@
+"""What a worker asks the server for: calls to other models, loading and unloading, metrics."""
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from modserve.backends.api import Call, EngineRequest, ModelSource
+from modserve.core.errors import ModserveError, from_exception
+from modserve.core.request import InferenceRequest
+from modserve.core.response import Outcome
+from modserve.core.tensor import Tensor
+
+from .controls import CONTROLS, Metrics
+from .process import Worker
+from .worker import wire
+from .worker.wire import Frame, FrameWriter, Kind, Record, Status
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerCalls:
+    """Makes the calls of one worker. On the event loop's thread.
+
+    ``parents(numbers)`` are the requests for which a call is made. A call is in `_calls` until its last response.
+    """
+
+    def __init__(
+        self, worker: Worker, source: ModelSource, parents: Callable[[Sequence[int]], list[EngineRequest]]
+    ) -> None:
+        self._worker = worker
+        self._models = source.models
+        self._metrics = Metrics(source.metrics)
+        self._parents = parents
+        self._calls: dict[int, Call] = {}
+        self.takers: dict[int, Callable[[Frame], None]] = {
+            Kind.CALL: self._call,
+            Kind.CANCEL_CALL: lambda frame: self._on(frame, "cancel"),
+            Kind.TAKEN: lambda frame: self._on(frame, "taken"),
+            Kind.CONTROL: self._control,
+            Kind.METRIC: self._change,
+            Kind.DROP_METRIC: lambda frame: self._metrics.drop(wire.read_json(frame[3])),
+        }
+
+    def close(self) -> None:
+        """The worker is gone: nobody waits for its calls any more."""
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.cancel()
+        self._metrics.close()
+
+    def _call(self, frame: Frame) -> None:
+        for record in self._worker.records(frame):
+            number = record.number
+            respond = functools.partial(self._respond, number)
+            try:
+                request = _request(record)
+            except Exception as error:
+                respond(from_exception(error, "failed to read a call"), True)
+                continue
+            extras = record.extras
+            self._calls[number] = self._models.submit(
+                request,
+                respond,
+                parent=self._parents(extras.get("parents", ())),
+                paced=bool(extras.get("decoupled")),
+            )
+
+    def _on(self, frame: Frame, method: str) -> None:
+        call = self._calls.get(wire.read_number(frame[3]))
+        if call is not None:
+            getattr(call, method)()
+
+    def _respond(self, number: int, outcome: Outcome, final: bool) -> None:
+        worker = self._worker
+        if final:
+            self._calls.pop(number, None)
+        writer = FrameWriter(worker.arena.place)
+        if isinstance(outcome, ModserveError):
+            status = Status.FINAL_ERROR if final else Status.ERROR
+            extras = wire.pack({"code": outcome.code.name, "message": outcome.message})
+            writer.add(number, status, extras=extras)
+        elif outcome is None:
+            writer.add(number, Status.END)
+        else:
+            tensors = outcome.outputs
+            sort = (tuple([(name, one.datatype.name, one.shape) for name, one in tensors.items()]), ())
+            extras = wire.pack({"parameters": outcome.parameters}) if outcome.parameters else b""
+            elements = [one.raw for one in tensors.values()]
+            status = Status.FINAL if final else Status.RESPONSE
+            writer.add(number, status, worker.descriptions.write(sort), elements, outcome.id.encode(), extras)
+        worker.send(writer.frame(Kind.RESPONSE))
+
+    def _control(self, frame: Frame) -> None:
+        number = frame[2]
+        operation, arguments = wire.read_json(frame[3])
+        try:
+            if operation in CONTROLS:
+                future = CONTROLS[operation](self._models, arguments)
+                future.add_done_callback(functools.partial(self._controlled, number))
+            else:
+                self._result(number, self._metrics.control(operation, arguments), None)
+        except Exception as error:
+            self._result(number, None, error)
+
+    def _controlled(self, number: int, future: "Future[Any]") -> None:
+        error = future.exception()
+        value = None if error is not None else future.result()
+        try:
+            self._worker.loop.call_soon_threadsafe(self._result, number, value, error)
+        except RuntimeError:
+            pass  # the server has ended, and the worker with it
+
+    def _result(self, number: int, value: Any, error: BaseException | None) -> None:
+        if error is None:
+            result = {"value": value}
+        else:
+            failure = from_exception(error, "failed")
+            result = {"code": failure.code.name, "message": failure.message}
+        self._worker.send(wire.json_frame(Kind.RESULT, result, number))
+
+    def _change(self, frame: Frame) -> None:
+        """A change of a metric, which nobody waits for: what is wrong with it goes to the log."""
+        try:
+            self._metrics.change(*wire.read_json(frame[3]))
+        except ModserveError as error:
+            _log.error("%s: %s", self._worker.who, error.message)
+
+
+def _request(record: Record) -> InferenceRequest:
+    _, _, description, extras, id, elements = record
+    inputs = {
+        name: Tensor.from_raw(datatype, shape, raw)
+        for (name, datatype, shape, _), raw in zip(description.tensors, elements, strict=True)
+    }
+    version = int(extras.get("version", -1))
+    return InferenceRequest(
+        model_name=str(extras["model"]),
+        inputs=inputs,
+        outputs=description.outputs,
+        version=None if version < 0 else version,
+        id=id,
+        parameters=extras.get("parameters", {}),
+        timeout_ns=int(extras.get("timeout", 0)) * 1000,
+    )

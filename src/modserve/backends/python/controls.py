@@ -1,0 +1,82 @@
+"""What models ask of the server beside inference: other models loaded and unloaded, and metrics of their own."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, cast
+
+from modserve.backends.api import MetricKind, ModelCaller, ModelMetric, ModelMetrics
+from modserve.core.errors import invalid
+
+
+def _load(models: ModelCaller, arguments: Mapping[str, Any]) -> "Future[Any]":
+    files = arguments.get("files")
+    decoded = None if files is None else {name: _bytes(content) for name, content in files.items()}
+    return models.load(arguments["name"], arguments.get("config") or None, decoded)
+
+
+def _bytes(content: bytes | str) -> bytes:
+    """A file's content; from a worker it comes in hexadecimal digits."""
+    return bytes.fromhex(content) if isinstance(content, str) else content
+
+
+def _unload(models: ModelCaller, arguments: Mapping[str, Any]) -> "Future[Any]":
+    return models.unload(arguments["name"], bool(arguments.get("unload_dependents")))
+
+
+def _ready(models: ModelCaller, arguments: Mapping[str, Any]) -> "Future[Any]":
+    version = arguments.get("version")
+    return models.is_ready(arguments["name"], int(version) if version else None)
+
+
+CONTROLS: Mapping[str, Callable[[ModelCaller, Mapping[str, Any]], "Future[Any]"]] = {
+    "load": _load,
+    "unload": _unload,
+    "ready": _ready,
+}
+"""What takes a while; the futures have the results."""
+
+
+class Metrics:
+    """The metrics of one instance, by the numbers that the model's objects have for them. Any thread may use it."""
+
+    def __init__(self, metrics: ModelMetrics) -> None:
+        self._metrics = metrics
+        self._numbers = itertools.count(1)
+        self._held: dict[int, ModelMetric] = {}
+
+    def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        """``metric_family``, ``metric`` or ``metric_value``, as `worker.host.Host.control` says. Raises INVALID_ARG."""
+        if operation == "metric_family":
+            kind = cast(MetricKind, arguments["kind"].lower())
+            self._metrics.family(arguments["name"], arguments["description"], kind)
+            return None
+        if operation == "metric":
+            metric = self._metrics.metric(arguments["family"], arguments.get("labels"), arguments.get("buckets"))
+            number = next(self._numbers)
+            self._held[number] = metric
+            return number
+        if operation == "metric_value":
+            return self._metric(arguments["metric"]).value()
+        raise invalid(f"the server has no operation '{operation}'")
+
+    def change(self, metric: int, operation: str, value: float) -> None:
+        if operation not in ("increment", "set", "observe"):
+            raise invalid(f"a metric has no operation '{operation}'")
+        getattr(self._metric(metric), operation)(value)
+
+    def drop(self, metric: int) -> None:
+        held = self._held.pop(metric, None)
+        if held is not None:
+            held.close()
+
+    def close(self) -> None:
+        """The instance is gone, and its metrics with it, as far as no other instance has them."""
+        for metric in list(self._held):
+            self.drop(metric)
+
+    def _metric(self, number: int) -> ModelMetric:
+        metric = self._held.get(number)
+        if metric is None:
+            raise invalid("the metric has been deleted")
+        return metric

@@ -1,0 +1,203 @@
+"""Environments that the server makes once and keeps: unpacked archives and installed requirements.
+
+A cache directory has, for each key,
+
+- ``<key>/environment/``, what was made. It is made in its place and not renamed into it, since scripts inside name
+  it by its absolute path;
+- ``<key>/complete.json``, written last and by a rename: without it, the rest is what a killed server left behind;
+- ``<key>.make``, locked exclusively by whoever makes it. The programs that it starts inherit the lock, so that nobody
+  touches what one of them still writes to after the server was killed;
+- ``<key>.use``, locked by all that make or use it, as long as their process lives. Who gets it exclusively may remove
+  the environment.
+
+Locks are those of flock(2), which end with their process. Several servers, and several threads of one, may use the same
+cache directory at the same time.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from modserve.core.errors import ModserveError, unavailable
+
+from .options import ENVIRONMENT_DIRECTORY
+
+Make = Callable[[Path, int], None]
+"""Fills a new empty directory. Programs that it starts inherit the descriptor."""
+
+_COMPLETE = "complete.json"
+_in_use: dict[Path, int] = {}
+"""Environments that this process uses → the descriptors that hold their locks, until the process ends."""
+_in_use_lock = threading.Lock()
+
+
+def directory(option: str | None, variables: Mapping[str, str]) -> Path:
+    """The cache directory: the one that `option` names, or the user's, or one among the temporary files.
+
+    The user's is in ``XDG_CACHE_HOME`` (XDG Base Directory Specification); a user in a container often has none that
+    can be written to. Made if it is not there. Raises UNAVAILABLE.
+    """
+    if option:
+        path = Path(option).expanduser().absolute()
+        try:
+            _make_writable(path)
+        except OSError as error:
+            raise disk_error(path, error) from error
+        return path
+    for variable, inner in _OF_USER:
+        if os.path.isdir(os.path.dirname(variables.get(variable, ""))) and os.path.isabs(variables[variable]):
+            path = Path(variables[variable], inner)
+            try:
+                _make_writable(path)
+            except OSError:
+                continue
+            return path
+    return _temporary()
+
+
+_OF_USER = (("XDG_CACHE_HOME", "modserve/environments"), ("HOME", ".cache/modserve/environments"))
+
+
+def _make_writable(path: Path) -> None:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "it cannot be written to")
+
+
+def _temporary() -> Path:
+    private = Path(tempfile.gettempdir(), f"modserve-{os.geteuid()}")
+    path = private / "environments"
+    try:
+        private.mkdir(mode=0o700, exist_ok=True)
+        status = private.lstat()
+        # Anybody could have made it first, with programs inside.
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, f"others may write to '{private}'")
+        _make_writable(path)
+    except OSError as error:
+        raise disk_error(path, error) from error
+    return path
+
+
+def environment(cache: Path, key: str, source: Path, make: Make, on_wait: Callable[[], None]) -> Path:
+    """The directory of an environment, which is made if it is not there, by one process and one thread at a time.
+
+    `source` is the file that it is made from: environments made from a former state of it, or from files that are
+    gone, are removed if nobody uses them. `on_wait` is called if somebody else is making it. Blocks, for as long as
+    `make` takes. Raises UNAVAILABLE for what the file system refuses, and what `make` raises; then nothing is left.
+    """
+    entry = cache / key
+    try:
+        lock = _open(cache / f"{key}.use")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if not _is_complete(entry):
+                with _exclusive(cache / f"{key}.make", on_wait) as inherited:
+                    if not _is_complete(entry):
+                        _make(entry, source, lambda place: make(place, inherited))
+                        _remove_superseded(cache, entry, source)
+            _hold(entry, lock)
+        except BaseException:
+            os.close(lock)
+            raise
+    except OSError as error:
+        raise disk_error(cache, error) from error
+    return entry / "environment"
+
+
+def disk_error(cache: Path, error: OSError) -> ModserveError:
+    """What the file system refused, and how much room there is."""
+    try:
+        free = f", {shutil.disk_usage(cache).free >> 20} MiB are free there"
+    except OSError:
+        free = ""
+    return unavailable(
+        f"an environment cannot be made in '{cache}': {error.strerror or error}{free}; "
+        f"--backend-config=python,{ENVIRONMENT_DIRECTORY}=… names another directory"
+    )
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+@contextmanager
+def _exclusive(path: Path, on_wait: Callable[[], None]) -> Iterator[int]:
+    lock = _open(path)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _hold(entry: Path, lock: int) -> None:
+    with _in_use_lock:
+        if entry in _in_use:
+            os.close(lock)
+        else:
+            _in_use[entry] = lock
+
+
+def _is_complete(entry: Path) -> bool:
+    return (entry / _COMPLETE).exists()
+
+
+def _make(entry: Path, source: Path, make: Callable[[Path], None]) -> None:
+    place = entry / "environment"
+    try:
+        _remove(entry)
+        place.mkdir(parents=True)
+        make(place)
+        unfinished = entry / f"{_COMPLETE}.new"
+        unfinished.write_text(json.dumps({"source": str(source)}), encoding="utf-8")
+        unfinished.replace(entry / _COMPLETE)
+    except BaseException:
+        _remove(entry, ignore_errors=True)
+        raise
+
+
+def _remove(entry: Path, *, ignore_errors: bool = False) -> None:
+    (entry / _COMPLETE).unlink(missing_ok=True)
+    if entry.exists():
+        shutil.rmtree(entry, ignore_errors=ignore_errors)
+
+
+def _remove_superseded(cache: Path, kept: Path, source: Path) -> None:
+    for lock_file in cache.glob("*.use"):
+        entry = lock_file.with_suffix("")
+        if entry == kept or not entry.is_dir():
+            continue
+        try:
+            lock = _open(lock_file)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_superseded(entry, source):
+                _remove(entry, ignore_errors=True)
+        except OSError:  # somebody uses it
+            continue
+        finally:
+            os.close(lock)
+
+
+def _is_superseded(entry: Path, source: Path) -> bool:
+    try:
+        document = json.loads((entry / _COMPLETE).read_text(encoding="utf-8"))
+        made_from = Path(document["source"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+    return made_from == source or not made_from.exists()

@@ -1,0 +1,297 @@
+"""An instance of a Python model in a worker process of its own, driven from the event loop.
+
+A batch goes to the worker as one frame and comes back as one. `_open` has the requests in the worker's hands, by the
+numbers that the frames use: those of the batch until it is over, those of decoupled models until their last response.
+Elements of large tensors are copied into shared memory once, on a thread if that takes long; what the worker returns
+goes to the client from where the worker has put it.
+"""
+
+import asyncio
+import functools
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from modserve.backends.api import (
+    EngineRequest,
+    InstanceHandle,
+    InstanceLostError,
+    InstanceSpec,
+    ModelSource,
+    RequestsDone,
+)
+from modserve.core.errors import Code, ModserveError, internal, unavailable
+from modserve.core.tensor import Tensor
+
+from .calls import WorkerCalls
+from .environment import Environment
+from .options import BackendOptions
+from .process import Worker
+from .worker import wire
+from .worker.wire import Descriptions, Frame, FrameWriter, Kind, Location, Record, Status
+
+_log = logging.getLogger(__name__)
+
+_LARGE_BYTES = 256 * 1024
+"""Requests of more bytes than this together are copied on a thread."""
+_READY_S = 5.0
+_AHEAD = 3
+"""Batches that wait in the worker's socket while executions are short: then it need not sleep between them."""
+_SEQUENCE_START, _SEQUENCE_END = 1, 2
+
+
+class WorkerInstance:
+    """Implements `backends.api.AsyncRequestInstance`."""
+
+    def __init__(self, worker: Worker, source: ModelSource, options: BackendOptions, environment: Environment) -> None:
+        self.worker = worker
+        self.max_ahead = _AHEAD
+        self._options = options
+        self._environment = environment
+        self._open: dict[int, EngineRequest] = {}
+        self._numbers = itertools.count(1)
+        self._batches: deque[_Batch] = deque()
+        self._handle: InstanceHandle | None = None
+        self._lost: InstanceLostError | None = None
+        self._calls = WorkerCalls(worker, source, self._requests)
+        self._takers: dict[int, Callable[[Frame], None]] = {
+            Kind.EXECUTED: self._executed,
+            Kind.RESPOND: self._respond,
+            Kind.WATCH: self._watch,
+            Kind.LET_GO: self._let_go,
+            Kind.LOG: self._write_log,
+            **self._calls.takers,
+        }
+        worker.take = self._take
+        worker.on_end = self._ended
+
+    def __repr__(self) -> str:
+        return f"WorkerInstance({self.worker!r}, {len(self._open)} requests)"
+
+    # Start: on a loading thread. Raises what is wrong with the model, and `InstanceLostError` if the process ends
+
+    def load(self, load: Mapping[str, Any]) -> None:
+        """Start the process and have it load model.py."""
+        environment = self._environment
+        limit = self._options.start_timeout_s
+        try:
+            self.worker.spawn(environment.python, environment.variables)
+        except OSError as error:
+            raise internal(f"{self.worker.who}: '{environment.python}' cannot be run: {error.strerror}") from error
+        try:
+            self._ask(Kind.HELLO, None, limit)
+            self._ask(Kind.START, load)
+        except TimeoutError:
+            self.close()
+            raise unavailable(
+                f"{self.worker.who}: its process did not start within {limit:g} s; "
+                "'--backend-config=python,start-timeout-seconds=…' allows more"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def complete(self, config: str) -> str | None:
+        """What ``auto_complete_config`` makes of a configuration; None if the model has no such method."""
+        completed: str | None = self._ask(Kind.COMPLETE, config)
+        return completed
+
+    def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
+        self.worker.who = who
+        facts = self._ask(Kind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
+        if facts["is_ready"]:
+            self.check_ready = self._check_ready
+
+    def _ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
+        result = self.worker.ask(kind, value, timeout_s)
+        if "code" in result:
+            if result["traceback"]:
+                _log.error("%s: %s", self.worker.who, result["traceback"])
+            raise ModserveError(Code[result["code"]], result["message"])
+        return result["value"]
+
+    # The rest of its life: on the event loop's thread, but for `close`
+
+    def attach(self, handle: InstanceHandle) -> None:
+        if self._lost is not None:
+            raise self._lost
+        self._handle = handle
+
+    def detach(self) -> None:
+        self.worker.end()
+        self._open.clear()
+        self._calls.close()
+
+    def close(self) -> None:
+        self.worker.stop(self._options.stop_timeout_s)
+
+    def _ended(self, error: InstanceLostError) -> None:
+        self._lost = error
+        self._calls.close()
+        if self._handle is not None:
+            self._handle.lost(error)
+        self._open.clear()
+
+    async def _check_ready(self) -> bool:
+        return await self.worker.check_ready(_READY_S)
+
+    # Requests
+
+    def start_requests(self, requests: Sequence[EngineRequest], done: RequestsDone) -> None:
+        numbers = [next(self._numbers) for _ in requests]
+        self._open.update(zip(numbers, requests, strict=True))
+        batch = _Batch(numbers, done)
+        self._batches.append(batch)
+        worker = self.worker
+        size = sum([tensor.size for request in requests for tensor in request.tensors.values()])
+        if size <= _LARGE_BYTES:
+            if size > wire.INLINE_BYTES:
+                worker.trim_later()
+            frame = _execute_frame(requests, numbers, worker.descriptions, worker.arena.place)
+            (worker.send if len(self._batches) == 1 else worker.send_soon)(frame)
+            return
+        worker.trim_later()
+        writing = worker.loop.run_in_executor(
+            None, _execute_frame, requests, numbers, worker.descriptions, worker.arena.place
+        )
+        writing.add_done_callback(functools.partial(self._written, batch))
+
+    def _written(self, batch: "_Batch", writing: "asyncio.Future[bytes]") -> None:
+        if writing.cancelled() or batch not in self._batches:
+            return
+        if (error := writing.exception()) is not None:
+            self._batches.remove(batch)
+            for number in batch.numbers:
+                self._open.pop(number, None)
+            batch.done(error)
+        else:
+            self.worker.send(writing.result())
+
+    def _requests(self, numbers: Sequence[int]) -> list[EngineRequest]:
+        """The requests that the worker works on: those with these numbers, or else all of them."""
+        some = [self._open[number] for number in numbers if number in self._open]
+        return some or list(self._open.values())
+
+    # What the worker says
+
+    def _take(self, frame: Frame) -> None:
+        self._takers[frame[0]](frame)
+
+    def _executed(self, frame: Frame) -> None:
+        for record in self.worker.records(frame):
+            self._give(record)
+        self._batches.popleft().done(None)
+
+    def _respond(self, frame: Frame) -> None:
+        for record in self.worker.records(frame):
+            request = self._open.get(record.number)
+            if request is not None and not self._give(record) and record.number in self._open:
+                self.worker.send(wire.number_frame(Kind.PAUSE, record.number))
+                request.on_room(functools.partial(self._resume, record.number))
+
+    def _resume(self, number: int) -> None:
+        self.worker.send(wire.number_frame(Kind.RESUME, number))
+
+    def _give(self, record: Record) -> bool:
+        """Hand a response on; whether there is room for another. Nothing is left of a request after its last one."""
+        number, status, description, extras, _, elements = record
+        request = self._open.get(number)
+        if request is None:
+            return True
+        if status == Status.RESCHEDULED:
+            del self._open[number]
+            request.reschedule()
+            return False
+        final = status in _FINAL
+        if final:
+            del self._open[number]
+        if status in _ERRORS:
+            return request.fail(as_error(extras), final=final, wait=False)
+        if status == Status.END:
+            request.complete()
+            return False
+        outputs = {
+            name: Tensor.from_raw(datatype, shape, raw)
+            for (name, datatype, shape, _), raw in zip(description.tensors, elements, strict=True)
+        }
+        return request.respond(outputs, parameters=extras.get("parameters", _NOTHING), final=final, wait=False)
+
+    def _watch(self, frame: Frame) -> None:
+        number = wire.read_number(frame[3])
+        request = self._open.get(number)
+        if request is None or request.cancelled:
+            self._cancelled(number)
+        else:
+            request.on_cancel(functools.partial(self._cancelled, number))
+            self._resume(number)
+
+    def _cancelled(self, number: int) -> None:
+        self.worker.send(wire.number_frame(Kind.CANCELLED, number))
+
+    def _let_go(self, frame: Frame) -> None:
+        request = self._open.pop(wire.read_number(frame[3]), None)
+        if request is not None:
+            request.fail(
+                internal(f"{self.worker.who} let go of a request without a final response"), final=True, wait=False
+            )
+
+    def _write_log(self, frame: Frame) -> None:
+        _log.log(_LEVELS[frame[2]], "%s: %s", self.worker.who, str(frame[3], "utf-8", "replace"))
+
+
+class _Batch(NamedTuple):
+    """Requests that the worker executes together, and whom to tell when it takes others."""
+
+    numbers: list[int]
+    done: RequestsDone
+
+
+_FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})
+_ERRORS = frozenset({Status.ERROR, Status.FINAL_ERROR})
+_NOTHING: Mapping[str, Any] = {}
+_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def as_error(extras: Mapping[str, Any]) -> ModserveError:
+    return ModserveError(Code[extras["code"]], str(extras["message"]))
+
+
+def _execute_frame(
+    requests: Sequence[EngineRequest],
+    numbers: Sequence[int],
+    descriptions: Descriptions,
+    place: Callable[[Any, int], Location],
+) -> bytes:
+    writer = FrameWriter(place)
+    for number, request in zip(numbers, requests, strict=True):
+        tensors = request.tensors
+        sort = (
+            tuple([(name, tensor.datatype.name, tensor.shape) for name, tensor in tensors.items()]),
+            request.outputs,
+        )
+        elements = [tensor.raw for tensor in tensors.values()]
+        writer.add(number, Status.OPEN, descriptions.write(sort), elements, request.id.encode(), _extras(request))
+    return writer.frame(Kind.EXECUTE)
+
+
+def _extras(request: EngineRequest) -> bytes:
+    """What few requests have."""
+    parameters = request.parameters
+    if not parameters and not request.timeout_ns and not request.deadline_ns:
+        return b""
+    flags = _SEQUENCE_START * request.sequence_start + _SEQUENCE_END * request.sequence_end
+    return wire.pack(
+        {
+            "parameters": {name: value for name, value in parameters.items() if name not in _OF_THE_PROTOCOL},
+            "correlation_id": request.correlation_id,
+            "flags": flags,
+            "timeout": request.timeout_ns // 1000,
+            "priority": request.priority,
+        }
+    )
+
+
+_OF_THE_PROTOCOL = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"})
+"""Parameters that a model gets by other means, as in Triton."""

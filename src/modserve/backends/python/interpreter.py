@@ -1,0 +1,149 @@
+"""What another interpreter is: whether it can run a worker. Each is asked once, by running it."""
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+from modserve.core.errors import invalid
+
+from .worker import library_path
+
+OLDEST = (3, 8)
+_LIMIT_S = 120.0
+_MARK = "modserve-interpreter:"
+_ASK = f"""
+import sys
+facts = {{"version": list(sys.version_info[:3]), "numpy": None, "error": None, "variables": {{}}}}
+if sys.version_info >= {OLDEST}:
+    import os, platform
+    facts["implementation"] = platform.python_implementation()
+    facts["variables"] = dict(os.environ)
+    try:
+        import numpy
+        facts["numpy"] = numpy.__version__
+    except ModuleNotFoundError as error:
+        facts["error"] = None if error.name == "numpy" else repr(error)
+    except Exception as error:
+        facts["error"] = repr(error)
+import json
+sys.stdout.write("\\n{_MARK}" + json.dumps(facts) + "\\n")
+"""
+_SOURCE_SCRIPTS = """
+for script in "$CONDA_PREFIX"/etc/conda/activate.d/*.sh; do . "$script"; done
+export LD_LIBRARY_PATH="$CONDA_PREFIX/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+exec "$@"
+"""
+"""The shell itself must not get the environment's libraries."""
+_OF_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """`version` is like ``CPython 3.11.7``. `variables` are those that a worker needs, with those of activation."""
+
+    python: str
+    version: str
+    numpy: str
+    variables: Mapping[str, str]
+
+
+_known: dict[tuple[object, ...], Interpreter] = {}
+_locks: dict[str, threading.Lock] = {}
+_locks_lock = threading.Lock()
+
+
+def find(directory: Path) -> str | None:
+    """The interpreter of an environment."""
+    for name in ("python", "python3", "pypy3"):
+        path = directory / "bin" / name
+        if os.access(path, os.X_OK) and path.is_file():
+            return str(path)
+    return None
+
+
+def inspect(python: str, variables: Mapping[str, str], which_one: str) -> Interpreter:
+    """Run an interpreter to see whether it can run a worker. Blocks for as long as it takes to import numpy.
+
+    One that can is not asked again until its file changes. Where the environment has activation scripts of conda, what
+    they set is in the result. `which_one` is for errors: "the environment … of model …". Raises INVALID_ARG if it is
+    too old, has no numpy or does not run.
+    """
+    with _locks_lock:
+        lock = _locks.setdefault(python, threading.Lock())
+    with lock:
+        try:
+            status = os.stat(python)
+        except OSError as error:
+            raise invalid(f"{which_one}: its interpreter '{python}' cannot be run: {error.strerror}") from error
+        key = (python, status.st_ino, status.st_mtime_ns, tuple(sorted(variables.items())))
+        if key not in _known:
+            _known[key] = _inspect(python, variables, which_one)
+        return _known[key]
+
+
+def _inspect(python: str, variables: Mapping[str, str], which_one: str) -> Interpreter:
+    facts = _facts(python, variables, which_one)
+    version = ".".join(map(str, facts["version"]))
+    if tuple(facts["version"]) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise invalid(f"{which_one} has Python {version}; a worker needs Python {oldest} or later")
+    version = f"{facts['implementation']} {version}"
+    if facts["error"] is not None:
+        raise invalid(f"{which_one} ({version}) has a numpy that cannot be imported: {facts['error']}")
+    if facts["numpy"] is None:
+        raise invalid(f"{which_one} ({version}) has no numpy; a worker needs it: '{python} -m pip install numpy'")
+    kept = {name: value for name, value in facts["variables"].items() if name not in _OF_SHELL or name in variables}
+    return Interpreter(python, version, facts["numpy"], kept | {n: variables[n] for n in _OF_SHELL & variables.keys()})
+
+
+def _facts(python: str, variables: Mapping[str, str], which_one: str) -> dict[str, Any]:
+    command, environ = [python, "-c", _ASK], dict(variables)
+    shell = which("bash") or which("sh")
+    scripts = shell is not None and _has_scripts(variables)
+    if shell is not None and scripts:
+        command = [shell, "-c", _SOURCE_SCRIPTS, "activate", *command]
+        environ[library_path.NAME] = variables.get(library_path.ORIGINAL, "")
+    try:
+        # From the root directory, where no module can be taken for numpy by mistake.
+        ended = subprocess.run(
+            command,
+            env=environ,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise invalid(f"{which_one}: '{python}' had not imported numpy after {_LIMIT_S:.0f} s") from error
+    except OSError as error:
+        raise invalid(f"{which_one}: its interpreter '{python}' cannot be run: {error.strerror}") from error
+    for line in ended.stdout.decode(errors="surrogateescape").splitlines():
+        if line.startswith(_MARK):
+            facts: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+            return facts
+    text = last_lines(ended.stderr)
+    how = f"its activation scripts or its interpreter '{python}'" if scripts else f"its interpreter '{python}'"
+    raise invalid(f"{which_one}: {how} ended with {exit_status(ended.returncode)}" + (f":\n{text}" if text else ""))
+
+
+def _has_scripts(variables: Mapping[str, str]) -> bool:
+    prefix = variables.get("CONDA_PREFIX")
+    return prefix is not None and any(Path(prefix, "etc", "conda", "activate.d").glob("*.sh"))
+
+
+def exit_status(code: int) -> str:
+    """How a process ended, from `Popen.returncode`."""
+    return f"signal {-code}" if code < 0 else f"status {code}"
+
+
+def last_lines(output: bytes, count: int = 10) -> str:
+    """The last lines of what a program wrote, indented."""
+    lines = [line.rstrip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return "\n".join(f"  {line}" for line in lines[-count:])

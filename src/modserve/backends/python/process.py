@@ -1,0 +1,417 @@
+"""A worker process: how it is started, spoken to, listened to and ended.
+
+All of the conversation is on the event loop's thread, without a thread of its own, but for the start (`spawn`) and the
+end (`stop`), which may block and run on loading threads. A worker that dies closes its socket, which the event loop
+hears at once; a server that dies closes the other end of the worker's lifeline, a pipe, and the kernel kills the worker
+and whatever it has started.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import Any
+
+from modserve.backends.api import InstanceLostError
+from modserve.core import dtypes
+from modserve.core.errors import unavailable
+
+from .worker import arena, wire
+from .worker.wire import Descriptions, Frame, FrameReader, Kind, Location, Record
+
+_log = logging.getLogger(__name__)
+
+_MAIN = Path(__file__).parent / "worker" / "__main__.py"
+_OUTPUT_BYTES = 16 * 1024
+"""Of a worker's output, read at a time: other work of the event loop goes on between."""
+_TAIL_LINES = 20
+_LONGEST_LINE = 8 * 1024
+_EXIT_S = 2.0
+"""How long a process that has closed its socket may take to be gone."""
+_TRIM_S = arena.IDLE_SECONDS + 1
+
+
+class Worker:
+    """One process. `take` gets its frames, `on_end` its end; both on the event loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, who: str) -> None:
+        self.take: Callable[[Frame], None] = lambda frame: None
+        self.on_end: Callable[[InstanceLostError], None] = lambda error: None
+        self.loop = loop
+        self.who = who
+        self.descriptions = Descriptions(dtypes.BY_NAME.__getitem__)
+        self.arena: arena.Arena
+        self.process: subprocess.Popen[bytes]
+        self._mirror: arena.Mirror
+        self._frames = FrameReader()
+        self._soon: list[bytes] = []
+        self._unsent = bytearray()
+        self._fds: list[int] = []
+        self._socket: socket.socket
+        self._questions: deque[Future[Any]] = deque()
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._line = b""
+        self._listening = False
+        self._ended = False
+        self._trimming: asyncio.TimerHandle | None = None
+        self._ready: socket.socket | None = None
+
+    def __repr__(self) -> str:
+        return f"Worker({self.who}, process {self.process.pid})"
+
+    # Start. On a loading thread
+
+    def spawn(self, python: str, variables: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
+        """Start the process and begin to listen to it. Raises OSError when the interpreter cannot be run."""
+        name = self.who.encode("ascii", "replace").decode()
+        servers, workers = arena.new_file(f"{name} in"), arena.new_file(f"{name} out")
+        self.arena, self._mirror = arena.Arena(servers, wire.SERVERS), arena.Mirror(workers)
+        ours, theirs = socket.socketpair()
+        self._ready, ready = socket.socketpair()
+        lifeline, held = os.pipe()
+        output, written = os.pipe()
+        passed = (theirs.fileno(), servers, workers, lifeline, ready.fileno())
+        self._socket, self._output = ours, output
+        self._fds = [servers, workers, held, output]
+        ours.setblocking(False)
+        self._ready.setblocking(False)
+        os.set_blocking(output, False)
+        try:
+            self.process = subprocess.Popen(
+                [python, *arguments, str(_MAIN), *map(str, passed)],
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=written,
+                pass_fds=passed,
+                env=dict(variables),
+                start_new_session=True,
+            )
+        except BaseException:
+            self._close_all()
+            raise
+        finally:
+            theirs.close()
+            ready.close()
+            os.close(lifeline)
+            os.close(written)
+        self.loop.call_soon_threadsafe(self._listen)
+
+    def ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
+        """Send a question and wait for the result. On any thread but the event loop's.
+
+        Raises `InstanceLostError` if the process ends meanwhile, TimeoutError, and `WorkerFailedError`.
+        """
+        future: Future[Any] = Future()
+
+        def send() -> None:
+            if self._ended:
+                future.set_exception(InstanceLostError(f"{self.who} has ended"))
+                return
+            self._questions.append(future)
+            self.send(wire.json_frame(kind, value))
+
+        self.loop.call_soon_threadsafe(send)
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left = 1.0 if end is None else min(1.0, end - time.monotonic())
+            try:
+                return future.result(max(0.0, left))
+            except (FutureTimeoutError, TimeoutError):
+                if future.done():
+                    raise
+                if self.loop.is_closed():
+                    raise unavailable("the server has ended") from None
+                if end is not None and time.monotonic() >= end:
+                    raise TimeoutError(f"{self.who} did not respond within {timeout_s:g} s") from None
+
+    # The conversation. On the event loop's thread
+
+    def _listen(self) -> None:
+        if self._ended:
+            return
+        self._listening = True
+        self.loop.add_reader(self._socket.fileno(), self._read)
+        self.loop.add_reader(self._output, self._read_output)
+
+    def send_soon(self, frame: bytes) -> None:
+        """As `send`, with whatever else is sent until the event loop looks for news: for a process that is busy."""
+        if not self._soon:
+            self.loop.call_soon(self.send, b"")
+        self._soon.append(frame)
+
+    def send(self, frame: bytes) -> None:
+        """Never blocks. Nothing is sent to a process that has ended."""
+        if self._soon:
+            frame = b"".join([*self._soon, frame])
+            self._soon.clear()
+        if self._ended or not frame:
+            return
+        forgotten = self.arena.take_forgotten()
+        if forgotten:
+            frame = wire.offsets_frame(Kind.FORGET, forgotten) + frame
+        released = self._mirror.take_released()
+        if released:
+            frame += wire.offsets_frame(Kind.RELEASE, released)
+        if self._unsent:
+            self._unsent += frame
+            return
+        try:
+            sent = self._socket.send(frame)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # `_read` hears of it, too
+        if sent < len(frame):
+            self._unsent += memoryview(frame)[sent:]
+            self.loop.add_writer(self._socket.fileno(), self._write)
+
+    def _write(self) -> None:
+        try:
+            with memoryview(self._unsent) as unsent:
+                sent = self._socket.send(unsent)
+        except BlockingIOError:
+            return
+        except OSError:
+            sent = len(self._unsent)
+        del self._unsent[:sent]
+        if not self._unsent:
+            self.loop.remove_writer(self._socket.fileno())
+
+    def _read(self) -> None:
+        try:
+            count = self._socket.recv_into(self._frames.room())
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if not count:
+            self._died()
+            return
+        self._receive(count)
+
+    def _receive(self, count: int) -> None:
+        for frame in self._frames.received(count):
+            kind, _, _, body = frame
+            try:
+                if kind == Kind.RELEASE:
+                    for offset in wire.read_offsets(body):
+                        self.arena.release(offset)
+                elif kind == Kind.FORGET:
+                    for offset in wire.read_offsets(body):
+                        self._mirror.forget(offset)
+                elif kind == Kind.RESULT:
+                    self._questions.popleft().set_result(wire.read_json(body))
+                else:
+                    self.take(frame)
+            except Exception:
+                _log.exception("%s sent what the server does not understand; it is killed", self.who)
+                self.kill()
+                return
+
+    def records(self, frame: Frame) -> list[Record]:
+        _, count, inline_at, body = frame
+        return wire.read_records(body, count, inline_at, self.descriptions, self._fetch)
+
+    def _fetch(self, location: Location) -> memoryview:
+        if self._trimming is None and not self._ended:
+            self._trimming = self.loop.call_later(_TRIM_S, self._trim)
+        if location.memory == wire.SERVERS:
+            return memoryview(self.arena.hold(location))
+        return memoryview(self._mirror.fetch(location))
+
+    def trim_later(self) -> None:
+        """Shared memory has been used: some time after that, what is free goes back to the system."""
+        if self._trimming is None and not self._ended:
+            self._trimming = self.loop.call_later(_TRIM_S, self._trim)
+
+    def _trim(self) -> None:
+        self._trimming = None
+        self.arena.trim()
+        self.send(wire.HEADER.pack(0, Kind.TRIM, 0, 0))
+        if self.arena.mapped:
+            self.trim_later()
+
+    async def check_ready(self, timeout_s: float) -> bool:
+        """What the model's ``is_ready`` returns. Raises TimeoutError."""
+        assert self._ready is not None
+        await self.loop.sock_sendall(self._ready, b"?")
+        return await asyncio.wait_for(self.loop.sock_recv(self._ready, 1), timeout_s) == b"1"
+
+    # What it writes
+
+    def _read_output(self) -> None:
+        try:
+            some = os.read(self._output, _OUTPUT_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            some = b""
+        if some:
+            self._take_output(some)
+        elif self._listening:
+            self.loop.remove_reader(self._output)
+
+    def _take_output(self, some: bytes) -> None:
+        *lines, self._line = (self._line + some).split(b"\n")
+        if len(self._line) > _LONGEST_LINE:
+            lines, self._line = [*lines, self._line], b""
+        for line in lines:
+            text = line.decode("utf-8", "replace").rstrip()
+            if text:
+                self._tail.append(text)
+                _log.info("%s: %s", self.who, text)
+
+    def _rest_of_output(self) -> None:
+        """What has been written, to the last line, now that the process has ended."""
+        with contextlib.suppress(OSError):
+            for _ in range(1024):  # something that the model has started may go on writing
+                some = os.read(self._output, _OUTPUT_BYTES)
+                if not some:
+                    break
+                self._take_output(some)
+        self._take_output(b"\n")
+
+    # The end
+
+    def _died(self) -> None:
+        """The socket has closed: the process has ended, or is about to."""
+        questions, self._questions = self._questions, deque()
+        self.end()
+
+        def tell(ended: asyncio.Future[str]) -> None:
+            error = InstanceLostError(ended.result())
+            for question in questions:
+                question.set_exception(error)
+            self.on_end(error)
+
+        self.loop.run_in_executor(None, self._ended_how).add_done_callback(tell)
+
+    def _ended_how(self) -> str:
+        """Wait for the end; says how it came about. On any thread."""
+        end = time.monotonic() + _EXIT_S
+        killed = "" if self._wait(end) else " had closed its connection, and was killed"
+        self._reap()
+        self._rest_of_output()
+        code = self.process.returncode
+        if not killed:
+            if code < 0:
+                with contextlib.suppress(ValueError):
+                    killed = f" was killed by {signal.Signals(-code).name}"
+                killed = killed or f" was killed by signal {-code}"
+            else:
+                killed = f" exited with status {code}"
+        last = "".join(f"\n  {line}" for line in self._tail)
+        said = f"; the last it wrote:{last}" if last else ""
+        return f"its process {self.process.pid}{killed}{said}"
+
+    def _wait(self, end: float) -> bool:
+        """Whether the process ends before `end`; it is not reaped, so that its group is still its own."""
+        while True:
+            if self.process.returncode is not None:
+                return True
+            try:
+                if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                    return True
+            except ChildProcessError:
+                return True
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.002)
+
+    def _reap(self) -> None:
+        """Kill what is left, also what the model has started, and take the exit status."""
+        self.kill()
+        self.process.wait()
+
+    def kill(self) -> None:
+        if self.process.returncode is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Let go of the event loop. May be called again."""
+        self._ended = True
+        if self._listening:
+            self._listening = False
+            self.loop.remove_reader(self._socket.fileno())
+            self.loop.remove_writer(self._socket.fileno())
+            self.loop.remove_reader(self._output)
+        if self._trimming is not None:
+            self._trimming.cancel()
+        while self._questions:
+            self._questions.popleft().set_exception(InstanceLostError(f"{self.who} was closed"))
+
+    def stop(self, timeout_s: float) -> None:
+        """Have the model finalized, and end the process, by force after `timeout_s`. Not on the event loop's thread."""
+        self._end_on_loop()
+        if self.process.returncode is None:
+            frame = bytes(self._unsent) + wire.HEADER.pack(0, Kind.STOP, 0, 0)
+            end = time.monotonic() + timeout_s
+            self._converse(frame, end)
+            if not self._wait(min(end, time.monotonic() + _EXIT_S)):
+                _log.warning("%s did not end within %g s: it is killed", self.who, timeout_s)
+            self._reap()
+            self._rest_of_output()
+        self._close_all()
+
+    def _end_on_loop(self) -> None:
+        ended = threading.Event()
+
+        def end() -> None:
+            self.end()
+            ended.set()
+
+        try:
+            self.loop.call_soon_threadsafe(end)
+        except RuntimeError:
+            return  # the event loop has closed
+        while not ended.wait(1.0) and not self.loop.is_closed():
+            pass
+
+    def _converse(self, unsent: bytes, end: float) -> None:
+        """Send and receive without the event loop until the process closes its socket."""
+        poll = select.poll()
+        poll.register(self._output, select.POLLIN)
+        while (left := end - time.monotonic()) > 0:
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if unsent else 0))
+            for fd, events in poll.poll(left * 1000):
+                if fd == self._output:
+                    with contextlib.suppress(BlockingIOError):
+                        some = os.read(fd, _OUTPUT_BYTES)
+                        if some:
+                            self._take_output(some)
+                        else:
+                            poll.unregister(fd)
+                    continue
+                try:
+                    if events & select.POLLOUT:
+                        unsent = unsent[self._socket.send(unsent) :]
+                    if events & (select.POLLIN | select.POLLHUP):
+                        count = self._socket.recv_into(self._frames.room())
+                        if not count:
+                            return
+                        self._receive(count)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return
+
+    def _close_all(self) -> None:
+        for fd in self._fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._fds = []
+        self._socket.close()
+        if self._ready is not None:
+            self._ready.close()

@@ -1,0 +1,67 @@
+"""The datatypes of the protocol: their numbers in Triton, and their numpy types."""
+
+import enum
+import sys
+from typing import Any, Dict, Optional
+
+import numpy as np
+
+
+class DataType(enum.IntEnum):
+    """What `Tensor.triton_dtype` returns: the numbers that `triton_to_numpy_type` takes, which are Triton's."""
+
+    INVALID = 0
+    BOOL = 1
+    UINT8 = 2
+    UINT16 = 3
+    UINT32 = 4
+    UINT64 = 5
+    INT8 = 6
+    INT16 = 7
+    INT32 = 8
+    INT64 = 9
+    FP16 = 10
+    FP32 = 11
+    FP64 = 12
+    BYTES = 13
+    BF16 = 14
+
+
+NUMPY_TYPES: Dict[str, Any] = {
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+}
+"""The datatypes whose raw form is what numpy has in memory."""
+
+DTYPES: Dict[str, "np.dtype[Any]"] = {name: np.dtype(numpy_type) for name, numpy_type in NUMPY_TYPES.items()}
+DATATYPES: Dict["np.dtype[Any]", str] = {dtype: name for name, dtype in DTYPES.items()}
+ITEM_SIZES: Dict[str, int] = {**{name: dtype.itemsize for name, dtype in DTYPES.items()}, "BF16": 2}
+
+
+def bfloat16() -> "Optional[np.dtype[Any]]":
+    """The bfloat16 of ml_dtypes, if this process has imported it: numpy has none of its own."""
+    ml_dtypes = sys.modules.get("ml_dtypes")
+    scalar = getattr(ml_dtypes, "bfloat16", None)
+    return None if scalar is None else np.dtype(scalar)
+
+
+def datatype_of(dtype: "np.dtype[Any]") -> Optional[str]:
+    """The datatype of arrays of a dtype, None if the protocol has none. Arrays of objects and bytes are BYTES."""
+    name = DATATYPES.get(dtype)
+    if name is not None and dtype.isnative:
+        return name
+    if dtype.kind in "OS":
+        return "BYTES"
+    if dtype.name == "bfloat16" and dtype.itemsize == 2:
+        return "BF16"
+    return None

@@ -1,0 +1,92 @@
+"""The errors that models make and get, with the codes that Triton has for them."""
+
+import enum
+from typing import Optional, Union
+
+
+class ErrorCode(enum.IntEnum):
+    """The codes of `TritonError`. Their numbers are Triton's."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class TritonError(Exception):
+    """Why a response has no outputs. Beyond Triton's, it can be raised: the request then fails with its code."""
+
+    UNKNOWN = ErrorCode.UNKNOWN
+    INTERNAL = ErrorCode.INTERNAL
+    NOT_FOUND = ErrorCode.NOT_FOUND
+    INVALID_ARG = ErrorCode.INVALID_ARG
+    UNAVAILABLE = ErrorCode.UNAVAILABLE
+    UNSUPPORTED = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
+    CANCELLED = ErrorCode.CANCELLED
+
+    def __init__(self, message: Union[str, bytes], code: int = ErrorCode.INTERNAL) -> None:
+        if isinstance(message, bytes):
+            message = message.decode("utf-8", "replace")
+        if not isinstance(message, str):
+            raise TypeError(f"the message of a TritonError must be a str, not {type_name(message)}")
+        try:
+            self._code = ErrorCode(code)
+        except ValueError:
+            raise TypeError(
+                f"the code of a TritonError must be one such as TritonError.NOT_FOUND, from 0 to 7, not {code!r}"
+            ) from None
+        self._message = message
+        super().__init__(message)
+
+    def __reduce__(self) -> "tuple[type, tuple[str, ErrorCode]]":
+        return type(self), (self._message, self._code)
+
+    def code(self) -> ErrorCode:
+        return self._code
+
+    def message(self) -> str:
+        return self._message
+
+
+class TritonModelException(Exception):
+    """What a call of this module raises where it cannot be done, and what models raise to fail a request.
+
+    Beyond Triton's, it may have a `code`; INTERNAL where it has none.
+    """
+
+    def __init__(self, *args: object, code: Optional[ErrorCode] = None) -> None:
+        super().__init__(*args)
+        if code is None and args and isinstance(args[0], TritonError):
+            code = args[0].code()
+        self.code = ErrorCode.INTERNAL if code is None else ErrorCode(code)
+
+
+class ModelError(Exception):
+    """What a model's own code, or its file, did wrong.
+
+    `code` is the name of one of `ErrorCode`; `message` is for the caller and names the place in the model's own code,
+    `traceback` is for the log and may be empty.
+    """
+
+    def __init__(self, code: str, message: str, traceback: str = "") -> None:
+        super().__init__(code, message, traceback)
+        self.code = code
+        self.message = message
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def type_name(value: object) -> str:
+    """The name of a value's type, with its module where that says something."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,63 @@
+"""What went wrong in a model's own code, for the caller and for the log."""
+
+import os
+import traceback
+from types import TracebackType
+from typing import Iterator, List, Optional, Tuple
+
+from .errors import ModelError, TritonError, TritonModelException
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_FRAMES = 20
+_LENGTH = 4096
+
+
+def of_exception(error: BaseException, before: str) -> ModelError:
+    """An exception of a model's code, as Triton tells it: `before`, the type and text, and where, the innermost first.
+
+    Frames of this package are left out, and so is importlib. A code that the model chose is kept.
+    """
+    if isinstance(error, ModelError):
+        return error
+    code = "INTERNAL"
+    if isinstance(error, TritonError):
+        code = error.code().name
+    elif isinstance(error, TritonModelException):
+        code = error.code.name
+    text = _text(error)
+    places = list(_places(error.__traceback__))
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno or 0, (error.text or "").strip()))
+    places.reverse()
+    lines = [f"  {file}({line}): {function}" for file, line, function in places[:_FRAMES]]
+    at = "\n\nAt:\n" + "\n".join(lines) + "\n" if lines else ""
+    return ModelError(code, f"{before}{text}{at}", formatted(error))
+
+
+def formatted(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:  # its own __str__ may fail
+        return "".join(traceback.format_tb(error.__traceback__))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+    except Exception as failure:
+        text = f"<its text cannot be made: {type(failure).__name__}>"
+    if len(text) > _LENGTH:
+        text = text[:_LENGTH] + "…"
+    return f"{type(error).__name__}: {text}"
+
+
+def _places(trace: Optional[TracebackType]) -> Iterator[Tuple[str, int, str]]:
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        file = code.co_filename
+        if not (file.startswith((_HERE, "<frozen importlib")) or "importlib" in file.split(os.sep)):
+            yield file, trace.tb_lineno, code.co_name
+        trace = trace.tb_next
+
+
+__all__: List[str] = ["formatted", "of_exception"]

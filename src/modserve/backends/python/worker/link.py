@@ -1,0 +1,171 @@
+"""The worker's end of the socket pair. Any of its threads sends; one at a time reads, for all of them.
+
+There is no reading thread: a thread that waits for something reads until it has come, and hands the frames that are for
+others to `take`. Only when two threads wait at a time does one of them wait for the other to read. So a batch costs a
+worker one wake-up, and so does the response to a call that ``execute`` makes.
+"""
+
+import asyncio
+import socket
+import threading
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from . import wire
+from .arena import Arena, Mirror
+from .wire import Descriptions, Frame, FrameReader, FrameWriter, Kind, Location, Record
+
+
+class ServerGoneError(BaseException):
+    """The server has closed the connection, or has died: there is nothing left to do."""
+
+
+class Link:
+    """`take(frame)` gets every frame, on whichever thread reads; it must not block."""
+
+    def __init__(self, sock: socket.socket, servers_memory: int, workers_memory: int) -> None:
+        self.take: Callable[[Frame], None] = lambda frame: None
+        self.descriptions = Descriptions()
+        self._socket = sock
+        self._frames = FrameReader()
+        self._arena = Arena(workers_memory, wire.WORKERS)
+        self._mirror = Mirror(servers_memory)
+        self._sending = threading.Lock()
+        self._reading = threading.Lock()
+        self._news = threading.Condition()
+        self._followers = 0
+        self._loops: Dict[asyncio.AbstractEventLoop, int] = {}
+
+    # Reading
+
+    def wait(self, ready: Callable[[], Any]) -> None:
+        """Read, or let another thread read, until ``ready()`` is true. Raises `ServerGoneError`."""
+        while not ready():
+            if self._reading.acquire(blocking=False):
+                try:
+                    while not ready():
+                        self._read()
+                finally:
+                    self._reading.release()
+                    self._tell_followers()
+            else:
+                with self._news:
+                    self._followers += 1
+                    # The reader may have left, or brought the news, before this thread was counted.
+                    if not ready() and self._reading.locked():
+                        self._news.wait()
+                    self._followers -= 1
+
+    def look(self) -> None:
+        """Read what has come already, unless another thread reads."""
+        if self._reading.acquire(blocking=False):
+            try:
+                while self._read(socket.MSG_DONTWAIT):
+                    pass
+            finally:
+                self._reading.release()
+                self._tell_followers()
+
+    def _read(self, flags: int = 0) -> bool:
+        """Take what comes next; whether anything did."""
+        try:
+            count = self._socket.recv_into(self._frames.room(), 0, flags)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise ServerGoneError from error
+        if not count:
+            raise ServerGoneError
+        for frame in self._frames.received(count):
+            kind = frame[0]
+            if kind == Kind.RELEASE:
+                for offset in wire.read_offsets(frame[3]):
+                    self._arena.release(offset)
+            elif kind == Kind.FORGET:
+                for offset in wire.read_offsets(frame[3]):
+                    self._mirror.forget(offset)
+            elif kind == Kind.TRIM:
+                self.trim()
+            else:
+                self.take(frame)
+        self._tell_followers()
+        return True
+
+    def _tell_followers(self) -> None:
+        if self._followers:
+            with self._news:
+                self._news.notify_all()
+
+    # An event loop that reads when it has nothing else to do
+
+    def join(self, loop: asyncio.AbstractEventLoop) -> None:
+        """`loop`, which runs on this thread, reads as well, until it has left as often as it has joined."""
+        count = self._loops.get(loop, 0)
+        if not count:
+            loop.add_reader(self._socket.fileno(), self.look)
+        self._loops[loop] = count + 1
+
+    def leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loops[loop] -= 1
+        if not self._loops[loop]:
+            del self._loops[loop]
+            loop.remove_reader(self._socket.fileno())
+
+    # Records
+
+    def records(self, frame: Frame) -> List[Record]:
+        _, count, inline_at, body = frame
+        return wire.read_records(body, count, inline_at, self.descriptions, self._fetch)
+
+    def _fetch(self, location: Location) -> memoryview:
+        return memoryview(self._mirror.fetch(location))
+
+    # Sending
+
+    def send(self, frame: bytes) -> None:
+        with self._sending:
+            self._send(frame)
+
+    def send_records(self, kind: int, records: Callable[[FrameWriter], None]) -> None:
+        """Send the frame that ``records(writer)`` fills."""
+        with self._sending:
+            writer = FrameWriter(self._place)
+            records(writer)
+            self._send(writer.frame(kind))
+
+    def _send(self, frame: bytes) -> None:
+        forgotten = self._arena.take_forgotten()
+        if forgotten:
+            frame = wire.offsets_frame(Kind.FORGET, forgotten) + frame
+        released = self._mirror.take_released()
+        if released:
+            frame += wire.offsets_frame(Kind.RELEASE, released)
+        try:
+            self._socket.sendall(frame)
+        except OSError as error:
+            raise ServerGoneError from error
+
+    def release(self) -> None:
+        """Give blocks back whose leases are over, if there are any."""
+        with self._sending:
+            released = self._mirror.take_released()
+            if released:
+                self._socket.sendall(wire.offsets_frame(Kind.RELEASE, released))
+
+    def trim(self) -> None:
+        with self._sending:
+            self._arena.trim()
+            self._send(b"")
+
+    def _place(self, elements: wire.Buffer, size: int) -> Optional[Location]:
+        place = self._of_server(elements, size)
+        if place is not None:
+            offset, capacity, start = place
+            return Location(wire.SERVERS, offset, capacity, start, size)
+        return self._arena.place(elements, size)
+
+    def _of_server(self, elements: wire.Buffer, size: int) -> Optional[Tuple[int, int, int]]:
+        """Where elements are in the server's memory, as those of an input that the model returns. Else None."""
+        address: int = np.frombuffer(elements, np.uint8, 1).__array_interface__["data"][0]
+        return self._mirror.find(address, size)

@@ -1,0 +1,262 @@
+"""A worker: one instance of a Python model in a process of its own.
+
+The main thread runs the model. It waits for frames, and executes batches one after the other; a model whose ``execute``
+is a coroutine function has an event loop there instead, and decoupled ones any number of batches at a time. The process
+ends when the server says so, and when the server is gone, however that came about.
+"""
+
+import asyncio
+import atexit
+import faulthandler
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional
+
+from . import host, library_path, wire
+from . import model as python_model
+from .errors import ErrorCode, ModelError, TritonError
+from .link import Link, ServerGoneError
+from .remote import RemoteRequest, RemoteServer, add_response, batch
+from .request import InferenceRequest
+from .response import InferenceResponse
+from .tensor import Tensor
+from .wire import Frame, FrameWriter, Kind, Status
+
+_F_SETSIG = 10
+"""Linux: the signal that a file descriptor sends in place of SIGIO."""
+
+
+def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, ready: int) -> NoReturn:
+    faulthandler.enable()
+    library_path.restore()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _die_with_server(lifeline)
+    link = Link(socket.socket(fileno=sock), servers_memory, workers_memory)
+    worker = Worker(link, socket.socket(fileno=ready))
+    try:
+        worker.run()
+    except ServerGoneError:
+        os._exit(1)
+    _exit()
+
+
+def _die_with_server(lifeline: int) -> None:
+    """End this process, and what it starts, when the server's end of the pipe `lifeline` closes.
+
+    The kernel sees to that, also while the model hangs in native code. Where it cannot, a thread waits.
+    """
+    if sys.platform == "linux":
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+        if select.select([lifeline], [], [], 0)[0]:
+            os._exit(1)  # it has closed before
+    else:
+        threading.Thread(target=lambda: (os.read(lifeline, 1), os._exit(1)), daemon=True).start()
+
+
+def _exit() -> NoReturn:
+    """The end of a process whose model may have left threads behind, which nobody waits for."""
+    try:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+class Worker:
+    """What the frames of the server ask of the model."""
+
+    def __init__(self, link: Link, ready: socket.socket) -> None:
+        self._link = link
+        self._ready = ready
+        self._work: Deque[Frame] = deque()
+        self._model: python_model.LoadedModel
+        self._decoupled = False
+        self._answers: Dict[int, Callable[[Any], Any]] = {
+            Kind.HELLO: lambda _: wire.VERSION,
+            Kind.START: self._start,
+            Kind.COMPLETE: self._complete,
+            Kind.INITIALIZE: self._initialize,
+        }
+        self._server = RemoteServer(link, self._work.append)
+        host.set_of_process(self._server)
+
+    def run(self) -> None:
+        """Do what the server says until it says stop."""
+        work, link = self._work, self._link
+        while True:
+            if not work:
+                link.wait(lambda: work)
+            frame = work.popleft()
+            kind = frame[0]
+            if kind == Kind.EXECUTE:
+                self._execute(frame)
+            elif kind == Kind.STOP:
+                break
+            else:
+                self._answer(kind, wire.read_json(frame[3]))
+                if kind == Kind.INITIALIZE and self._model.is_async:
+                    asyncio.run(self._run_async())
+                    break
+        self._finalize()
+
+    def _answer(self, kind: int, question: Any) -> None:
+        try:
+            result = {"value": self._answers[kind](question)}
+        except ModelError as error:
+            result = {"code": error.code, "message": error.message, "traceback": error.traceback}
+        except ServerGoneError:
+            raise
+        except BaseException as error:
+            message = f"{type(error).__name__}: {error}"
+            result = {"code": "INTERNAL", "message": message, "traceback": traceback.format_exc()}
+        self._link.send(wire.json_frame(Kind.RESULT, result))
+
+    # The life of the model
+
+    def _start(self, question: Dict[str, Any]) -> None:
+        self._model = python_model.load(of_host=self._server, **question)
+
+    def _complete(self, question: str) -> Optional[str]:
+        return self._model.auto_complete_config(question)
+
+    def _initialize(self, question: Dict[str, Any]) -> Dict[str, bool]:
+        self._decoupled = question["decoupled"]
+        model = self._model
+        model.initialize(question["arguments"])
+        if model.has_is_ready:
+            threading.Thread(target=self._say_ready, name="is_ready", daemon=True).start()
+        return {"is_ready": model.has_is_ready, "is_async": model.is_async}
+
+    def _finalize(self) -> None:
+        try:
+            self._model.finalize()
+        except ModelError as error:
+            self._server.log("ERROR", error.traceback or error.message)
+
+    def _say_ready(self) -> None:
+        while self._ready.recv(1):
+            try:
+                ready = self._model.is_ready()
+            except ModelError as error:
+                self._server.log("ERROR", error.traceback or error.message)
+                ready = False
+            self._ready.sendall(b"1" if ready else b"0")
+
+    # Execution
+
+    def _execute(self, frame: Frame) -> None:
+        handles: List[RemoteRequest] = []
+        requests = self._requests(frame, handles)
+        del frame
+        numbers = tuple([handle.number for handle in handles])
+        self._server.executing = numbers
+        token = batch.set(numbers)
+        responses: List[Optional[InferenceResponse]] = []
+        failure = None
+        try:
+            responses = self._model.execute(requests)
+        except ModelError as error:
+            failure = self._failed(error)
+        batch.reset(token)
+        self._server.executing = ()
+        # What the model has forgotten goes back to the server with the responses.
+        requests.clear()
+        self._executed(handles, responses, failure)
+
+    def _requests(self, frame: Frame, handles: List[RemoteRequest]) -> List[InferenceRequest]:
+        server, decoupled = self._server, self._decoupled
+        requests = []
+        for number, _, description, extras, id, elements in self._link.records(frame):
+            handle = RemoteRequest(server, number)
+            handles.append(handle)
+            inputs = [
+                Tensor.received(name, datatype, shape, raw)
+                for (name, datatype, shape, _), raw in zip(description.tensors, elements)
+            ]
+            if extras:
+                requests.append(
+                    InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled, **extras)
+                )
+            else:
+                requests.append(InferenceRequest.received(handle, inputs, description.outputs, id, decoupled=decoupled))
+        return requests
+
+    def _failed(self, error: ModelError) -> InferenceResponse:
+        if error.traceback:
+            self._server.log("ERROR", error.traceback)
+        return InferenceResponse.received([], TritonError(error.message, ErrorCode[error.code]))
+
+    def _executed(
+        self,
+        handles: List[RemoteRequest],
+        responses: List[Optional[InferenceResponse]],
+        failure: Optional[InferenceResponse],
+    ) -> None:
+        server = self._server
+
+        def write(writer: FrameWriter) -> None:
+            for index, handle in enumerate(handles):
+                if handle.ended:
+                    continue
+                response = failure or (responses[index] if responses else None)
+                if response is not None:
+                    handle.ended = True
+                    add_response(writer, server, handle.number, response, True)
+                elif handle.rescheduled:
+                    writer.add(handle.number, Status.RESCHEDULED)
+
+        self._link.send_records(Kind.EXECUTED, write)
+
+    # Execution on an event loop
+
+    async def _run_async(self) -> None:
+        loop = asyncio.get_running_loop()
+        stop = loop.create_future()
+        tasks = set()
+
+        def begin(frame: Frame) -> None:
+            if frame[0] == Kind.EXECUTE:
+                task = loop.create_task(self._execute_async(frame))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            elif not stop.done():
+                stop.set_result(None)
+
+        self._server.work = lambda frame: loop.call_soon_threadsafe(begin, frame)
+        self._link.join(loop)
+        while self._work:
+            begin(self._work.popleft())
+        await stop
+
+    async def _execute_async(self, frame: Frame) -> None:
+        handles: List[RemoteRequest] = []
+        requests = self._requests(frame, handles)
+        del frame
+        batch.set(tuple([handle.number for handle in handles]))
+        if self._decoupled:
+            # The next batch may begin while this one waits for something.
+            self._executed([], [], None)
+        responses: List[Optional[InferenceResponse]] = []
+        failure = None
+        try:
+            responses = await self._model.execute_async(requests)
+        except ModelError as error:
+            failure = self._failed(error)
+        requests.clear()
+        if not self._decoupled:
+            self._executed(handles, responses, failure)
+        elif failure is not None:
+            for handle in handles:
+                if not handle.ended:
+                    handle.send(failure, True)

@@ -1,0 +1,307 @@
+"""The life cycle of a model.py: loaded, completed, initialized, executed, finalized.
+
+A model's code may raise whatever it likes, SystemExit too: what comes out of here is `ModelError`.
+"""
+
+import asyncio
+import inspect
+import json
+from types import ModuleType
+from typing import Any, Awaitable, Callable, Dict, List, Optional, Sequence
+
+from . import failure, host, modules
+from .errors import ModelError
+from .model_config import ModelConfig
+from .request import InferenceRequest
+from .response import InferenceResponse
+
+CLASS = "TritonPythonModel"
+
+Responses = List[Optional[InferenceResponse]]
+
+
+def load(
+    path: str, name: str, of_host: Optional[host.Host], *, isolated: bool = False, search_paths: Sequence[str] = ()
+) -> "LoadedModel":
+    """Run the model.py at `path`. `name` is the model's, for messages.
+
+    `isolated` is for a process with several models: each has its own modules beside its model.py then.
+    `search_paths` are more directories for its modules. Raises `ModelError`.
+    """
+    scope = modules.Scope(path, of_host, isolated, search_paths)
+    with _Of(of_host if isolated else None):
+        failed = None
+        try:
+            module = scope.run()
+        except BaseException as error:
+            failed = failure.of_exception(error, "")
+    if failed is not None:
+        raise failed
+    kind = getattr(module, CLASS, None)
+    if kind is None:
+        raise ModelError("INVALID_ARG", f"{path} has no class {CLASS}")
+    if not isinstance(kind, type):
+        raise ModelError("INVALID_ARG", f"{path}: {CLASS} is no class but {type(kind).__name__}")
+    return LoadedModel(module, kind, path, name, of_host, scope)
+
+
+class _Of:
+    """This thread runs code of the model with a host meanwhile. None changes nothing."""
+
+    __slots__ = ("_host",)
+
+    def __init__(self, of_host: Optional[host.Host]) -> None:
+        self._host = of_host
+
+    def __enter__(self) -> None:
+        if self._host is not None:
+            host.set_of_thread(self._host)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._host is not None:
+            host.set_of_thread(None)
+
+
+class LoadedModel:
+    """One instance of a model's class. One thread at a time, except for `is_ready` and `execute_async`."""
+
+    def __init__(
+        self, module: ModuleType, kind: type, path: str, name: str, of_host: Optional[host.Host], scope: modules.Scope
+    ) -> None:
+        self.module = module
+        self.path = path
+        self.name = name
+        self.is_async = False
+        self.has_is_ready = False
+        self._class = kind
+        self._scope = scope
+        self._of = _Of(of_host if scope.isolated else None)
+        self._instance: Any = None
+        self._execute: Callable[[List[InferenceRequest]], Any] = _not_initialized
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._before = f"Failed to process the request(s) for model '{name}', message: "
+
+    def auto_complete_config(self, config_json: str) -> Optional[str]:
+        """The configuration as the model completes it, both as JSON; None where it has no such method."""
+        complete = getattr(self._class, "auto_complete_config", None)
+        if complete is None:
+            return None
+        config = self._run(lambda: complete(ModelConfig(config_json)), "")
+        if not isinstance(config, ModelConfig):
+            raise ModelError(
+                "INVALID_ARG",
+                f"auto_complete_config function in model '{self.name}' must return a valid pb.ModelConfig object, not "
+                f"{type(config).__name__} ({self._place('auto_complete_config')})",
+            )
+        return str(self._run(lambda: json.dumps(config._model_config), ""))
+
+    def initialize(self, arguments: Dict[str, str]) -> None:
+        """Make the instance, and call its `initialize` if it has one."""
+        self._instance = self._run(self._class, "")
+        initialize = getattr(self._instance, "initialize", None)
+        if initialize is not None:
+            self._run(lambda: initialize(arguments), "")
+        self.has_is_ready = callable(getattr(self._instance, "is_ready", None))
+        execute = self._checked_execute()
+        self.is_async = inspect.iscoroutinefunction(execute) or inspect.iscoroutinefunction(
+            getattr(execute, "__call__", None)  # noqa: B004
+        )
+        self._execute = execute
+
+    def _checked_execute(self) -> Callable[[List[InferenceRequest]], Any]:
+        execute: Any = getattr(self._instance, "execute", None)
+        if execute is None:
+            raise ModelError("INVALID_ARG", f"Python model {self.path} does not implement `execute` method.")
+        if not callable(execute):
+            raise ModelError(
+                "INVALID_ARG", f"{self.path}: `execute` of {CLASS} is no method but {type(execute).__name__}"
+            )
+        signature = _signature(execute)
+        if signature is not None and not _takes_one(signature):
+            raise ModelError(
+                "INVALID_ARG",
+                f"`execute` must take the list of requests, as in `def execute(self, requests)`; it is "
+                f"`execute{signature}` ({self._place('execute')})",
+            )
+        return execute  # type: ignore[no-any-return]
+
+    def execute(self, requests: List[InferenceRequest]) -> Responses:
+        """Run the requests. Each element is the one response to its request, or None where the server has heard of it
+        through the request's sender, will hear through it, or runs the request again.
+
+        After a `ModelError`, none of the requests can send anything any more: all that have no final response fail.
+        """
+        try:
+            with self._of:
+                returned = self._execute(list(requests))  # which is the model's to change
+                if inspect.iscoroutine(returned):
+                    returned = self._complete(returned)
+            return settled(requests, returned, self.name)
+        except BaseException as error:
+            failed, returned = failure.of_exception(error, self._before), None
+        _end(requests)
+        del requests  # the error's traceback has this frame
+        raise failed
+
+    async def execute_async(self, requests: List[InferenceRequest]) -> Responses:
+        """As `execute`, for a model whose `execute` is a coroutine function. Several may run at a time."""
+        try:
+            returned = await self._execute(list(requests))
+            return settled(requests, returned, self.name, is_coroutine=True)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            failed, returned = failure.of_exception(error, self._before), None
+        _end(requests)
+        del requests  # the error's traceback has this frame
+        raise failed
+
+    def is_ready(self) -> bool:
+        """What the model says; True where it does not say anything. Not for threads where an event loop runs."""
+        if not self.has_is_ready:
+            return True
+
+        def ready() -> Any:
+            returned = self._instance.is_ready()
+            return asyncio.run(returned) if inspect.iscoroutine(returned) else returned
+
+        return self._readiness(self._run(ready, ""))
+
+    async def is_ready_async(self) -> bool:
+        """As `is_ready`, on the running event loop."""
+        if not self.has_is_ready:
+            return True
+        is_ready = self._run(self._instance.is_ready, "")
+        if inspect.iscoroutine(is_ready):
+            try:
+                is_ready = await is_ready
+            except Exception as error:
+                is_ready = failure.of_exception(error, "")
+        if isinstance(is_ready, ModelError):
+            raise is_ready
+        return self._readiness(is_ready)
+
+    def _readiness(self, is_ready: object) -> bool:
+        if not isinstance(is_ready, bool):
+            raise ModelError(
+                "INTERNAL",
+                f"is_ready() must return a boolean value, not {type(is_ready).__name__} ({self._place('is_ready')})",
+            )
+        return is_ready
+
+    def finalize(self) -> None:
+        """Call `finalize` if there is one, and let go of the instance."""
+        finalize = getattr(self._instance, "finalize", None)
+        try:
+            if finalize is not None:
+                self._run(finalize, "")
+        finally:
+            self._execute = _not_initialized
+            self._instance = None
+            if self._loop is not None:
+                self._loop.close()
+            self._scope.close()
+
+    def _run(self, function: Callable[[], Any], before: str) -> Any:
+        try:
+            with self._of:
+                return function()
+        except BaseException as error:
+            failed = failure.of_exception(error, before)
+        raise failed
+
+    def _complete(self, coroutine: Awaitable[Any]) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(coroutine)
+
+    def _place(self, method: str) -> str:
+        code = getattr(inspect.unwrap(getattr(self._class, method, None) or len), "__code__", None)
+        return f"{code.co_filename}({code.co_firstlineno})" if code is not None else self.path
+
+
+def _signature(function: Any) -> Optional[inspect.Signature]:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # not every callable has one
+        return None
+
+
+def _takes_one(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind([])
+    except TypeError:
+        return False
+    return True
+
+
+def settled(requests: List[InferenceRequest], returned: Any, name: str, *, is_coroutine: bool = False) -> Responses:
+    """What `execute` returned, without outputs that were not requested. Raises ModelError or TritonModelException."""
+    if returned is None:
+        responses: Responses = [None] * len(requests)
+    elif requests and requests[0].decoupled:
+        if not is_coroutine:
+            raise _refusal(
+                name, f"Python model '{name}' is using the decoupled mode and the execute function must return None."
+            )
+        responses = [None] * len(requests)
+    elif not isinstance(returned, list):
+        raise _refusal(name, f"Expected a list in the execute return, found type '{type(returned)}'.")
+    elif len(returned) != len(requests):
+        raise _refusal(
+            name,
+            "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+            f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n",
+        )
+    else:
+        responses = [
+            None if response is None else _checked(request, response, name)
+            for request, response in zip(requests, returned)
+        ]
+    for request, response in zip(requests, responses):
+        if response is None:
+            if request.is_rescheduled():
+                request.reschedule()
+            else:
+                request.get_response_sender()  # which owes an end from here on
+    return responses
+
+
+def _checked(request: InferenceRequest, response: Any, name: str) -> InferenceResponse:
+    if not isinstance(response, InferenceResponse):
+        raise _refusal(
+            name,
+            "Expected an 'InferenceResponse' object in the execute function return list, found type "
+            f"'{type(response)}'.",
+        )
+    if request.is_rescheduled():
+        raise _refusal(
+            name,
+            "Expected a None object in the execute function return list for reschduled request, found type "
+            f"'{type(response)}'.",
+        )
+    sender = request._sender
+    if sender is None:
+        request._ended = True
+    else:
+        sender.count(True, True)
+    return response.pruned(request._names)
+
+
+def _refusal(name: str, text: str) -> ModelError:
+    return ModelError("INTERNAL", f"Failed to process the request(s) for model '{name}', message: {text}")
+
+
+def _end(requests: List[InferenceRequest]) -> None:
+    for request in requests:
+        request.end()
+
+
+def _is_cancelled() -> bool:
+    """The task itself is being cancelled, and not something that it waits for. Python 3.11 and later can tell."""
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is not None and cancelling() > 0
+
+
+def _not_initialized(requests: List[InferenceRequest]) -> Any:
+    raise ModelError("INTERNAL", "the model is not initialized")

@@ -1,0 +1,329 @@
+"""The server, as a worker's model sees it: everything goes over the worker's link."""
+
+import asyncio
+import contextvars
+import itertools
+from collections import deque
+from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
+
+from . import wire
+from .errors import ErrorCode, TritonError, TritonModelException
+from .link import Link
+from .request import InferenceRequest
+from .response import InferenceResponse
+from .tensor import Tensor
+from .wire import Frame, FrameWriter, Kind, Record, Status
+
+SEQUENCE_START, SEQUENCE_END = 1, 2
+"""Flags of a request."""
+
+batch: "contextvars.ContextVar[Tuple[int, ...]]" = contextvars.ContextVar("batch", default=())
+"""The numbers of the requests that this thread, or this task, works on."""
+
+
+class RemoteRequest:
+    """Implements `host.RequestHandle`."""
+
+    __slots__ = ("__weakref__", "_known", "_server", "cancelled", "ended", "number", "paused", "rescheduled")
+
+    def __init__(self, server: "RemoteServer", number: int) -> None:
+        self._server = server
+        self._known = False
+        self.number = number
+        self.paused = False
+        self.cancelled = False
+        self.ended = False
+        self.rescheduled = False
+
+    def send(self, response: Optional[InferenceResponse], final: bool) -> None:
+        if self.ended:
+            raise TritonModelException("a request has had its final response already")
+        server = self._server
+        if final:
+            self.ended = True
+            server.requests.pop(self.number, None)
+        else:
+            server.requests[self.number] = self
+            if self.paused:
+                server.link.wait(lambda: not self.paused)
+        server.link.send_records(
+            Kind.RESPOND, lambda writer: add_response(writer, server, self.number, response, final)
+        )
+
+    def is_cancelled(self) -> bool:
+        if self.cancelled or self.ended:
+            return self.cancelled
+        server = self._server
+        if self._known:
+            server.link.look()
+        else:
+            # The first time, the server says how it is; from then on it tells when that changes.
+            server.requests[self.number] = self
+            server.link.send(wire.number_frame(Kind.WATCH, self.number))
+            server.link.wait(lambda: self._known)
+        return self.cancelled
+
+    def reschedule(self) -> None:
+        self.rescheduled = True
+
+    def let_go(self) -> None:
+        if not self.ended and not self.rescheduled:
+            self.ended = True
+            self._server.requests.pop(self.number, None)
+            self._server.link.send(wire.number_frame(Kind.LET_GO, self.number))
+
+    def heard(self, kind: int) -> None:
+        """The server says something about this request."""
+        if kind == Kind.PAUSE:
+            self.paused = True
+        else:
+            self.cancelled = self.cancelled or kind == Kind.CANCELLED
+            self.paused = False
+            self._known = True
+
+
+class _Call:
+    """A call of another model, or of the server. Its outcomes are in `come`."""
+
+    __slots__ = ("come", "over", "tell")
+
+    def __init__(self) -> None:
+        self.come: Deque[Any] = deque()
+        self.over = False
+        self.tell: Optional[Callable[[], object]] = None
+
+
+class RemoteServer:
+    """Implements `host.Host`. `work` gets the frames that are work for the main thread."""
+
+    def __init__(self, link: Link, work: Callable[[Frame], object]) -> None:
+        self.link = link
+        self.requests: Dict[int, RemoteRequest] = {}
+        self.executing: Tuple[int, ...] = ()
+        """The batch that the main thread executes, for threads that the model has started."""
+        self.work = work
+        self._numbers = itertools.count(1)
+        self._calls: Dict[int, _Call] = {}
+        link.take = self._take
+
+    def _take(self, frame: Frame) -> None:
+        kind = frame[0]
+        if kind == Kind.RESPONSE:
+            for record in self.link.records(frame):
+                call = self._calls.get(record.number)
+                if call is not None:
+                    self._hear(call, record, record.status in _FINAL)
+        elif kind == Kind.RESULT:
+            call = self._calls.get(frame[2])
+            if call is not None:
+                self._hear(call, wire.read_json(frame[3]), True)
+        elif kind in (Kind.PAUSE, Kind.RESUME, Kind.CANCELLED):
+            request = self.requests.get(wire.read_number(frame[3]))
+            if request is not None:
+                request.heard(kind)
+        else:
+            self.work(frame)
+
+    def _hear(self, call: _Call, what: Any, over: bool) -> None:
+        call.come.append(what)
+        call.over = call.over or over
+        if call.tell is not None:
+            call.tell()
+
+    # Calls to other models
+
+    def call(self, request: InferenceRequest) -> InferenceResponse:
+        number, call = self._begin(request, decoupled=False)
+        self.link.wait(lambda: call.come)
+        del self._calls[number]
+        return _response(call.come.popleft())
+
+    async def call_async(self, request: InferenceRequest) -> InferenceResponse:
+        number, call = self._begin(request, decoupled=False)
+        try:
+            await self._come(call)
+        except BaseException:
+            self.cancel(number)
+            raise
+        del self._calls[number]
+        return _response(call.come.popleft())
+
+    def call_decoupled(self, request: InferenceRequest) -> "RemoteResponses":
+        number, call = self._begin(request, decoupled=True)
+        return RemoteResponses(self, number, call)
+
+    async def call_decoupled_async(self, request: InferenceRequest) -> "RemoteResponses":
+        number, call = self._begin(request, decoupled=True)
+        try:
+            await self._come(call)
+        except BaseException:
+            self.cancel(number)
+            raise
+        return RemoteResponses(self, number, call)
+
+    def cancel(self, number: int) -> None:
+        if self._calls.pop(number, None) is not None:
+            self.link.send(wire.number_frame(Kind.CANCEL_CALL, number))
+
+    def over(self, number: int) -> None:
+        self._calls.pop(number, None)
+
+    def _begin(self, request: InferenceRequest, decoupled: bool) -> Tuple[int, _Call]:
+        number = next(self._numbers)
+        call = self._calls[number] = _Call()
+        inputs = request.inputs()
+        extras = {
+            "model": request.model_name,
+            "version": request.model_version,
+            "parameters": call_parameters(request),
+            "timeout": request.timeout(),
+            "decoupled": decoupled,
+            "parents": batch.get() or self.executing,
+        }
+        sort = (
+            tuple([(one.name(), one.datatype, tuple(one.dims)) for one in inputs]),
+            tuple(request._names),
+        )
+        description = self.link.descriptions.write(sort)
+        elements = [one.raw_form() for one in inputs]
+        id, packed = request.request_id().encode(), wire.pack(extras)
+        self.link.send_records(
+            Kind.CALL, lambda writer: writer.add(number, Status.OPEN, description, elements, id, packed)
+        )
+        return number, call
+
+    async def _come(self, call: _Call) -> None:
+        """Wait on the running event loop until something has come."""
+        if call.come:
+            return
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def come() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        self.link.join(loop)
+        call.tell = lambda: loop.call_soon_threadsafe(come)
+        try:
+            if not call.come:
+                await future
+        finally:
+            call.tell = None
+            self.link.leave(loop)
+
+    # The rest
+
+    def log(self, level: str, message: str) -> None:
+        self.link.send(wire.text_frame(Kind.LOG, message, wire.LEVELS.index(level)))
+
+    def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        files = arguments.get("files")
+        if files:
+            arguments = {**arguments, "files": {name: content.hex() for name, content in files.items()}}
+        number = next(self._numbers)
+        call = self._calls[number] = _Call()
+        self.link.send(wire.json_frame(Kind.CONTROL, (operation, arguments), number))
+        self.link.wait(lambda: call.come)
+        del self._calls[number]
+        result = call.come.popleft()
+        if "code" in result:
+            raise TritonModelException(result["message"], code=ErrorCode[result["code"]])
+        return result["value"]
+
+    def metric(self, metric: int, operation: str, value: float) -> None:
+        self.link.send(wire.json_frame(Kind.METRIC, (metric, operation, value)))
+
+    def drop_metric(self, metric: int) -> None:
+        self.link.send(wire.json_frame(Kind.DROP_METRIC, metric))
+
+
+class RemoteResponses:
+    """Implements `host.ResponseIterator`. Responses are kept, since the iterator may begin anew."""
+
+    def __init__(self, server: RemoteServer, number: int, call: _Call) -> None:
+        self._server = server
+        self._number = number
+        self._call = call
+        self._before: List[InferenceResponse] = []
+        self._at = 0
+
+    def __iter__(self) -> "Iterator[InferenceResponse]":
+        self._at = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._at < len(self._before):
+            self._at += 1
+            return self._before[self._at - 1]
+        call, server = self._call, self._server
+        while True:
+            if not call.come:
+                if call.over:
+                    raise StopIteration
+                server.link.wait(lambda: call.come or call.over)
+                continue
+            record = call.come.popleft()
+            if call.over and not call.come:
+                server.over(self._number)
+            elif record.status == Status.RESPONSE:
+                server.link.send(wire.number_frame(Kind.TAKEN, self._number))
+            if record.status == Status.END:
+                raise StopIteration
+            response = _response(record)
+            self._before.append(response)
+            self._at += 1
+            return response
+
+    def cancel(self) -> None:
+        self._server.cancel(self._number)
+        self._call.over = True
+
+    def __del__(self) -> None:
+        if not self._call.over:
+            self.cancel()
+
+
+_FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})
+_ERRORS = frozenset({Status.ERROR, Status.FINAL_ERROR})
+
+
+def add_response(
+    writer: FrameWriter, server: RemoteServer, number: int, response: Optional[InferenceResponse], final: bool
+) -> None:
+    """Write a response into a frame."""
+    if response is None:
+        writer.add(number, Status.END)
+        return
+    error = response.error()
+    if error is not None:
+        status = Status.FINAL_ERROR if final else Status.ERROR
+        writer.add(number, status, extras=wire.pack({"code": ErrorCode(error.code()).name, "message": error.message()}))
+        return
+    tensors = response.output_tensors()
+    sort = (tuple([(one.name(), one.datatype, tuple(one.dims)) for one in tensors]), ())
+    extras = wire.pack({"parameters": response.values}) if response.values else b""
+    elements = [one.raw_form() for one in tensors]
+    status = Status.FINAL if final else Status.RESPONSE
+    writer.add(number, status, server.link.descriptions.write(sort), elements, extras=extras)
+
+
+def _response(record: Record) -> InferenceResponse:
+    _, status, description, extras, _, elements = record
+    if status in _ERRORS:
+        return InferenceResponse.received([], TritonError(extras["message"], ErrorCode[extras["code"]]))
+    outputs = [
+        Tensor.received(name, datatype, shape, raw)
+        for (name, datatype, shape, _), raw in zip(description.tensors, elements)
+    ]
+    return InferenceResponse.received(outputs, None, extras.get("parameters"))
+
+
+def call_parameters(request: InferenceRequest) -> Dict[str, Any]:
+    """The parameters of a call, with those that say which sequence it belongs to."""
+    parameters = dict(request.values or {})
+    if request.correlation_id():
+        parameters["sequence_id"] = request.correlation_id()
+        parameters["sequence_start"] = bool(request.flags() & SEQUENCE_START)
+        parameters["sequence_end"] = bool(request.flags() & SEQUENCE_END)
+    return parameters

@@ -1,0 +1,156 @@
+"""`InferenceResponse`, which models make and get, and `InferenceResponseSender`, which sends it."""
+
+import threading
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence
+
+from . import parameters as _parameters
+from .errors import TritonError, TritonModelException, type_name
+from .host import RequestHandle
+from .tensor import Tensor
+
+COMPLETE_FINAL = 1
+
+
+class InferenceResponse:
+    """Outputs, or an error in place of them. `values` are the parameters, None for none."""
+
+    __slots__ = ("__weakref__", "_error", "_tensors", "values")
+
+    _tensors: List[Tensor]
+    _error: Optional[TritonError]
+    values: Optional[Dict[str, Any]]
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: Optional[TritonError] = None,
+        parameters: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Raises TypeError where an argument has another type, and TritonModelException as Triton does."""
+        if type(output_tensors) is not list:
+            if isinstance(output_tensors, (str, bytes, dict, Tensor)) or not hasattr(output_tensors, "__iter__"):
+                raise TypeError(
+                    f"InferenceResponse(): output_tensors must be a list of Tensor, not {type_name(output_tensors)}"
+                )
+            output_tensors = list(output_tensors)
+        for index, tensor in enumerate(output_tensors):
+            if type(tensor) is not Tensor and not isinstance(tensor, Tensor):
+                _refuse(index, tensor)
+        if error is not None and not isinstance(error, TritonError):
+            raise TypeError(
+                f"InferenceResponse(): error must be a TritonError, not {type_name(error)}; "
+                "TritonError(str(error)) makes one"
+            )
+        self._tensors = output_tensors
+        self._error = error
+        self.values = None if parameters is None else _parameters.checked(parameters)
+
+    @classmethod
+    def received(
+        cls, tensors: List[Tensor], error: Optional[TritonError] = None, values: Optional[Dict[str, Any]] = None
+    ) -> "InferenceResponse":
+        """A response of another model: nothing is checked."""
+        self = cls.__new__(cls)
+        self._tensors = tensors
+        self._error = error
+        self.values = values
+        return self
+
+    def output_tensors(self) -> List[Tensor]:
+        return self._tensors
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> Optional[TritonError]:
+        return self._error
+
+    def parameters(self) -> str:
+        """JSON text."""
+        return _parameters.as_json(self.values)
+
+    def pruned(self, names: Collection[str]) -> "InferenceResponse":
+        """This response with no other outputs than those named; itself where it has no other."""
+        for tensor in self._tensors:
+            if tensor._name not in names:
+                kept = [tensor for tensor in self._tensors if tensor._name in names]
+                return InferenceResponse.received(kept, self._error, self.values)
+        return self
+
+    def __repr__(self) -> str:
+        return f"InferenceResponse({self._tensors!r}, error={self._error!r}, parameters={self.values!r})"
+
+
+def _refuse(index: int, tensor: object) -> None:
+    if tensor is None:
+        raise TritonModelException("Output tensor for inference response should not be empty.")
+    raise TypeError(
+        f"InferenceResponse(): output_tensors must be a list of Tensor, but element {index} is {type_name(tensor)}"
+    )
+
+
+class InferenceResponseSender:
+    """Sends the responses of one request. Threads may share it.
+
+    If the last reference to it goes before the final response, the server hears of that.
+    """
+
+    __slots__ = ("__weakref__", "_closed", "_decoupled", "_handle", "_lock", "_names", "_sent")
+
+    def __init__(self, handle: RequestHandle, names: Collection[str], decoupled: bool) -> None:
+        self._handle = handle
+        self._names = names
+        self._decoupled = decoupled
+        self._lock = threading.Lock()
+        self._closed = False
+        self._sent = 0
+
+    def send(self, response: Optional[InferenceResponse] = None, flags: int = 0) -> None:
+        """Send a response, the last with TRITONSERVER_RESPONSE_COMPLETE_FINAL; the flag may also come alone at the end.
+
+        May block while a slow client has too much to take. Raises TypeError and TritonModelException.
+        """
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TypeError(f"send(): response must be an InferenceResponse, not {type_name(response)}")
+        if flags not in (0, COMPLETE_FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if flags == 0 and response is None:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        final = flags == COMPLETE_FINAL
+        self.count(response is not None, final)
+        self._handle.send(None if response is None else response.pruned(self._names), final)
+
+    def count(self, is_response: bool, final: bool) -> None:
+        """A response goes out, or the end alone. Raises TritonModelException where that cannot be."""
+        with self._lock:
+            if not self._decoupled:
+                if is_response and self._sent > 0:
+                    raise TritonModelException(
+                        "Unable to send response. Non-decoupled model cannot send more than one response."
+                    )
+                if not is_response and self._sent == 0 and not self._closed:
+                    raise TritonModelException(
+                        "Unable to send response. Non-decoupled model cannot send complete final before sending a "
+                        "response."
+                    )
+            if self._closed:
+                raise TritonModelException("Unable to send response. Response sender has been closed.")
+            self._closed = final
+            self._sent += is_response
+
+    def is_cancelled(self) -> bool:
+        return self._handle.is_cancelled()
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Nothing more may be sent: the request has ended in another way."""
+        with self._lock:
+            self._closed = True
+
+    def __del__(self) -> None:
+        if not self._closed:
+            self._handle.let_go()

@@ -1,0 +1,197 @@
+"""What models ask of the server beside calls: a line in the log, custom metrics, loading and unloading of models."""
+
+import enum
+import json
+import sys
+from typing import Any, Dict, List, Mapping, Optional
+
+from . import host
+from .errors import TritonModelException, type_name
+
+
+class LogLevel(enum.IntEnum):
+    """Triton's levels, with its numbers."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class Logger:
+    """Writes into the server's log. Where no server runs the model, to standard error."""
+
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
+
+    @staticmethod
+    def log(message: str, level: LogLevel = LogLevel.INFO) -> None:
+        """Raises TypeError for what is no text, or no level."""
+        if isinstance(message, bytes):
+            message = message.decode("utf-8", "replace")
+        if not isinstance(message, str):
+            raise TypeError(f"Logger.log(): message must be a str, not {type_name(message)}")
+        if not isinstance(level, LogLevel):
+            raise TypeError(f"Logger.log(): level must be one such as Logger.INFO, not {level!r}")
+        try:
+            here = host.current()
+        except RuntimeError:
+            sys.stderr.write(f"{level.name} {message}\n")
+            return
+        here.log(level.name, message)
+
+    @staticmethod
+    def log_info(message: str) -> None:
+        Logger.log(message, LogLevel.INFO)
+
+    @staticmethod
+    def log_warn(message: str) -> None:
+        Logger.log(message, LogLevel.WARNING)
+
+    @staticmethod
+    def log_error(message: str) -> None:
+        Logger.log(message, LogLevel.ERROR)
+
+    @staticmethod
+    def log_verbose(message: str) -> None:
+        Logger.log(message, LogLevel.VERBOSE)
+
+
+Logger.LogLevel = LogLevel  # type: ignore[attr-defined]
+
+
+class MetricKind(enum.IntEnum):
+    """What a metric measures. The numbers are Triton's."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class Metric:
+    """One series of a `MetricFamily`, which makes it. Its methods raise TritonModelException where that cannot be."""
+
+    __slots__ = ("__weakref__", "_family", "_host", "_number")
+
+    def __init__(self, family: "MetricFamily", number: int, of_host: host.Host) -> None:
+        self._family = family  # a family lives as long as its metrics
+        self._number = number
+        self._host = of_host
+
+    def increment(self, value: float) -> None:
+        """A counter takes no value below 0."""
+        self._change("increment", value)
+
+    def set(self, value: float) -> None:
+        """For gauges."""
+        self._change("set", value)
+
+    def observe(self, value: float) -> None:
+        """For histograms."""
+        self._change("observe", value)
+
+    def value(self) -> float:
+        """Not for histograms."""
+        return float(self._host.control("metric_value", {"metric": self._number}))
+
+    def _change(self, operation: str, value: float) -> None:
+        self._host.metric(self._number, operation, _real(f"Metric.{operation}()", value))
+
+    def __del__(self) -> None:
+        here = getattr(self, "_host", None)
+        if here is not None:
+            here.drop_metric(self._number)
+
+
+class MetricFamily:
+    """A name on the server's metrics port. Another model may have made it before, of the same kind."""
+
+    COUNTER = MetricKind.COUNTER
+    GAUGE = MetricKind.GAUGE
+    HISTOGRAM = MetricKind.HISTOGRAM
+
+    __slots__ = ("__weakref__", "_kind", "_name")
+
+    def __init__(self, name: str, description: str, kind: MetricKind) -> None:
+        for what, text in (("name", name), ("description", description)):
+            if not isinstance(text, str):
+                raise TypeError(f"MetricFamily(): {what} must be a str, not {type_name(text)}")
+        if not isinstance(kind, MetricKind):
+            raise TypeError(f"MetricFamily(): kind must be MetricFamily.COUNTER, GAUGE or HISTOGRAM, not {kind!r}")
+        self._name = name
+        self._kind = kind
+        host.current().control("metric_family", {"name": name, "description": description, "kind": kind.name})
+
+    def Metric(self, labels: Optional[Mapping[str, str]] = None, buckets: Optional[List[float]] = None) -> Metric:
+        """The series with these labels. A histogram needs `buckets`, the upper bounds; the others have none."""
+        if labels is not None and not isinstance(labels, dict):
+            raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
+        for label, value in (labels or {}).items():
+            if not isinstance(label, str) or not isinstance(value, str):
+                raise TritonModelException(f"Failed to create metric. Labels must be texts: {label!r} is {value!r}.")
+        if self._kind == MetricKind.HISTOGRAM:
+            if buckets is None:
+                raise TritonModelException("Failed to create metric. Missing required buckets.")
+            if not isinstance(buckets, list):
+                raise TritonModelException("Failed to create metric. Buckets must be a list.")
+            buckets = [_real("MetricFamily.Metric(): a bucket", bound) for bound in buckets]
+        elif buckets is not None:
+            raise TritonModelException("Failed to create metric. Unexpected buckets found.")
+        here = host.current()
+        arguments = {"family": self._name, "labels": dict(labels or {}), "buckets": buckets}
+        return Metric(self, int(here.control("metric", arguments)), here)
+
+
+def _real(what: str, value: Any) -> float:
+    try:
+        return float(value) if not isinstance(value, (str, bytes)) else float("refused")
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} needs a number, not {type_name(value)}") from None
+
+
+def load_model(model_name: str, config: str = "", files: Optional[Dict[str, bytes]] = None) -> None:
+    """Load a model, as a client may: `config` is JSON text, `files` have names such as ``file:1/model.onnx``.
+
+    Raises TritonModelException where it does not load.
+    """
+    if files is not None and not isinstance(files, dict):
+        raise TritonModelException(
+            f"failed to load model '{model_name}', files should be a dictionary of file paths and file contents"
+        )
+    content: Any
+    for name, content in (files or {}).items():
+        if not isinstance(content, (bytes, bytearray, memoryview)):
+            raise TypeError(f"load_model(): the file {name!r} must be bytes, not {type_name(content)}")
+    contents = None if files is None else {name: bytes(content) for name, content in files.items()}
+    if isinstance(config, dict):
+        config = json.dumps(config)
+    arguments = {"name": _name("load_model", model_name), "config": config or None, "files": contents}
+    host.current().control("load", arguments)
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Unload a model, and with `unload_dependents` the models of an ensemble."""
+    arguments = {"name": _name("unload_model", model_name), "unload_dependents": bool(unload_dependents)}
+    host.current().control("unload", arguments)
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether a version of a model takes requests; by default the one that calls without a version get."""
+    if not isinstance(model_version, str):
+        raise TypeError(f"is_model_ready(): model_version must be a str, not {type_name(model_version)}")
+    arguments = {"name": _name("is_model_ready", model_name), "version": model_version or None}
+    return bool(host.current().control("ready", arguments))
+
+
+def _name(function: str, name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"{function}(): model_name must be a str, not {type_name(name)}")
+    return name
