@@ -142,6 +142,8 @@ def test_nothing_of_an_execution_is_kept(loaded: Make) -> None:
             "n",
         ),
         ("raise pb_utils.TritonError('no', pb_utils.TritonError.INVALID_ARG)", "INVALID_ARG", "TritonError: no"),
+        ("raise type('E', (pb_utils.TritonError,), {'__init__': lambda self: None})", "INTERNAL", "E: "),
+        ("raise type('E', (pb_utils.TritonModelException,), {'__init__': lambda self: None})", "INTERNAL", "E: "),
         ("sys.exit(3)", "INTERNAL", "SystemExit: 3"),
         ("raise KeyboardInterrupt", "INTERNAL", "KeyboardInterrupt: "),
         ("raise GeneratorExit", "INTERNAL", "GeneratorExit: "),

@@ -133,7 +133,7 @@ def test_every_module_of_a_model_has_its_host_and_directory(tmp_path: Path) -> N
 ALONE = """
 import sys
 sys.path.insert(0, sys.argv[2])
-sys.path.append("/nowhere/site-packages")
+sys.path.insert(0, "/nowhere/site-packages")
 from modserve_worker import model
 made = model.load(sys.argv[1], "m", None)
 module = made.module
