@@ -52,12 +52,24 @@ class _Managed(ctypes.Structure):
 _NAME = b"dltensor"
 _USED = b"used_dltensor"  # the capsule refers to these very bytes
 
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
-_rename = ctypes.pythonapi.PyCapsule_SetName
-_rename.restype, _rename.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
+
+def _of_cpython(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of CPython's C API. PyPy has none of it, and models that use no DLPack run there."""
+    api = getattr(ctypes, "pythonapi", None)
+    if api is None:
+        return _not_here
+    function = getattr(api, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+def _not_here(*arguments: Any) -> Any:
+    raise TritonModelException(f"DLPack works on CPython alone; this is {sys.implementation.name}")
+
+
+_pointer = _of_cpython("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+_is_valid = _of_cpython("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+_rename = _of_cpython("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 
 
 class _Owner:
