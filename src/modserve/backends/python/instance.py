@@ -10,8 +10,9 @@ import asyncio
 import functools
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from modserve.backends.api import (
     EngineRequest,
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 _LARGE_BYTES = 256 * 1024
 """Requests of more bytes than this together are copied on a thread."""
 _READY_S = 5.0
+_AHEAD = 3
+"""Batches that wait in the worker's socket while executions are short: then it need not sleep between them."""
 _SEQUENCE_START, _SEQUENCE_END = 1, 2
 
 
@@ -44,12 +47,12 @@ class WorkerInstance:
 
     def __init__(self, worker: Worker, source: ModelSource, options: BackendOptions, environment: Environment) -> None:
         self.worker = worker
+        self.max_ahead = _AHEAD
         self._options = options
         self._environment = environment
         self._open: dict[int, EngineRequest] = {}
         self._numbers = itertools.count(1)
-        self._executing: list[int] = []
-        self._done: RequestsDone | None = None
+        self._batches: deque[_Batch] = deque()
         self._handle: InstanceHandle | None = None
         self._lost: InstanceLostError | None = None
         self._calls = WorkerCalls(worker, source, self._requests)
@@ -139,41 +142,37 @@ class WorkerInstance:
     def start_requests(self, requests: Sequence[EngineRequest], done: RequestsDone) -> None:
         numbers = [next(self._numbers) for _ in requests]
         self._open.update(zip(numbers, requests, strict=True))
-        self._executing, self._done = numbers, done
+        batch = _Batch(numbers, done)
+        self._batches.append(batch)
         worker = self.worker
         size = sum([tensor.size for request in requests for tensor in request.tensors.values()])
         if size <= _LARGE_BYTES:
             if size > wire.INLINE_BYTES:
                 worker.trim_later()
-            worker.send(_execute_frame(requests, numbers, worker.descriptions, worker.arena.place))
+            frame = _execute_frame(requests, numbers, worker.descriptions, worker.arena.place)
+            (worker.send if len(self._batches) == 1 else worker.send_soon)(frame)
             return
         worker.trim_later()
         writing = worker.loop.run_in_executor(
             None, _execute_frame, requests, numbers, worker.descriptions, worker.arena.place
         )
-        writing.add_done_callback(functools.partial(self._written, done))
+        writing.add_done_callback(functools.partial(self._written, batch))
 
-    def _written(self, done: RequestsDone, writing: "asyncio.Future[bytes]") -> None:
-        if writing.cancelled():
+    def _written(self, batch: "_Batch", writing: "asyncio.Future[bytes]") -> None:
+        if writing.cancelled() or batch not in self._batches:
             return
         if (error := writing.exception()) is not None:
-            self._end_of_batch(error)
-        elif self._done is done:
+            self._batches.remove(batch)
+            for number in batch.numbers:
+                self._open.pop(number, None)
+            batch.done(error)
+        else:
             self.worker.send(writing.result())
 
     def _requests(self, numbers: Sequence[int]) -> list[EngineRequest]:
         """The requests that the worker works on: those with these numbers, or else all of them."""
         some = [self._open[number] for number in numbers if number in self._open]
         return some or list(self._open.values())
-
-    def _end_of_batch(self, error: BaseException | None) -> None:
-        done, self._done = self._done, None
-        if error is not None:
-            for number in self._executing:
-                self._open.pop(number, None)
-        self._executing = []
-        if done is not None:
-            done(error)
 
     # What the worker says
 
@@ -183,7 +182,7 @@ class WorkerInstance:
     def _executed(self, frame: Frame) -> None:
         for record in self.worker.records(frame):
             self._give(record)
-        self._end_of_batch(None)
+        self._batches.popleft().done(None)
 
     def _respond(self, frame: Frame) -> None:
         for record in self.worker.records(frame):
@@ -240,6 +239,13 @@ class WorkerInstance:
 
     def _write_log(self, frame: Frame) -> None:
         _log.log(_LEVELS[frame[2]], "%s: %s", self.worker.who, str(frame[3], "utf-8", "replace"))
+
+
+class _Batch(NamedTuple):
+    """Requests that the worker executes together, and whom to tell when it takes others."""
+
+    numbers: list[int]
+    done: RequestsDone
 
 
 _FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})

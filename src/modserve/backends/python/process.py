@@ -55,6 +55,7 @@ class Worker:
         self.process: subprocess.Popen[bytes]
         self._mirror: arena.Mirror
         self._frames = FrameReader()
+        self._soon: list[bytes] = []
         self._unsent = bytearray()
         self._fds: list[int] = []
         self._socket: socket.socket
@@ -143,9 +144,18 @@ class Worker:
         self.loop.add_reader(self._socket.fileno(), self._read)
         self.loop.add_reader(self._output, self._read_output)
 
+    def send_soon(self, frame: bytes) -> None:
+        """As `send`, with whatever else is sent until the event loop looks for news: for a process that is busy."""
+        if not self._soon:
+            self.loop.call_soon(self.send, b"")
+        self._soon.append(frame)
+
     def send(self, frame: bytes) -> None:
         """Never blocks. Nothing is sent to a process that has ended."""
-        if self._ended:
+        if self._soon:
+            frame = b"".join([*self._soon, frame])
+            self._soon.clear()
+        if self._ended or not frame:
             return
         forgotten = self.arena.take_forgotten()
         if forgotten:
