@@ -139,6 +139,8 @@ class Worker:
         return {"is_ready": model.has_is_ready, "is_async": model.is_async}
 
     def _finalize(self) -> None:
+        if not hasattr(self, "_model"):  # it could not be loaded
+            return
         try:
             self._model.finalize()
         except ModelError as error:
