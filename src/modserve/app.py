@@ -21,7 +21,7 @@ from .core.errors import ModserveError
 from .core.loading import Repository
 from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
-from .core.servable import Servable
+from .core.servable import Finisher, Servable
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
 from .frontends.grpc.aio import GrpcListener
@@ -404,7 +404,8 @@ async def _stop_grpc(listener: GrpcListener, grace: float, keepers: Sequence[Ser
     try:
         async with asyncio.timeout_at(end):
             for keeper in keepers:
-                await keeper.drain()
+                if isinstance(keeper, Finisher):
+                    await keeper.idle()
     except TimeoutError:
         pass
     await listener.stop(max(0.0, end - loop.time()))

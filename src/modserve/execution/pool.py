@@ -1,9 +1,10 @@
 """The instances of one model version: which are free, which run what, and which are gone.
 
 An instance is in one of three states. *Free*: it is in `_free`, as often as it can take another execution. *Busy*: all
-of its places are taken. (How many places an instance has may change with its executions: `Instance.most_places`.) *Gone*: it was lost, is in `_free` no more, and finishes nothing; `revival` makes another one
-that takes its number. A slot that a scheduler holds is a place that was taken from `_free`; `run` or `release` ends
-that. Only the methods here move instances between the states, all on the event loop's thread.
+of its places are taken; how many it has may change with its executions (`Instance.most_places`). *Gone*: it was lost,
+is in `_free` no more, and finishes nothing; `revival` makes another one that takes its number. A slot that a scheduler
+holds is a place that was taken from `_free`; `run` or `release` ends that. Only the methods here move instances between
+the states, all on the event loop's thread.
 """
 
 import asyncio

@@ -27,16 +27,13 @@ from modserve.backends.api import InstanceLostError
 from modserve.core import dtypes
 from modserve.core.errors import unavailable
 
+from .output import Output
 from .worker import arena, wire
 from .worker.wire import Descriptions, Frame, FrameReader, Kind, Location, Record
 
 _log = logging.getLogger(__name__)
 
 _MAIN = Path(__file__).parent / "worker" / "__main__.py"
-_OUTPUT_BYTES = 16 * 1024
-"""Of a worker's output, read at a time: other work of the event loop goes on between."""
-_TAIL_LINES = 20
-_LONGEST_LINE = 8 * 1024
 _EXIT_S = 2.0
 """How long a process that has closed its socket may take to be gone."""
 _TRIM_S = arena.IDLE_SECONDS + 1
@@ -60,10 +57,10 @@ class Worker:
         self._fds: list[int] = []
         self._socket: socket.socket
         self._questions: deque[Future[Any]] = deque()
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._line = b""
+        self._output: Output
         self._listening = False
         self._ended = False
+        self._reason = ""
         self._trimming: asyncio.TimerHandle | None = None
         self._ready: socket.socket | None = None
 
@@ -82,11 +79,10 @@ class Worker:
         lifeline, held = os.pipe()
         output, written = os.pipe()
         passed = (theirs.fileno(), servers, workers, lifeline, ready.fileno())
-        self._socket, self._output = ours, output
+        self._socket, self._output = ours, Output(output, lambda: self.who)
         self._fds = [servers, workers, held, output]
         ours.setblocking(False)
         self._ready.setblocking(False)
-        os.set_blocking(output, False)
         try:
             self.process = subprocess.Popen(
                 [python, *arguments, str(_MAIN), *map(str, passed)],
@@ -142,7 +138,7 @@ class Worker:
             return
         self._listening = True
         self.loop.add_reader(self._socket.fileno(), self._read)
-        self.loop.add_reader(self._output, self._read_output)
+        self.loop.add_reader(self._output.fd, self._read_output)
 
     def send_soon(self, frame: bytes) -> None:
         """As `send`, with whatever else is sent until the event loop looks for news: for a process that is busy."""
@@ -242,45 +238,15 @@ class Worker:
         if self.arena.mapped:
             self.trim_later()
 
+    def _read_output(self) -> None:
+        if not self._output.read() and self._listening:
+            self.loop.remove_reader(self._output.fd)
+
     async def check_ready(self, timeout_s: float) -> bool:
         """What the model's ``is_ready`` returns. Raises TimeoutError."""
         assert self._ready is not None
         await self.loop.sock_sendall(self._ready, b"?")
         return await asyncio.wait_for(self.loop.sock_recv(self._ready, 1), timeout_s) == b"1"
-
-    # What it writes
-
-    def _read_output(self) -> None:
-        try:
-            some = os.read(self._output, _OUTPUT_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            some = b""
-        if some:
-            self._take_output(some)
-        elif self._listening:
-            self.loop.remove_reader(self._output)
-
-    def _take_output(self, some: bytes) -> None:
-        *lines, self._line = (self._line + some).split(b"\n")
-        if len(self._line) > _LONGEST_LINE:
-            lines, self._line = [*lines, self._line], b""
-        for line in lines:
-            text = line.decode("utf-8", "replace").rstrip()
-            if text:
-                self._tail.append(text)
-                _log.info("%s: %s", self.who, text)
-
-    def _rest_of_output(self) -> None:
-        """What has been written, to the last line, now that the process has ended."""
-        with contextlib.suppress(OSError):
-            for _ in range(1024):  # something that the model has started may go on writing
-                some = os.read(self._output, _OUTPUT_BYTES)
-                if not some:
-                    break
-                self._take_output(some)
-        self._take_output(b"\n")
 
     # The end
 
@@ -302,18 +268,18 @@ class Worker:
         end = time.monotonic() + _EXIT_S
         killed = "" if self._wait(end) else " had closed its connection, and was killed"
         self._reap()
-        self._rest_of_output()
+        self._output.read_rest()
         code = self.process.returncode
-        if not killed:
+        if self._reason:
+            killed = self._reason
+        elif not killed:
             if code < 0:
                 with contextlib.suppress(ValueError):
                     killed = f" was killed by {signal.Signals(-code).name}"
                 killed = killed or f" was killed by signal {-code}"
             else:
                 killed = f" exited with status {code}"
-        last = "".join(f"\n  {line}" for line in self._tail)
-        said = f"; the last it wrote:{last}" if last else ""
-        return f"its process {self.process.pid}{killed}{said}"
+        return f"its process {self.process.pid}{killed}{self._output.last()}"
 
     def _wait(self, end: float) -> bool:
         """Whether the process ends before `end`; it is not reaped, so that its group is still its own."""
@@ -334,6 +300,11 @@ class Worker:
         self.kill()
         self.process.wait()
 
+    def kill_because(self, reason: str) -> None:
+        """The end that the server makes; the event loop hears of it by the socket."""
+        self._reason = f" was killed: {reason}"
+        self.kill()
+
     def kill(self) -> None:
         if self.process.returncode is None:
             with contextlib.suppress(OSError):
@@ -346,7 +317,7 @@ class Worker:
             self._listening = False
             self.loop.remove_reader(self._socket.fileno())
             self.loop.remove_writer(self._socket.fileno())
-            self.loop.remove_reader(self._output)
+            self.loop.remove_reader(self._output.fd)
         if self._trimming is not None:
             self._trimming.cancel()
         while self._questions:
@@ -362,7 +333,7 @@ class Worker:
             if not self._wait(min(end, time.monotonic() + _EXIT_S)):
                 _log.warning("%s did not end within %g s: it is killed", self.who, timeout_s)
             self._reap()
-            self._rest_of_output()
+            self._output.read_rest()
         self._close_all()
 
     def _end_on_loop(self) -> None:
@@ -382,17 +353,13 @@ class Worker:
     def _converse(self, unsent: bytes, end: float) -> None:
         """Send and receive without the event loop until the process closes its socket."""
         poll = select.poll()
-        poll.register(self._output, select.POLLIN)
+        poll.register(self._output.fd, select.POLLIN)
         while (left := end - time.monotonic()) > 0:
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if unsent else 0))
             for fd, events in poll.poll(left * 1000):
-                if fd == self._output:
-                    with contextlib.suppress(BlockingIOError):
-                        some = os.read(fd, _OUTPUT_BYTES)
-                        if some:
-                            self._take_output(some)
-                        else:
-                            poll.unregister(fd)
+                if fd == self._output.fd:
+                    if not self._output.read():
+                        poll.unregister(fd)
                     continue
                 try:
                     if events & select.POLLOUT:

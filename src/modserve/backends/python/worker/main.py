@@ -19,7 +19,7 @@ import traceback
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional
 
-from . import host, wire
+from . import host, library_path, wire
 from . import model as python_model
 from .errors import ErrorCode, ModelError, TritonError
 from .link import Link, ServerGoneError
@@ -35,6 +35,7 @@ _F_SETSIG = 10
 
 def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, ready: int) -> NoReturn:
     faulthandler.enable()
+    library_path.restore()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _die_with_server(lifeline)
@@ -138,6 +139,8 @@ class Worker:
         return {"is_ready": model.has_is_ready, "is_async": model.is_async}
 
     def _finalize(self) -> None:
+        if not hasattr(self, "_model"):  # it could not be loaded
+            return
         try:
             self._model.finalize()
         except ModelError as error:
