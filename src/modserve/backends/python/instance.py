@@ -96,13 +96,16 @@ class WorkerInstance:
         return completed
 
     def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
-        self.worker.who = who
+        self.worker.rename(who)
         facts = self._ask(Kind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
         if facts["is_ready"]:
             self.check_ready = self._check_ready
 
     def _ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
-        result = self.worker.ask(kind, value, timeout_s)
+        try:
+            result = self.worker.ask(kind, value, timeout_s)
+        except InstanceLostError as error:
+            raise InstanceLostError(f"{_DOING[kind]}, {error.message}") from None
         if "code" in result:
             if result["traceback"]:
                 _log.error("%s: %s", self.worker.who, result["traceback"])
@@ -242,6 +245,12 @@ class WorkerInstance:
         _log.log(_LEVELS[frame[2]], "%s: %s", self.worker.who, str(frame[3], "utf-8", "replace"))
 
 
+_DOING = {
+    Kind.HELLO: "when it started",
+    Kind.START: "when it loaded model.py",
+    Kind.COMPLETE: "in auto_complete_config",
+    Kind.INITIALIZE: "in initialize",
+}
 _FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})
 _ERRORS = frozenset({Status.ERROR, Status.FINAL_ERROR})
 _NOTHING: Mapping[str, Any] = {}

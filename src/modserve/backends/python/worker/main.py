@@ -7,6 +7,7 @@ ends when the server says so, and when the server is gone, however that came abo
 
 import asyncio
 import atexit
+import contextlib
 import faulthandler
 import fcntl
 import os
@@ -38,11 +39,22 @@ def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, rea
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _die_with_server(lifeline)
+    for fd in (sock, servers_memory, workers_memory, ready):
+        # Programs that the model starts must not hold the connection when this process has ended. The lifeline they may
+        # have: it is for them, too.
+        os.set_inheritable(fd, False)
     link = Link(socket.socket(fileno=sock), servers_memory, workers_memory)
-    worker = Worker(link, socket.socket(fileno=ready))
+    of_readiness = socket.socket(fileno=ready)
+    os.register_at_fork(after_in_child=link.leave_to_parent)
+    os.register_at_fork(after_in_child=of_readiness.close)
+    worker = Worker(link, of_readiness)
     try:
         worker.run()
-    except ServerGoneError:
+    except ServerGoneError as error:
+        if not link.forked:
+            # Where the server lives, the model has closed or broken what it did not open: its log says so.
+            with contextlib.suppress(OSError):
+                os.write(2, f"the connection to the server has ended: {error}\n".encode())
         os._exit(1)
     _exit()
 
@@ -80,6 +92,7 @@ class Worker:
         self._ready = ready
         self._work: Deque[Frame] = deque()
         self._model: python_model.LoadedModel
+        self._loaded = False
         self._decoupled = False
         self._answers: Dict[int, Callable[[Any], Any]] = {
             Kind.HELLO: lambda _: wire.VERSION,
@@ -125,6 +138,7 @@ class Worker:
 
     def _start(self, question: Dict[str, Any]) -> None:
         self._model = python_model.load(of_host=self._server, **question)
+        self._loaded = True
 
     def _complete(self, question: str) -> Optional[str]:
         return self._model.auto_complete_config(question)
@@ -138,6 +152,8 @@ class Worker:
         return {"is_ready": model.has_is_ready, "is_async": model.is_async}
 
     def _finalize(self) -> None:
+        if not self._loaded:
+            return
         try:
             self._model.finalize()
         except ModelError as error:
