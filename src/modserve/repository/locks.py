@@ -73,6 +73,11 @@ class Loans:
         while id(servable) in self._handles:
             await self._returned.wait()
 
+    async def all_returned(self) -> None:
+        """Wait until no servable has a handle."""
+        while self._handles:
+            await self._returned.wait()
+
 
 @dataclass(slots=True, eq=False)
 class LentServable:

@@ -19,6 +19,9 @@ models run one after the other: an update holds the names of all models that it 
 lets each go as soon as it has had its turn. What loaders, backends and repositories raise is mapped here, in `inspect`
 and `_load`, and nothing of it gets further than its own model.
 
+When the server stops, `finish` comes first: everything accepted is settled while all versions are READY, since the
+engines of some may yet call others. No client can reach a model any more by then.
+
 The closing of a version is not part of the update that retires it, since an unload call returns when nothing new is
 taken. Its parent is the manager's `Background`; `reconcile`, the last call of a server, waits for it.
 """
@@ -33,6 +36,7 @@ from graphlib import TopologicalSorter
 from modserve.core.errors import ModserveError, from_exception
 from modserve.core.lifecycle import UNLOADED
 from modserve.core.loading import Blueprint, Listing, ModelLoader
+from modserve.core.servable import Finisher
 
 from . import dependencies, plan
 from .background import Background
@@ -82,6 +86,22 @@ class ModelManager:
         """Load and unload until exactly `blueprints` are served or have failed, and until all else is closed."""
         await self.update({name: blueprints.get(name) for name in {**self.table.models, **blueprints}})
         await self._closing.settle()
+
+    async def finish(self) -> None:
+        """Return when no model has anything to do, and all of them still take requests.
+
+        The engines of requests that are under way may call any model until they have responded.
+        """
+        models = [each for each in self.table.servables() if isinstance(each, Finisher)]
+        for each in models:
+            each.hurry()
+        while True:
+            await self.table.loans.all_returned()
+            busy = [each for each in models if each.busy]
+            if not busy:
+                return
+            for each in busy:
+                await each.idle()
 
     async def unload(self, name: str, dependents: bool, keep: Container[str] = ()) -> list[str]:
         """Retire a model, with `dependents` also those that only it needed, but `keep`; returns the names of all."""

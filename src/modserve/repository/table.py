@@ -166,23 +166,34 @@ class ModelTable:
         servables = [*reversed(model.served.values()), *model.finishing]
         return _in_front(None, [each for each in servables if version in (None, each.id.version)])
 
+    def continuing(self, name: str, version: int | None) -> Servable | None:
+        """Like `finishing`, and what would begin a sequence is refused. For a server that is stopping."""
+        servable = self.finishing(name, version)
+        return None if servable is None else Succession(servable, (), takes_new=False)
+
     def borrow(self, name: str, version: int | None) -> Handle:
         """Like `get`, but the servable is not drained until the handle is released."""
         return self.lend(self.get(name, version))
 
     def lend(self, servable: Servable) -> Handle:
-        """Like `borrow`, for a servable that `get` or `finishing` returned in this turn of the event loop."""
-        return self.loans.lend(servable.heir if isinstance(servable, Succession) else servable, servable)
+        """Like `borrow`, for a servable that `get` or `continuing` returned in this turn of the event loop."""
+        lent = servable
+        while isinstance(lent, Succession):
+            lent = lent.heir
+        return self.loans.lend(lent, servable)
 
     # Questions about all models
+
+    def servables(self) -> list[Servable]:
+        """All that are not closed, READY or not."""
+        return [each for model in self.models.values() for each in (*model.served.values(), *model.finishing)]
 
     def names(self) -> list[str]:
         return sorted(self.models)
 
     def keepers(self) -> list[Servable]:
         """All servables that have open sequences, READY or not."""
-        servables = [each for model in self.models.values() for each in (*model.served.values(), *model.finishing)]
-        return [each for each in servables if isinstance(each, SequenceKeeper) and each.open_sequences]
+        return [each for each in self.servables() if isinstance(each, SequenceKeeper) and each.open_sequences]
 
     def index(self) -> list[IndexEntry]:
         """Every version of every model, by name and version."""

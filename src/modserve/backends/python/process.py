@@ -54,25 +54,23 @@ class Worker:
         self.process: subprocess.Popen[bytes]
         self._mirror: arena.Mirror
         self._frames = FrameReader()
+        self._soon: list[bytes] = []
         self._unsent = bytearray()
         self._fds: list[int] = []
         self._socket: socket.socket
+        self._questions: deque[Future[Any]] = deque()
         self._output: Output
         self._pidfd = -1
-        self._questions: deque[Future[Any]] = deque()
         self._listening = False
+        self._ended = False
         self._ending = threading.Lock()
         """Of the thread that takes the exit status, reads the rest of the output or closes files."""
-        self._refusal = ""
-        self._ended = False
+        self._reason = ""
         self._trimming: asyncio.TimerHandle | None = None
         self._ready: socket.socket | None = None
 
     def __repr__(self) -> str:
         return f"Worker({self.who}, process {self.process.pid})"
-
-    def rename(self, who: str) -> None:
-        self.who = self._output.who = who
 
     # Start. On a loading thread
 
@@ -84,10 +82,9 @@ class Worker:
         ours, theirs = socket.socketpair()
         self._ready, ready = socket.socketpair()
         lifeline, held = os.pipe()
-        self._output = Output(self.loop, self.who)
-        written = self._output.written
+        output, written = os.pipe()
         passed = (theirs.fileno(), servers, workers, lifeline, ready.fileno())
-        self._socket = ours
+        self._socket, self._output = ours, Output(output, lambda: self.who)
         self._fds = [workers, held]
         ours.setblocking(False)
         self._ready.setblocking(False)
@@ -147,13 +144,22 @@ class Worker:
             return
         self._listening = True
         self.loop.add_reader(self._socket.fileno(), self._read)
-        self._output.listen()
+        self.loop.add_reader(self._output.fd, self._read_output)
         if self._pidfd >= 0:
             self.loop.add_reader(self._pidfd, self._exited)
 
+    def send_soon(self, frame: bytes) -> None:
+        """As `send`, with whatever else is sent until the event loop looks for news: for a process that is busy."""
+        if not self._soon:
+            self.loop.call_soon(self.send, b"")
+        self._soon.append(frame)
+
     def send(self, frame: bytes) -> None:
         """Never blocks. Nothing is sent to a process that has ended."""
-        if self._ended:
+        if self._soon:
+            frame = b"".join([*self._soon, frame])
+            self._soon.clear()
+        if self._ended or not frame:
             return
         forgotten = self.arena.take_forgotten()
         if forgotten:
@@ -194,14 +200,13 @@ class Worker:
             return False
         except OSError:
             count = 0
-        if count:
-            self._receive(count)
-        if not count or self._refusal:
-            self._died()
-            return False
-        return True
+        if count and self._receive(count):
+            return True
+        self._died()
+        return False
 
-    def _receive(self, count: int) -> None:
+    def _receive(self, count: int) -> bool:
+        """False after what the server does not understand: whatever else comes may be as wrong."""
         try:
             for frame in self._frames.received(count):
                 kind, _, _, body = frame
@@ -217,8 +222,9 @@ class Worker:
                     self.take(frame)
         except Exception as error:
             _log.exception("%s sent what the server does not understand; it is killed", self.who)
-            self._refusal = f" sent what the server does not understand ({type(error).__name__}: {error}), and"
-            self.kill()
+            self.kill_because(f"it sent what the server does not understand: {type(error).__name__}: {error}")
+            return False
+        return True
 
     def records(self, frame: Frame) -> list[Record]:
         _, count, inline_at, body = frame
@@ -241,6 +247,10 @@ class Worker:
         self.send(wire.HEADER.pack(0, Kind.TRIM, 0, 0))
         if self.arena.mapped:
             self.trim_later()
+
+    def _read_output(self) -> None:
+        if not self._output.read() and self._listening:
+            self.loop.remove_reader(self._output.fd)
 
     async def check_ready(self, timeout_s: float) -> bool:
         """What the model's ``is_ready`` returns. Raises TimeoutError."""
@@ -274,24 +284,21 @@ class Worker:
     def _ended_how(self) -> str:
         """Wait for the end; says how it came about. On any thread."""
         end = time.monotonic() + _EXIT_S
-        ended = self._wait(end)
+        killed = "" if self._wait(end) else " had closed its connection, and was killed"
         with self._ending:
             self._reap()
-            self._output.rest()
-        killed = "" if ended else " had closed its connection, and was killed"
-        if self._refusal:
-            killed = f"{self._refusal} was killed"
+            self._output.read_rest()
         code = self.process.returncode
-        if not killed:
+        if self._reason:
+            killed = self._reason
+        elif not killed:
             if code < 0:
                 with contextlib.suppress(ValueError):
                     killed = f" was killed by {signal.Signals(-code).name}"
                 killed = killed or f" was killed by signal {-code}"
             else:
                 killed = f" exited with status {code}"
-        last = self._output.tail
-        said = f"; the last it wrote:{last}" if last else ""
-        return f"its process {self.process.pid}{killed}{said}"
+        return f"its process {self.process.pid}{killed}{self._output.last()}"
 
     def _wait(self, end: float) -> bool:
         """Whether the process ends before `end`; it is not reaped, so that its group is still its own."""
@@ -312,6 +319,11 @@ class Worker:
         self.kill()
         self.process.wait()
 
+    def kill_because(self, reason: str) -> None:
+        """The end that the server makes; the event loop hears of it by the socket."""
+        self._reason = f" was killed: {reason}"
+        self.kill()
+
     def kill(self) -> None:
         if self.process.returncode is None:
             with contextlib.suppress(OSError):
@@ -324,7 +336,7 @@ class Worker:
             self._listening = False
             self.loop.remove_reader(self._socket.fileno())
             self.loop.remove_writer(self._socket.fileno())
-            self._output.end()
+            self.loop.remove_reader(self._output.fd)
             if self._pidfd >= 0:
                 self.loop.remove_reader(self._pidfd)
         if self._trimming is not None:
@@ -343,7 +355,7 @@ class Worker:
                 _log.warning("%s did not end within %g s: it is killed", self.who, timeout_s)
             with self._ending:
                 self._reap()
-                self._output.rest()
+                self._output.read_rest()
         with self._ending:
             self._close_all()
 
@@ -364,11 +376,11 @@ class Worker:
     def _converse(self, unsent: bytes, end: float) -> None:
         """Send and receive without the event loop until the process closes its socket."""
         poll = select.poll()
-        poll.register(self._output, select.POLLIN)
+        poll.register(self._output.fd, select.POLLIN)
         while (left := end - time.monotonic()) > 0:
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if unsent else 0))
             for fd, events in poll.poll(left * 1000):
-                if fd == self._output.fileno():
+                if fd == self._output.fd:
                     if not self._output.read():
                         poll.unregister(fd)
                     continue
@@ -379,8 +391,7 @@ class Worker:
                         count = self._socket.recv_into(self._frames.room())
                         if not count:
                             return
-                        self._receive(count)
-                        if self._refusal:
+                        if not self._receive(count):
                             return
                 except BlockingIOError:
                     continue

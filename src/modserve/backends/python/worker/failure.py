@@ -5,7 +5,7 @@ import traceback
 from types import TracebackType
 from typing import Iterator, List, Optional, Tuple
 
-from .errors import ModelError, TritonError, TritonModelException
+from .errors import ErrorCode, ModelError, TritonError, TritonModelException
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _FRAMES = 20
@@ -20,11 +20,9 @@ def of_exception(error: BaseException, before: str) -> ModelError:
     """
     if isinstance(error, ModelError):
         return error
-    code = "INTERNAL"
+    code = error.code if isinstance(error, TritonModelException) else ErrorCode.INTERNAL
     if isinstance(error, TritonError):
-        code = error.code().name
-    elif isinstance(error, TritonModelException):
-        code = error.code.name
+        code = error._code
     text = _text(error)
     places = list(_places(error.__traceback__))
     if isinstance(error, SyntaxError) and error.filename:
@@ -32,7 +30,7 @@ def of_exception(error: BaseException, before: str) -> ModelError:
     places.reverse()
     lines = [f"  {file}({line}): {function}" for file, line, function in places[:_FRAMES]]
     at = "\n\nAt:\n" + "\n".join(lines) + "\n" if lines else ""
-    return ModelError(code, f"{before}{text}{at}", formatted(error))
+    return ModelError(code.name, f"{before}{text}{at}", formatted(error))
 
 
 def formatted(error: BaseException) -> str:

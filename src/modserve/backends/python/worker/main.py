@@ -20,7 +20,7 @@ import traceback
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional
 
-from . import host, wire
+from . import host, library_path, wire
 from . import model as python_model
 from .errors import ErrorCode, ModelError, TritonError
 from .link import Link, ServerGoneError
@@ -36,6 +36,7 @@ _F_SETSIG = 10
 
 def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, ready: int) -> NoReturn:
     faulthandler.enable()
+    library_path.restore()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _die_with_server(lifeline)
@@ -92,7 +93,6 @@ class Worker:
         self._ready = ready
         self._work: Deque[Frame] = deque()
         self._model: python_model.LoadedModel
-        self._loaded = False
         self._decoupled = False
         self._answers: Dict[int, Callable[[Any], Any]] = {
             Kind.HELLO: lambda _: wire.VERSION,
@@ -138,7 +138,6 @@ class Worker:
 
     def _start(self, question: Dict[str, Any]) -> None:
         self._model = python_model.load(of_host=self._server, **question)
-        self._loaded = True
 
     def _complete(self, question: str) -> Optional[str]:
         return self._model.auto_complete_config(question)
@@ -152,7 +151,7 @@ class Worker:
         return {"is_ready": model.has_is_ready, "is_async": model.is_async}
 
     def _finalize(self) -> None:
-        if not self._loaded:
+        if not hasattr(self, "_model"):  # it could not be loaded
             return
         try:
             self._model.finalize()

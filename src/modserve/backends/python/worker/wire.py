@@ -171,7 +171,7 @@ class Descriptions:
         return written
 
     def read(self, written: bytes) -> Description:
-        """Raises ValueError for what is no description."""
+        """Raises ValueError or KeyError for what is no description."""
         description = self._read.get(written)
         if description is None:
             if len(self._read) >= _KEPT:
@@ -185,7 +185,7 @@ def _read(written: bytes, datatypes: Callable[[str], Any]) -> Description:
     described = []
     for name, datatype, dims in tensors:
         shape = tuple([int(dim) for dim in dims])
-        size = SIZES[datatype] * math.prod(shape) if datatype in SIZES else -1
+        size = -1 if datatype == "BYTES" else math.prod(shape) * SIZES[datatype]
         described.append(Described(str(name), datatypes(datatype), shape, size))
     return Description(tuple(described), tuple([str(name) for name in outputs]))
 
