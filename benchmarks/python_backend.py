@@ -4,7 +4,7 @@
     python benchmarks/python_backend.py --write                      # and puts it, and its picture, into the docs
     python benchmarks/python_backend.py --models add_sub --clients 8 --runs 1 --seconds 2
 
-The models are those of the folder python_models. Needs what overhead.py needs: wrk, h2load, and for the comparison with
+The models are those of the folder model_files. Needs what overhead.py needs: wrk, h2load, and for the comparison with
 Triton its command in TRITON_SERVER_CMD. The interpreter that Triton's stub runs (the first python3 in PATH) needs NumPy
 below 2, and onnxruntime for the model that uses it; without that, this model is left out under Triton. The servers run
 side by side and take turns, window by window, so that what disturbs the machine disturbs all of them.

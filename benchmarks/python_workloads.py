@@ -20,7 +20,7 @@ import overhead
 from modserve.pb import inference as pb
 from overhead import ROOT, ServerProcess
 
-MODELS = ROOT / "benchmarks" / "python_models"
+MODELS = ROOT / "benchmarks" / "model_files"
 NUMBERS = 100
 """Responses to a request of the decoupled model."""
 LARGE = 4_000_000
