@@ -24,7 +24,8 @@ from server_process import ServerProcess, serving
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, http
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES, DOCS = ROOT / "examples", ROOT / "docs"
 PICTURES = Path(sklearn.datasets.__file__).parent / "images"
 
 
@@ -89,10 +90,18 @@ def series() -> Iterator[Example]:
     yield from run("stateful")
 
 
+@pytest.fixture(scope="module")
+def functions() -> Iterator[Example]:
+    folder = EXAMPLES / "function"
+    models = [f"{folder}/places.py:distance", f"nearest={folder}/places.py:Nearest", f"{folder}/places.py:route"]
+    with serving(options=models) as server:
+        yield Example(folder, server, load(folder / "client.py"))
+
+
 _BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["embeddings", "images", "pages", "stories", "series"])
+@pytest.mark.parametrize("name", ["embeddings", "images", "pages", "stories", "series", "functions"])
 def test_the_page_of_the_example(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Its commands work as printed, and print what is printed below them, but for how sure a network is of it."""
     example: Example = request.getfixturevalue(name)
@@ -115,6 +124,14 @@ def test_the_page_of_the_example(name: str, tmp_path: Path, request: pytest.Fixt
             printed = done.stdout.decode(errors="replace")
             assert printed
     assert commands
+
+
+def test_the_code_in_the_documentation_is_that_of_the_examples() -> None:
+    """But for how it is indented and broken into lines."""
+    code = "".join("".join(path.read_text().split()) for path in EXAMPLES.rglob("*.py"))
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "python-examples.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks
+    assert [block for block in blocks if "".join(block.split()) not in code] == []
 
 
 def test_embeddings_are_those_of_the_published_weights(embeddings: Example) -> None:
@@ -302,3 +319,27 @@ def test_a_series_begins_anew(series: Example) -> None:
     unfinished = series.client.Series(series.grpc(), 101)
     unfinished.send(1.0, 2.0, 3.0)
     check_series(series, 101)
+
+
+def test_functions_as_models_are_the_functions(functions: Example) -> None:
+    places = load(functions.folder / "places.py")
+    source = np.random.default_rng(0)
+    start, end = (source.uniform([-90, -180], [90, 180], (50, 2)) for _ in range(2))
+    served = functions.client.call(functions.http(), "distance", start=start, end=end).as_numpy("output")
+    np.testing.assert_allclose(served, places.distance(start, end))
+    equator = functions.client.call(functions.http(), "distance", start=[(0, 0)], end=[(0, 180)])
+    assert equator.as_numpy("output").item() == pytest.approx(np.pi * places.EARTH_RADIUS_KM)
+
+
+def test_every_city_is_nearest_to_itself(functions: Example) -> None:
+    rows = [line.split(",") for line in (functions.folder / "cities.csv").read_text("utf-8").splitlines()[1:]]
+    places = [(float(latitude), float(longitude)) for _, latitude, longitude in rows]
+    result = functions.client.call(functions.http(), "nearest", place=places)
+    assert [name.decode() for name in result.as_numpy("name").ravel()] == [name for name, _, _ in rows]
+    assert result.as_numpy("distance").ravel().tolist() == [0] * len(rows)
+
+
+def test_a_route_without_steps(functions: Example) -> None:
+    body = json.dumps({"start": [0, 0], "end": [1, 1], "steps": 0}).encode()
+    answer = http(functions.server.http_port, "POST", "/v2/models/route/generate_stream", body)
+    assert "'steps' is 0; there must be one at least" in answer.body.decode()
