@@ -33,7 +33,8 @@ class Link:
         self._frames = FrameReader()
         self._arena = Arena(workers_memory, wire.WORKERS)
         self._mirror = Mirror(servers_memory)
-        self._sending = threading.Lock()
+        # Destructors of the API's objects send, too, and run wherever memory is allocated: also while a thread sends.
+        self._sending = threading.RLock()
         self._reading = threading.Lock()
         self._news = threading.Condition()
         self._followers = 0
