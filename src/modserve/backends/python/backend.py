@@ -110,7 +110,9 @@ class PythonModel:
         if source.loop is None:
             raise unavailable(f"{who}: a worker process needs a server, whose event loop it is driven from")
         worker = Worker(source.loop, who)
-        instance = WorkerInstance(worker, source, self._backend_options, self._environment)
+        instance = WorkerInstance(
+            worker, source, self._backend_options, self._environment, self._options.execution_timeout_s
+        )
         with self._hints():
             instance.load(load)
         return instance

@@ -27,7 +27,7 @@ from modserve.core.tensor import Tensor
 
 from .calls import WorkerCalls
 from .environment import Environment
-from .options import BackendOptions
+from .options import EXECUTION_TIMEOUT, BackendOptions
 from .process import Worker
 from .worker import wire
 from .worker.wire import Descriptions, Frame, FrameWriter, Kind, Location, Record, Status
@@ -45,7 +45,14 @@ _SEQUENCE_START, _SEQUENCE_END = 1, 2
 class WorkerInstance:
     """Implements `backends.api.AsyncRequestInstance`."""
 
-    def __init__(self, worker: Worker, source: ModelSource, options: BackendOptions, environment: Environment) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        source: ModelSource,
+        options: BackendOptions,
+        environment: Environment,
+        execution_timeout_s: float | None,
+    ) -> None:
         self.worker = worker
         self.max_ahead = _AHEAD
         self._options = options
@@ -55,6 +62,8 @@ class WorkerInstance:
         self._batches: deque[_Batch] = deque()
         self._handle: InstanceHandle | None = None
         self._lost: InstanceLostError | None = None
+        self._execution_timeout_s = execution_timeout_s
+        self._timer: asyncio.TimerHandle | None = None
         self._calls = WorkerCalls(worker, source, self._requests)
         self._takers: dict[int, Callable[[Frame], None]] = {
             Kind.EXECUTED: self._executed,
@@ -105,7 +114,10 @@ class WorkerInstance:
             self.check_ready = self._check_ready
 
     def _ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
-        result = self.worker.ask(kind, value, timeout_s)
+        try:
+            result = self.worker.ask(kind, value, timeout_s)
+        except InstanceLostError as error:
+            raise InstanceLostError(f"{_DOING[kind]}, {error.message}") from None
         if "code" in result:
             if result["traceback"]:
                 _log.error("%s: %s", self.worker.who, result["traceback"])
@@ -120,6 +132,8 @@ class WorkerInstance:
         self._handle = handle
 
     def detach(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self.worker.end()
         self._open.clear()
         self._calls.close()
@@ -144,6 +158,8 @@ class WorkerInstance:
         self._open.update(zip(numbers, requests, strict=True))
         batch = _Batch(numbers, done)
         self._batches.append(batch)
+        if self._execution_timeout_s is not None and len(self._batches) == 1:
+            self._watch_time(self._execution_timeout_s)
         worker = self.worker
         size = sum([tensor.size for request in requests for tensor in request.tensors.values()])
         if size <= _LARGE_BYTES:
@@ -182,7 +198,16 @@ class WorkerInstance:
     def _executed(self, frame: Frame) -> None:
         for record in self.worker.records(frame):
             self._give(record)
-        self._batches.popleft().done(None)
+        batch = self._batches.popleft()
+        if self._timer is not None:
+            self._timer.cancel()
+            if self._batches and self._execution_timeout_s is not None:
+                self._watch_time(self._execution_timeout_s)
+        batch.done(None)
+
+    def _watch_time(self, limit_s: float) -> None:
+        reason = f"an execution took longer than the {limit_s:g} s of '{EXECUTION_TIMEOUT}'"
+        self._timer = self.worker.loop.call_later(limit_s, self.worker.kill_because, reason)
 
     def _respond(self, frame: Frame) -> None:
         for record in self.worker.records(frame):
@@ -239,6 +264,14 @@ class WorkerInstance:
 
     def _write_log(self, frame: Frame) -> None:
         _log.log(_LEVELS[frame[2]], "%s: %s", self.worker.who, str(frame[3], "utf-8", "replace"))
+
+
+_DOING = {
+    Kind.HELLO: "when it started",
+    Kind.START: "when it loaded model.py",
+    Kind.COMPLETE: "in auto_complete_config",
+    Kind.INITIALIZE: "in initialize",
+}
 
 
 class _Batch(NamedTuple):

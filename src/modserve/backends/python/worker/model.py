@@ -9,7 +9,7 @@ import json
 from types import ModuleType
 from typing import Any, Awaitable, Callable, Dict, List, Optional, Sequence
 
-from . import failure, host, modules
+from . import adapter, decorated, failure, host, modules
 from .errors import ModelError
 from .model_config import ModelConfig
 from .request import InferenceRequest
@@ -23,7 +23,7 @@ Responses = List[Optional[InferenceResponse]]
 def load(
     path: str, name: str, of_host: Optional[host.Host], *, isolated: bool = False, search_paths: Sequence[str] = ()
 ) -> "LoadedModel":
-    """Run the model.py at `path`. `name` is the model's, for messages.
+    """Run the model.py at `path`. `name` is the model's, for messages. A decorated object in it may be the model, too.
 
     `isolated` is for a process with several models: each has its own modules beside its model.py then.
     `search_paths` are more directories for its modules. Raises `ModelError`.
@@ -32,12 +32,13 @@ def load(
     with _Of(of_host if isolated else None):
         failed = None
         try:
+            decorated.stand_in()
             module = scope.run()
+            kind = getattr(module, CLASS, None) or adapter.of_module(module)
         except BaseException as error:
             failed = failure.of_exception(error, "")
     if failed is not None:
         raise failed
-    kind = getattr(module, CLASS, None)
     if kind is None:
         raise ModelError("INVALID_ARG", f"{path} has no class {CLASS}")
     if not isinstance(kind, type):

@@ -75,7 +75,7 @@ class Scope:
     def _share_process(self) -> None:
         global _directory_of_process
         _directory_of_process = self.directory
-        at = next((i for i, entry in enumerate(sys.path) if _is_of_packages(entry)), len(sys.path))
+        at = _end_of_standard_library()
         sys.path[at:at] = [directory for directory in self.directories if directory not in sys.path]
         if self.package not in sys.modules:
             package = ModuleType(self.package)
@@ -190,8 +190,13 @@ def model_directory() -> str:
     raise RuntimeError("this works inside a model that a server runs")
 
 
-def _is_of_packages(entry: str) -> bool:
-    return os.path.basename(os.path.normpath(entry)) in ("site-packages", "dist-packages")
+def _end_of_standard_library() -> int:
+    """Where the entries of `sys.path` after the standard library begin."""
+    standard = os.path.dirname(os.__file__)
+    for index in range(len(sys.path), 0, -1):
+        if sys.path[index - 1] in (standard, os.path.join(standard, "lib-dynload")):
+            return index
+    return len(sys.path)
 
 
 __all__: List[str] = ["Scope", "model_directory", "offer_api"]

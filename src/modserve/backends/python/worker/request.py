@@ -131,7 +131,7 @@ class InferenceRequest:
                 raise TritonModelException(f"Input tensor {whose} should not be empty.")
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"InferenceRequest(): inputs must be a list of Tensor, not of {type_name(tensor)}")
-        self._names = _elements("requested_output_names", requested_output_names)
+        self._names = list(dict.fromkeys(_elements("requested_output_names", requested_output_names)))
         for name in self._names:
             if not isinstance(name, str):
                 raise TypeError(

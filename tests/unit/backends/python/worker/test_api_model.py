@@ -1,84 +1,21 @@
-"""The life cycle of a model.py, and what is said of one that fails."""
+"""The executions of a model.py, and what is said of one that fails."""
 
 import asyncio
 import gc
-import json
 import re
-import textwrap
 import weakref
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+from model_files import ECHO, HEAD, Handle, Make, loader, refused, requests
 
-from modserve.backends.python.worker import model, modules
+from modserve.backends.python.worker import modules
 from modserve.backends.python.worker.errors import ModelError
-from modserve.backends.python.worker.request import InferenceRequest
-from modserve.backends.python.worker.tensor import Tensor
-
-HEAD = "import sys\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\nNONE = np.zeros(0)\n"
-
-Make = Callable[..., model.LoadedModel]
-
-
-class Handle:
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-
-    def send(self, response: Any, final: bool) -> None:
-        self.events.append(("response", final) if response is not None else ("end", final))
-
-    def is_cancelled(self) -> bool:
-        return False
-
-    def reschedule(self) -> None:
-        self.events.append("again")
-
-    def let_go(self) -> None:
-        self.events.append("gone")
 
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> Make:
-    """Loads a model whose class has these methods; `whole` is the whole file."""
-
-    def load(methods: str = "", whole: "str | None" = None, initialize: bool = True) -> model.LoadedModel:
-        path = tmp_path / "m" / "1" / "model.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        body = textwrap.indent(textwrap.dedent(methods), "    ")
-        path.write_text(whole if whole is not None else f"{HEAD}class TritonPythonModel:\n{body}\n", encoding="utf-8")
-        made = model.load(str(path), "m", None, isolated=True)
-        if initialize:
-            made.initialize({"model_name": "m"})
-        return made
-
-    return load
-
-
-def requests(count: int = 1, handle: "Handle | None" = None, **more: Any) -> "list[InferenceRequest]":
-    handle = handle or Handle()
-    return [
-        InferenceRequest.received(handle, [Tensor("I", np.full(2, i, np.float32))], ("O",), **more)
-        for i in range(count)
-    ]
-
-
-def refused(call: Callable[[], Any]) -> ModelError:
-    with pytest.raises(ModelError) as caught:
-        call()
-    assert caught.value.__context__ is None  # nothing of the model is kept
-    return caught.value
-
-
-ECHO = """
-def execute(self, requests):
-    return [
-        pb_utils.InferenceResponse([pb_utils.Tensor("O", r.inputs()[0].as_numpy() + 1), pb_utils.Tensor("Q", NONE)])
-        for r in requests
-    ]
-"""
+    return loader(tmp_path)
 
 
 def test_an_execution(loaded: Make) -> None:
@@ -142,6 +79,8 @@ def test_nothing_of_an_execution_is_kept(loaded: Make) -> None:
             "n",
         ),
         ("raise pb_utils.TritonError('no', pb_utils.TritonError.INVALID_ARG)", "INVALID_ARG", "TritonError: no"),
+        ("raise type('E', (pb_utils.TritonError,), {'__init__': lambda self: None})", "INTERNAL", "E: "),
+        ("raise type('E', (pb_utils.TritonModelException,), {'__init__': lambda self: None})", "INTERNAL", "E: "),
         ("sys.exit(3)", "INTERNAL", "SystemExit: 3"),
         ("raise KeyboardInterrupt", "INTERNAL", "KeyboardInterrupt: "),
         ("raise GeneratorExit", "INTERNAL", "GeneratorExit: "),
@@ -369,91 +308,6 @@ async def test_readiness(loaded: Make, prefix: str) -> None:
     silent = loaded(ECHO)
     assert silent.is_ready()
     assert await silent.is_ready_async()
-
-
-def test_completion_of_the_configuration(loaded: Make, tmp_path: Path) -> None:
-    made = loaded(
-        ECHO
-        + """
-@staticmethod
-def auto_complete_config(config):
-    if config.as_dict()["max_batch_size"] == 9:
-        return {}
-    config.set_max_batch_size(4)
-    return config
-""",
-        initialize=False,
-    )
-    completed = made.auto_complete_config('{"name": "m", "max_batch_size": 0}')
-    assert completed is not None
-    assert json.loads(completed) == {"name": "m", "max_batch_size": 4}
-    failed = refused(lambda: made.auto_complete_config('{"name": "m", "max_batch_size": 8}'))
-    assert re.match(
-        r"ValueError: configuration specified max_batch_size 8.*At:\n  .*model.py\(\d+\)", failed.message, re.S
-    )
-    failed = refused(lambda: made.auto_complete_config('{"name": "m", "max_batch_size": 9}'))
-    assert failed.message.startswith(
-        "auto_complete_config function in model 'm' must return a valid pb.ModelConfig object, not dict ("
-    )
-    assert f"{tmp_path}/m/1/model.py(" in failed.message
-    assert loaded(ECHO, initialize=False).auto_complete_config("{}") is None
-
-
-@pytest.mark.parametrize(
-    ("whole", "message"),
-    [
-        ("x = 1\ndef f(:\n", "SyntaxError: invalid syntax\n\nAt:\n  PATH(2): def f(:\n"),
-        (
-            "import nothing_of_that_name\n",
-            "ModuleNotFoundError: No module named 'nothing_of_that_name'\n\nAt:\n  PATH(1): <module>\n",
-        ),
-        ("raise SystemExit(2)", "SystemExit: 2\n\nAt:\n  PATH(1): <module>\n"),
-        ("x = 1", "PATH has no class TritonPythonModel"),
-        ("TritonPythonModel = 1", "PATH: TritonPythonModel is no class but int"),
-    ],
-)
-def test_a_file_that_is_no_model(loaded: Make, tmp_path: Path, whole: str, message: str) -> None:
-    assert refused(lambda: loaded(whole=whole)).message == message.replace(
-        "PATH", str(tmp_path / "m" / "1" / "model.py")
-    )
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    failed = refused(lambda: model.load(str(tmp_path / "model.py"), "m", None, isolated=True))
-    assert failed.message.startswith("FileNotFoundError: ")
-    assert str(tmp_path / "model.py") in failed.message
-
-
-@pytest.mark.parametrize(
-    ("methods", "message"),
-    [
-        ("x = 1", "Python model PATH does not implement `execute` method."),
-        ("execute = 3", "PATH: `execute` of TritonPythonModel is no method but int"),
-        ("def execute(self): pass", "`execute` must take the list of requests.* it is `execute()` (PATH(6))"),
-        ("def execute(self, a, b): pass", "`execute` must take the list of requests.*`execute(a, b)` (PATH(6))"),
-        ("def __init__(self, x): pass\ndef execute(self, r): pass", "TypeError: .*__init__() missing 1 required"),
-        ("def initialize(self, args):\n    sys.exit(1)", "SystemExit: 1\n\nAt:\n  PATH(7): initialize\n"),
-        ("def initialize(self): pass", "TypeError: .*initialize() takes 1 positional argument"),
-    ],
-)
-def test_a_class_that_is_no_model(loaded: Make, tmp_path: Path, methods: str, message: str) -> None:
-    failed = refused(lambda: loaded(methods))
-    text = message.replace("PATH", str(tmp_path / "m" / "1" / "model.py"))
-    assert all(part in failed.message for part in text.split(".*"))
-
-
-def test_execute_may_be_any_callable(loaded: Make) -> None:
-    made = loaded("def initialize(self, args):\n    self.execute = lambda r, *more: [pb_utils.InferenceResponse([])]")
-    assert len(made.execute(requests())) == 1
-    made = loaded(
-        """
-        class Coroutine:
-            async def __call__(self, requests):
-                return []
-        execute = Coroutine()
-        """
-    )
-    assert made.is_async
 
 
 def test_finalize_may_fail(loaded: Make) -> None:

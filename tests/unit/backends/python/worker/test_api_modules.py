@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from modserve.backends.python.worker import model
+from modserve.backends.python.worker import host, model
 from modserve.backends.python.worker.errors import ModelError
 
 EMPTY = "\nclass TritonPythonModel:\n    def execute(self, requests): pass\n"
@@ -115,7 +115,7 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
 
 
 def test_every_module_of_a_model_has_its_host_and_directory(tmp_path: Path) -> None:
-    host: Any = object()
+    of_host: Any = object()
     code = "import triton_python_backend_utils as pb_utils\ndirectory = pb_utils.get_model_dir\n"
     module = load(
         write(
@@ -123,17 +123,57 @@ def test_every_module_of_a_model_has_its_host_and_directory(tmp_path: Path) -> N
             model=f"import utils\n{code}DIRECTORY = directory()\ndef get_directory(): return DIRECTORY\n{EMPTY}",
             utils=code,
         ),
-        host,
+        of_host,
     )
-    assert module.__modserve_host__ is module.utils.__modserve_host__ is host
+    assert module.__modserve_host__ is module.utils.__modserve_host__ is of_host
     assert module.get_directory() == str(tmp_path / "m" / "1")
     assert eval("directory()", vars(module.utils)) == module.DIRECTORY
+
+
+def test_the_code_of_each_model_has_its_own_host(tmp_path: Path) -> None:
+    code = """
+import threading
+import helper
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        pb_utils.Logger.log("initialize")
+    def execute(self, requests):
+        pb_utils.Logger.log("execute")
+        for target in (self.log, helper.log):
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+    def log(self):
+        pb_utils.Logger.log("thread")
+"""
+    helper = "import triton_python_backend_utils as pb_utils\ndef log(): pb_utils.Logger.log('helper')\n"
+    logs: Any = [Log(), Log()]
+    both = [
+        model.load(write(tmp_path / name, model=code, helper=helper), name, log, isolated=True)
+        for name, log in zip("ab", logs, strict=True)
+    ]
+    for made in both:
+        made.initialize({})
+    both[0].execute([])
+    assert [log.lines for log in logs] == [["initialize", "execute", "thread", "helper"], ["initialize"]]
+    with pytest.raises(RuntimeError):
+        host.current()
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, level: str, message: str) -> None:
+        self.lines.append(message)
 
 
 ALONE = """
 import sys
 sys.path.insert(0, sys.argv[2])
-sys.path.append("/nowhere/site-packages")
+sys.path.insert(0, "/nowhere/site-packages")
 from modserve_worker import model
 made = model.load(sys.argv[1], "m", None)
 module = made.module

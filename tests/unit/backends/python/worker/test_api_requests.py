@@ -224,10 +224,11 @@ def test_a_request_for_another_model() -> None:
     memory = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
     trace = InferenceTrace()
     request = InferenceRequest(
-        "r", "s", [tensor], ["b", "a"], "m", 2, 3, 4, preferred_memory=memory, trace=trace, parameters={"a": True}
+        "r", "s", [tensor], ["b", "a", "b"], "m", 2, 3, 4, preferred_memory=memory, trace=trace, parameters={"a": True}
     )
     assert request.inputs() == [tensor]
     assert request.requested_output_names() == {"a", "b"}
+    assert request._names == ["b", "a"]
     assert (request.model_name, request.model_version, request.preferred_memory) == ("m", 2, memory)
     assert (request.request_id(), request.correlation_id(), request.flags(), request.timeout()) == ("r", "s", 3, 4)
     assert request.trace() is trace
