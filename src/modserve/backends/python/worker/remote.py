@@ -45,6 +45,7 @@ class RemoteRequest:
             server.requests.pop(self.number, None)
         else:
             server.requests[self.number] = self
+            server.link.look()  # a model that only sends reads nothing else, and would not hear that it shall wait
             if self.paused:
                 server.link.wait(lambda: not self.paused)
         server.link.send_records(
