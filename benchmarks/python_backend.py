@@ -4,7 +4,7 @@
     python benchmarks/python_backend.py --write                      # and puts it, and its picture, into the docs
     python benchmarks/python_backend.py --models add_sub --clients 8 --runs 1 --seconds 2
 
-The models are those of the folder python_models. Needs what overhead.py needs: wrk, h2load, and for the comparison with
+The models are those of the folder model_files. Needs what overhead.py needs: wrk, h2load, and for the comparison with
 Triton its command in TRITON_SERVER_CMD. The interpreter that Triton's stub runs (the first python3 in PATH) needs NumPy
 below 2, and onnxruntime for the model that uses it; without that, this model is left out under Triton. The servers run
 side by side and take turns, window by window, so that what disturbs the machine disturbs all of them.
@@ -43,23 +43,27 @@ class Driver:
     busiest: float = 0.0
     """The most that a load generator used of one core, which is all it can use."""
 
-    def run(self, window: Callable[[], Load]) -> Load:
+    def run(self, seconds: int, window: Callable[[int], Load]) -> Load:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        load = window()
+        load = window(seconds)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        self.busiest = max(self.busiest, used / self.seconds)
+        self.busiest = max(self.busiest, used / seconds)
         return load
 
     def http(self, target: ServerProcess, workload: Workload, clients: int) -> Load:
         verb, body, length = http_body(workload)
         return self.run(
-            lambda: overhead.wrk(target, workload.model, body, length, clients, self.seconds, path_end=verb)
+            self.seconds * workload.windows,
+            lambda seconds: overhead.wrk(target, workload.model, body, length, clients, seconds, path_end=verb),
         )
 
     def grpc(self, target: ServerProcess, workload: Workload, clients: int) -> Load:
         method, body = grpc_body(workload)
-        return self.run(lambda: h2load(target, method, body, clients, self.seconds, workload.expected.nbytes))
+        return self.run(
+            self.seconds * workload.windows,
+            lambda seconds: h2load(target, method, body, clients, seconds, workload.expected.nbytes),
+        )
 
 
 def h2load(target: ServerProcess, method: str, body: bytes, clients: int, seconds: int, least: int) -> Load:
@@ -83,9 +87,11 @@ def read_h2load(text: str, log: str, cpu_seconds: float, least: int) -> Load:
     counts = re.search(r"(\d+) done, (\d+) succeeded", text)
     rate = re.search(r"finished in \S+, ([\d.]+) req/s", text)
     data = re.search(r"\((\d+)\) data", text)
-    if not (counts and rate and data) or counts[1] != counts[2] or counts[2] == "0":
+    if not (counts and rate and data) or counts[1] != counts[2]:
         raise SystemExit(f"h2load saw failures:\n{text}")
     count = int(counts[2])
+    if not count:
+        raise SystemExit("no call ended within a window: --seconds allows longer ones")
     if int(data[1]) < count * least:
         raise SystemExit(f"responses have fewer than {least} bytes, so they are errors:\n{text}")
     times = sorted(int(line.split("\t")[2]) for line in log.splitlines())
@@ -317,9 +323,9 @@ def main() -> None:
     text = "\n".join(
         [
             f"{available_cores()} cores, {platform.machine()}, Python {platform.python_version()}; clients and servers "
-            f"share the cores. Median (least–most) of {arguments.runs} windows of {arguments.seconds} s. CPU is that "
-            "of the server and of all processes below it, workers or stubs, user and system; memory is theirs too "
-            f"(PSS: what they share counts once). The busiest load generator used {driver.busiest:.0%} of one core.",
+            f"share the cores. Median (least–most) of {arguments.runs} windows of {arguments.seconds} s (16 MB: 3 times that). "
+            "CPU is that of the server and of all processes below it, workers or stubs, user and system; memory is theirs "
+            f"too (PSS: what they share counts once). The busiest load generator used {driver.busiest:.0%} of one core.",
             *tables,
         ]
     )

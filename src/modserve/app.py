@@ -86,7 +86,9 @@ class InferenceServer(Server):
         )
         table = ModelTable()
         table.expect(None)  # until the repositories have been looked through
-        loader = Loader(registry, options, self._executor, table.borrow, self, lambda: self.changes.notify())
+        loader = Loader(
+            registry, options, self._executor, table.borrow, self, lambda: self.changes.notify(), table.borrower
+        )
         super().__init__(
             ModelManager(table, loader, threads, settings.model_load_retry_count),
             repositories(settings),

@@ -1,6 +1,6 @@
 """Models written in Python, and calls of them that are the same over both protocols.
 
-Each model is in the repository twice, as ``name_process`` and as ``name_thread``: both must behave alike. Tests that use
+Each model is in the repository twice, as ``name_process`` and as ``name_thread``: both behave alike. Tests that use
 `serving_python` run against a Triton, too, if TRITON_SERVER_CMD has a command that starts one, with ``{repository}``,
 ``{http_port}``, ``{grpc_port}`` and ``{metrics_port}`` in it; what is peculiar to modserve fails there.
 """

@@ -1,6 +1,7 @@
 """Functions and classes as models: on the command line, in a program, and in a repository, as the page on them says."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -109,6 +110,19 @@ def test_a_script_whose_function_runs_in_a_process(folder: Path) -> None:
     (folder / "script.py").write_text((folder / "program.py").read_text().replace(', isolation="thread"', ""))
     result = subprocess.run([sys.executable, folder / "script.py"], capture_output=True, text=True, check=True)
     assert result.stdout == "[1. 2.]\n"
+
+
+def test_type_checkers_understand_the_page(folder: Path) -> None:
+    """Strictly, but for the functions without hints that the page has, too."""
+    options = ["--strict", "--allow-untyped-defs", "--config-file=", "--follow-imports=silent"]
+    result = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "functions.py", "program.py"],
+        cwd=folder,
+        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
 
 
 def test_in_a_repository_and_beside_one(folder: Path, tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ from modserve.scheduling.scheduler import Clock
 class EnsembleModel:
     """Checks requests, lets other models run them, and knows when all are settled.
 
-    Implements `core.servable.Servable` and `Finisher`. Made, and used, on the event loop's thread. Its statistics are like Triton's: next to no time in a queue, and the
-    sum of its steps' compute times. The composing models count their own.
+    Implements `core.servable.Servable` and `Finisher`. Made, and used, on the event loop's thread. Its statistics are
+    like Triton's: next to no time in a queue, and the sum of its steps' compute times. The composing models count their
+    own.
     """
 
     unready_reason: str | None = None

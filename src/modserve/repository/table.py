@@ -8,9 +8,17 @@ from typing import NamedTuple
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
 from modserve.core.loading import Blueprint, DirectoryLease, Listing, Needs
-from modserve.core.servable import Handle, SequenceKeeper, Servable
-from modserve.core.version import no_available_versions, not_ready, still_loading, unknown_model, unknown_version
+from modserve.core.servable import Borrow, Handle, SequenceKeeper, Servable
+from modserve.core.version import (
+    ModelId,
+    no_available_versions,
+    not_ready,
+    still_loading,
+    unknown_model,
+    unknown_version,
+)
 
+from .companions import Companions
 from .locks import Loans, NameLocks
 from .succession import Succession
 
@@ -79,6 +87,7 @@ class ModelTable:
         """Of the models that are being changed."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after everything that may change which versions are READY."""
+        self.companions = Companions()
         self._coming: Counter[str] = Counter()
         """The models that are being loaded, counted by the updates that load them."""
         self._expected: set[str] | None = set()
@@ -174,6 +183,20 @@ class ModelTable:
     def borrow(self, name: str, version: int | None) -> Handle:
         """Like `get`, but the servable is not drained until the handle is released."""
         return self.lend(self.get(name, version))
+
+    def borrower(self, caller: ModelId) -> Borrow:
+        """As `borrow`, for the engine of a model version, which may also borrow what is unloaded together with it."""
+
+        def borrow(name: str, version: int | None) -> Handle:
+            try:
+                return self.borrow(name, version)
+            except ModserveError:
+                companion = self.companions.find(caller, name, version)
+                if companion is None:
+                    raise
+                return self.lend(companion)
+
+        return borrow
 
     def lend(self, servable: Servable) -> Handle:
         """Like `borrow`, for a servable that `get` or `continuing` returned in this turn of the event loop."""

@@ -10,6 +10,7 @@ import pytest
 from calling_bench import CALLER, IDENTITY, ONES, PUPPET, Bench, asking, called
 
 from modserve import Code, EngineRequest, ModelCaller, ModserveError
+from modserve.core.lifecycle import State
 from modserve.server import Phase
 
 
@@ -101,6 +102,64 @@ async def test_sequences_that_have_begun_go_on_and_others_do_not_begin(bench: Be
     assert not leaving.done()
     handle.release()
     assert await leaving
+
+
+PIPELINE = """
+platform: "ensemble"
+max_batch_size: 4
+input [ { name: "INPUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "OUTPUT" data_type: TYPE_FP32 dims: [ 2 ] } ]
+ensemble_scheduling { step [
+  { model_name: "caller" model_version: -1
+    input_map { key: "INPUT" value: "INPUT" } output_map { key: "OUTPUT" value: "between" } },
+  { model_name: "slow" model_version: -1
+    input_map { key: "INPUT" value: "between" } output_map { key: "OUTPUT" value: "OUTPUT" } } ] }
+"""
+
+
+async def test_models_that_are_unloaded_together_take_each_others_last_calls(bench: Bench) -> None:
+    models = {"caller": CALLER, "slow": PUPPET, "pipeline": PIPELINE}
+    await bench.start(models, model_control_mode="explicit", load_model=("pipeline",))
+    server = bench.server
+
+    def work(models: ModelCaller, request: EngineRequest) -> Any:
+        called("slow")(models, request)
+        return called("slow", version=1)(models, request)
+
+    bench.caller.work = work
+    waiting = asyncio.create_task(bench.infer())
+    first = await bench.execution()
+    await server.unload_model("pipeline", unload_dependents=True)
+    for name in models:
+        with pytest.raises(ModserveError, match="no available versions"):
+            await bench.infer(name)
+    first.finish({"OUTPUT": ONES})
+    (await bench.execution()).finish({"OUTPUT": 5 * ONES})
+    assert await waiting == [[5.0, 5.0]]
+    changed = asyncio.Event()
+    with server.changes.listening(changed.set):
+        while any(entry.state is not State.UNAVAILABLE for entry in server.index()):
+            changed.clear()
+            await changed.wait()
+    assert bench.puppet.open_models == 0
+    with pytest.raises(ModserveError, match="no available versions"):
+        await asyncio.wrap_future(bench.caller.models.infer(asking("slow")))
+
+
+async def test_a_model_that_is_unloaded_alone_is_not_waited_for(bench: Bench) -> None:
+    await bench.start({"caller": CALLER, "slow": PUPPET}, model_control_mode="explicit", load_model=("*",))
+
+    def work(models: ModelCaller, request: EngineRequest) -> Any:
+        called("slow")(models, request)
+        return called("slow")(models, request)
+
+    bench.caller.work = work
+    waiting = asyncio.create_task(bench.infer())
+    first = await bench.execution()
+    await bench.server.unload_model("slow")
+    first.finish({"OUTPUT": ONES})
+    with pytest.raises(ModserveError, match="no available versions"):
+        await waiting
 
 
 async def test_the_end_does_not_wait_longer_than_it_may(bench: Bench) -> None:

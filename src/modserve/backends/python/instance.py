@@ -114,7 +114,10 @@ class WorkerInstance:
             self.check_ready = self._check_ready
 
     def _ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
-        result = self.worker.ask(kind, value, timeout_s)
+        try:
+            result = self.worker.ask(kind, value, timeout_s)
+        except InstanceLostError as error:
+            raise InstanceLostError(f"{_DOING[kind]}, {error.message}") from None
         if "code" in result:
             if result["traceback"]:
                 _log.error("%s: %s", self.worker.who, result["traceback"])
@@ -261,6 +264,14 @@ class WorkerInstance:
 
     def _write_log(self, frame: Frame) -> None:
         _log.log(_LEVELS[frame[2]], "%s: %s", self.worker.who, str(frame[3], "utf-8", "replace"))
+
+
+_DOING = {
+    Kind.HELLO: "when it started",
+    Kind.START: "when it loaded model.py",
+    Kind.COMPLETE: "in auto_complete_config",
+    Kind.INITIALIZE: "in initialize",
+}
 
 
 class _Batch(NamedTuple):

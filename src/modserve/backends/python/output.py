@@ -8,9 +8,15 @@ from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
 
-_BYTES = 16 * 1024
-"""Read at a time: other work of the event loop goes on between."""
+_BYTES = 2 * 1024
+"""Read at a time: they may be a thousand lines, and other work of the event loop goes on between."""
+_PIPE_BYTES = 1024 * 1024
+"""More than a pipe holds."""
 _KEPT_LINES = 20
+_KEPT_LINE = 400
+"""Characters of a line that are kept. What is kept goes into error messages, which gRPC has in its headers."""
+_KEPT = 4000
+"""Characters of all lines that are kept."""
 _LONGEST_LINE = 8 * 1024
 
 
@@ -38,7 +44,7 @@ class Output:
     def read_rest(self) -> None:
         """Take what has come, to the last line: the worker has ended."""
         with contextlib.suppress(OSError):
-            for _ in range(1024):  # something that the model has started may go on writing
+            for _ in range(_PIPE_BYTES // _BYTES):  # something that the model has started may go on writing
                 some = os.read(self.fd, _BYTES)
                 if not some:
                     break
@@ -47,8 +53,20 @@ class Output:
 
     def last(self) -> str:
         """The last lines, to end an error's text with."""
-        lines = "".join(f"\n  {line}" for line in self._kept)
-        return f"; the last it wrote:{lines}" if lines else ""
+        lines: list[str] = []
+        left = _KEPT
+        for line in reversed(self._kept):
+            left -= len(line)
+            if left < 0:
+                break
+            lines.insert(0, f"\n  {line}")
+        return f"; the last it wrote:{''.join(lines)}" if lines else ""
+
+    def close(self) -> None:
+        """May be called again."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def _take(self, some: bytes) -> None:
         *lines, self._line = (self._line + some).split(b"\n")
@@ -57,5 +75,5 @@ class Output:
         for line in lines:
             text = line.decode("utf-8", "replace").rstrip()
             if text:
-                self._kept.append(text)
+                self._kept.append(text if len(text) <= _KEPT_LINE else f"{text[:_KEPT_LINE]}…")
                 _log.info("%s: %s", self._who(), text)

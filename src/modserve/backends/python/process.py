@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 _MAIN = Path(__file__).parent / "worker" / "__main__.py"
 _EXIT_S = 2.0
 """How long a process that has closed its socket may take to be gone."""
+_LAST_READS = 64
+"""Of what a process sent before it ended: more than its socket holds."""
 _TRIM_S = arena.IDLE_SECONDS + 1
 
 
@@ -58,8 +60,11 @@ class Worker:
         self._socket: socket.socket
         self._questions: deque[Future[Any]] = deque()
         self._output: Output
+        self._pidfd = -1
         self._listening = False
         self._ended = False
+        self._ending = threading.Lock()
+        """Of the thread that takes the exit status, reads the rest of the output or closes files."""
         self._reason = ""
         self._trimming: asyncio.TimerHandle | None = None
         self._ready: socket.socket | None = None
@@ -80,7 +85,7 @@ class Worker:
         output, written = os.pipe()
         passed = (theirs.fileno(), servers, workers, lifeline, ready.fileno())
         self._socket, self._output = ours, Output(output, lambda: self.who)
-        self._fds = [servers, workers, held, output]
+        self._fds = [workers, held]
         ours.setblocking(False)
         self._ready.setblocking(False)
         try:
@@ -101,6 +106,7 @@ class Worker:
             ready.close()
             os.close(lifeline)
             os.close(written)
+        self._pidfd = _pidfd(self.process.pid)
         self.loop.call_soon_threadsafe(self._listen)
 
     def ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
@@ -139,6 +145,8 @@ class Worker:
         self._listening = True
         self.loop.add_reader(self._socket.fileno(), self._read)
         self.loop.add_reader(self._output.fd, self._read_output)
+        if self._pidfd >= 0:
+            self.loop.add_reader(self._pidfd, self._exited)
 
     def send_soon(self, frame: bytes) -> None:
         """As `send`, with whatever else is sent until the event loop looks for news: for a process that is busy."""
@@ -184,22 +192,24 @@ class Worker:
         if not self._unsent:
             self.loop.remove_writer(self._socket.fileno())
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Whether there may be more to read."""
         try:
             count = self._socket.recv_into(self._frames.room())
         except BlockingIOError:
-            return
+            return False
         except OSError:
             count = 0
-        if not count:
-            self._died()
-            return
-        self._receive(count)
+        if count and self._receive(count):
+            return True
+        self._died()
+        return False
 
-    def _receive(self, count: int) -> None:
-        for frame in self._frames.received(count):
-            kind, _, _, body = frame
-            try:
+    def _receive(self, count: int) -> bool:
+        """False after what the server does not understand: whatever else comes may be as wrong."""
+        try:
+            for frame in self._frames.received(count):
+                kind, _, _, body = frame
                 if kind == Kind.RELEASE:
                     for offset in wire.read_offsets(body):
                         self.arena.release(offset)
@@ -210,18 +220,18 @@ class Worker:
                     self._questions.popleft().set_result(wire.read_json(body))
                 else:
                     self.take(frame)
-            except Exception:
-                _log.exception("%s sent what the server does not understand; it is killed", self.who)
-                self.kill()
-                return
+        except Exception as error:
+            _log.exception("%s sent what the server does not understand; it is killed", self.who)
+            self.kill_because(f"it sent what the server does not understand: {type(error).__name__}: {error}")
+            return False
+        return True
 
     def records(self, frame: Frame) -> list[Record]:
         _, count, inline_at, body = frame
         return wire.read_records(body, count, inline_at, self.descriptions, self._fetch)
 
     def _fetch(self, location: Location) -> memoryview:
-        if self._trimming is None and not self._ended:
-            self._trimming = self.loop.call_later(_TRIM_S, self._trim)
+        self.trim_later()
         if location.memory == wire.SERVERS:
             return memoryview(self.arena.hold(location))
         return memoryview(self._mirror.fetch(location))
@@ -250,6 +260,14 @@ class Worker:
 
     # The end
 
+    def _exited(self) -> None:
+        """The process has ended. Its socket may still be open, in a child that it has left behind."""
+        for _ in range(_LAST_READS):
+            if not self._read():
+                break
+        if self._listening:
+            self._died()
+
     def _died(self) -> None:
         """The socket has closed: the process has ended, or is about to."""
         questions, self._questions = self._questions, deque()
@@ -267,8 +285,9 @@ class Worker:
         """Wait for the end; says how it came about. On any thread."""
         end = time.monotonic() + _EXIT_S
         killed = "" if self._wait(end) else " had closed its connection, and was killed"
-        self._reap()
-        self._output.read_rest()
+        with self._ending:
+            self._reap()
+            self._output.read_rest()
         code = self.process.returncode
         if self._reason:
             killed = self._reason
@@ -318,6 +337,8 @@ class Worker:
             self.loop.remove_reader(self._socket.fileno())
             self.loop.remove_writer(self._socket.fileno())
             self.loop.remove_reader(self._output.fd)
+            if self._pidfd >= 0:
+                self.loop.remove_reader(self._pidfd)
         if self._trimming is not None:
             self._trimming.cancel()
         while self._questions:
@@ -332,9 +353,11 @@ class Worker:
             self._converse(frame, end)
             if not self._wait(min(end, time.monotonic() + _EXIT_S)):
                 _log.warning("%s did not end within %g s: it is killed", self.who, timeout_s)
-            self._reap()
-            self._output.read_rest()
-        self._close_all()
+            with self._ending:
+                self._reap()
+                self._output.read_rest()
+        with self._ending:
+            self._close_all()
 
     def _end_on_loop(self) -> None:
         ended = threading.Event()
@@ -368,7 +391,8 @@ class Worker:
                         count = self._socket.recv_into(self._frames.room())
                         if not count:
                             return
-                        self._receive(count)
+                        if not self._receive(count):
+                            return
                 except BlockingIOError:
                     continue
                 except OSError:
@@ -379,6 +403,19 @@ class Worker:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._fds = []
+        self.arena.close()
+        self._output.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
         self._socket.close()
         if self._ready is not None:
             self._ready.close()
+
+
+def _pidfd(pid: int) -> int:
+    """A file descriptor that is readable when a child has ended; -1 where the system has no such thing."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1

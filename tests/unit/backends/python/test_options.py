@@ -115,9 +115,10 @@ def test_an_execution_may_have_a_limit() -> None:
     assert refusal(lambda: options.model_options(config(EXECUTION_TIMEOUT_SECONDS="0"))) == (
         "model 'm': parameter 'EXECUTION_TIMEOUT_SECONDS' is '0', expected seconds, more than 0 and at most 86400"
     )
-    assert refusal(lambda: options.model_options(config(EXECUTION_TIMEOUT_SECONDS="1", EXECUTION_MODE="thread"))) == (
-        "model 'm': parameter 'EXECUTION_TIMEOUT_SECONDS' ends a process, but 'EXECUTION_MODE' is 'thread'; leave one of "
-        "the two out"
+    refused = refusal(lambda: options.model_options(config(EXECUTION_TIMEOUT_SECONDS="1", EXECUTION_MODE="thread")))
+    assert refused == (
+        "model 'm': parameter 'EXECUTION_TIMEOUT_SECONDS' ends a process, but 'EXECUTION_MODE' is 'thread'; leave "
+        "one of the two out"
     )
 
 

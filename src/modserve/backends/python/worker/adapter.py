@@ -34,7 +34,7 @@ def python_model(definition: Definition) -> type:
     """The class that runs a decorated object as a model.py's ``TritonPythonModel``."""
     members: Dict[str, Any] = {"definition": definition}
     if hasattr(definition.target, "is_ready") and isinstance(definition.target, type):
-        members["is_ready"] = lambda self: bool(self._object.is_ready())
+        members["is_ready"] = lambda self: self._object.is_ready()
     return type("TritonPythonModel", (_AsyncAdapter if definition.is_async else _SyncAdapter,), members)
 
 

@@ -10,6 +10,7 @@ from .errors import ErrorCode, ModelError, TritonError, TritonModelException
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _FRAMES = 20
 _LENGTH = 4096
+_TRACEBACK = 32 * 1024
 
 
 def of_exception(error: BaseException, before: str) -> ModelError:
@@ -33,10 +34,14 @@ def of_exception(error: BaseException, before: str) -> ModelError:
 
 
 def formatted(error: BaseException) -> str:
+    """The whole of the traceback, but for the middle of a very long one."""
     try:
-        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:  # its own __str__ may fail
-        return "".join(traceback.format_tb(error.__traceback__))
+        text = "".join(traceback.format_tb(error.__traceback__))
+    if len(text) > _TRACEBACK:
+        text = f"{text[: _TRACEBACK // 2]}\n…\n{text[-_TRACEBACK // 2 :]}"
+    return text
 
 
 def _text(error: BaseException) -> str:

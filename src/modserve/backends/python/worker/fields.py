@@ -208,7 +208,7 @@ def is_stream(hint: Any) -> bool:
 
 def type_hints(target: Any) -> Dict[str, Any]:
     """The type hints of a function or class, with what is in ``Annotated``. Raises ValueError."""
-    extras = {"include_extras": True} if sys.version_info >= (3, 9) else {}  # before, it keeps them
+    extras: Dict[str, Any] = {"include_extras": True} if sys.version_info >= (3, 9) else {}  # before, it keeps them
     try:
         hints: Dict[str, Any] = typing.get_type_hints(target, **extras)
     except (NameError, TypeError, AttributeError) as error:

@@ -7,6 +7,7 @@ ends when the server says so, and when the server is gone, however that came abo
 
 import asyncio
 import atexit
+import contextlib
 import faulthandler
 import fcntl
 import os
@@ -39,11 +40,22 @@ def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, rea
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _die_with_server(lifeline)
+    for fd in (sock, servers_memory, workers_memory, ready):
+        # Programs that the model starts must not hold the connection when this process has ended. The lifeline they may
+        # have: it is for them, too.
+        os.set_inheritable(fd, False)
     link = Link(socket.socket(fileno=sock), servers_memory, workers_memory)
-    worker = Worker(link, socket.socket(fileno=ready))
+    of_readiness = socket.socket(fileno=ready)
+    os.register_at_fork(after_in_child=link.leave_to_parent)
+    os.register_at_fork(after_in_child=of_readiness.close)
+    worker = Worker(link, of_readiness)
     try:
         worker.run()
-    except ServerGoneError:
+    except ServerGoneError as error:
+        if not link.forked:
+            # Where the server lives, the model has closed or broken what it did not open: its log says so.
+            with contextlib.suppress(OSError):
+                os.write(2, f"the connection to the server has ended: {error}\n".encode())
         os._exit(1)
     _exit()
 

@@ -64,7 +64,7 @@ def by_name(fields: Sequence[Field], returned: Any) -> Dict[str, Any]:
             what = f"has no {_listed(missing)}" if missing else f"has {_listed(unknown)}, which it does not declare"
             raise OutputError(f"the dict it returned {what}; its outputs are {_listed([each.key for each in fields])}")
         return values
-    if len(fields) == 1:
+    if len(fields) == 1 and not _is_tuple_of_one(returned):
         return {fields[0].name: returned}
     if not isinstance(returned, (tuple, list)) or len(returned) != len(fields):
         count = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
@@ -73,6 +73,13 @@ def by_name(fields: Sequence[Field], returned: Any) -> Dict[str, Any]:
             f"are {_listed([each.key for each in fields])}"
         )
     return {field.name: value for field, value in zip(fields, returned)}
+
+
+def _is_tuple_of_one(returned: Any) -> bool:
+    """A tuple for the one output of a model, and not an array that is written as one."""
+    if not isinstance(returned, tuple) or len(returned) != 1:
+        return False
+    return hasattr(returned, "_fields") or isinstance(returned[0], np.ndarray)
 
 
 def _listed(names: Sequence[str]) -> str:

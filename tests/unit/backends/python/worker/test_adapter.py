@@ -233,6 +233,8 @@ def returning(value: Any, outputs: dict[str, Any], **keywords: Any) -> Inference
         ([["a", b"b"]], ("BYTES", [1, 2]), [[b"a", b"b"]]),
         (np.array(["a"]), ("BYTES", [1]), [b"a"]),
         (np.float64(3), ("FP16", [1, 1]), [[3.0]]),
+        ((1.0,), ("FP32", [-1]), [1.0]),
+        ((np.array([1.0, 2.0]),), ("FP32", [-1]), [1.0, 2.0]),
     ],
 )
 def test_returned_values_become_arrays_of_the_declared_type(value: Any, declaration: Any, expected: Any) -> None:

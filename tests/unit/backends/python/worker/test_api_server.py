@@ -1,5 +1,6 @@
 """What models ask of the server: the log, metrics, loading; and the helpers of the module that they import."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -66,19 +67,17 @@ def test_log_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_metrics(server: Server) -> None:
-    family = pb.MetricFamily(name="n", description="d", kind=pb.MetricFamily.COUNTER)
+    family = pb.MetricFamily(name="n", description="d", kind=pb.MetricFamily.GAUGE)
     metric = family.Metric(labels={"a": "b"})
     metric.increment(2)
     metric.set(np.float32(3))  # type: ignore[arg-type]
-    metric.observe(4.0)
     assert metric.value() == 2.5
     del metric
     assert server.heard == [
-        ("metric_family", {"name": "n", "description": "d", "kind": "COUNTER"}),
+        ("metric_family", {"name": "n", "description": "d", "kind": "GAUGE"}),
         ("metric", {"family": "n", "labels": {"a": "b"}, "buckets": None}),
         (7, "increment", 2.0),
         (7, "set", 3.0),
-        (7, "observe", 4.0),
         ("metric_value", {"metric": 7}),
         ("dropped", 7),
     ]
@@ -86,7 +85,8 @@ def test_metrics(server: Server) -> None:
 
 def test_histograms(server: Server) -> None:
     family = pb.MetricFamily("n", "d", pb.MetricFamily.HISTOGRAM)
-    family.Metric(buckets=[1, 2.5])
+    family.Metric(buckets=[1, 2.5]).observe(2)
+    assert (7, "observe", 2.0) in server.heard
     assert ("metric", {"family": "n", "labels": {}, "buckets": [1.0, 2.5]}) in server.heard
     with pytest.raises(TritonModelException, match="Missing required buckets"):
         family.Metric()
@@ -110,6 +110,23 @@ def test_metrics_that_cannot_be(server: Server) -> None:
         pb.MetricFamily("n", "d", 0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="name must be a str"):
         pb.MetricFamily(1, "d", pb.MetricFamily.GAUGE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "value", "text"),
+    [
+        ("COUNTER", "set", 1, "a metric of kind COUNTER has no set()"),
+        ("COUNTER", "observe", 1, "a metric of kind COUNTER has no observe()"),
+        ("COUNTER", "increment", -1, "a counter cannot be incremented by -1, which is less than 0"),
+        ("GAUGE", "observe", 1, "a metric of kind GAUGE has no observe()"),
+        ("HISTOGRAM", "increment", 1, "a metric of kind HISTOGRAM has no increment()"),
+    ],
+)
+def test_what_a_metric_cannot_do(server: Server, kind: str, operation: str, value: float, text: str) -> None:
+    buckets = [1.0] if kind == "HISTOGRAM" else None
+    metric = pb.MetricFamily("n", "d", pb.MetricKind[kind]).Metric(buckets=buckets)
+    with pytest.raises(TritonModelException, match=re.escape(text)):
+        getattr(metric, operation)(value)
 
 
 def test_loading(server: Server) -> None:

@@ -101,7 +101,9 @@ def test_so_do_many_small_ones() -> None:
 def test_frames_in_pieces(step: int) -> None:
     rng = random.Random(step)
     bodies = [rng.randbytes(rng.choice((0, 3, 1000, 70_000, 300_000))) for _ in range(12)]
-    stream = b"".join(wire.HEADER.pack(len(body), index, index, index * 7) + body for index, body in enumerate(bodies))
+    stream = b"".join(
+        wire.HEADER.pack(len(body), index + 1, index, index * 7) + body for index, body in enumerate(bodies)
+    )
     if step == 1:
         bodies, stream = bodies[:1], stream[: 16 + len(bodies[0])]
     reader, frames, at = FrameReader(), [], 0
@@ -112,7 +114,7 @@ def test_frames_in_pieces(step: int) -> None:
         frames += reader.received(len(some))
         at += len(some)
     assert [(kind, records, argument, bytes(body)) for kind, records, argument, body in frames] == [
-        (index, index, index * 7, body) for index, body in enumerate(bodies)
+        (index + 1, index, index * 7, body) for index, body in enumerate(bodies)
     ]
 
 
