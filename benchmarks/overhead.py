@@ -81,6 +81,11 @@ class ServerProcess:
     def rss_mb(self) -> float:
         return sum(_status_mb(pid, "VmRSS") for pid in _family(self.pid))
 
+    def pss_mb(self) -> float:
+        """What processes share counts once."""
+        pages = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in _family(self.pid)]
+        return sum(float(_find(r"(?m)^Pss:\s+(\d+) kB", page)) for page in pages) / 1024
+
     def peak_mb(self) -> float:
         """The most of each process, so of several it is an upper bound."""
         return sum(_status_mb(pid, "VmHWM") for pid in _family(self.pid))
@@ -233,7 +238,13 @@ end
 
 
 def wrk(
-    target: ServerProcess, model: str, body: bytes, json_length: int | None, connections: int, seconds: int
+    target: ServerProcess,
+    model: str,
+    body: bytes,
+    json_length: int | None,
+    connections: int,
+    seconds: int,
+    path_end: str = "infer",
 ) -> Load:
     """Closed-loop clients of HTTP; without `json_length` the body is JSON as a whole."""
     with tempfile.TemporaryDirectory() as directory:
@@ -246,7 +257,7 @@ def wrk(
         )
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "60s", "-s", str(script)]
         before = target.cpu_seconds()
-        text = _run([*command, f"http://127.0.0.1:{target.http}/v2/models/{model}/infer"])
+        text = _run([*command, f"http://127.0.0.1:{target.http}/v2/models/{model}/{path_end}"])
         return read_wrk(text, target.cpu_seconds() - before)
 
 

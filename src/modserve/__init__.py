@@ -1,6 +1,7 @@
 """An inference server that speaks KServe v2 as NVIDIA Triton speaks it, and a library to embed it."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from .__about__ import __version__
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         Placement,
         RequestInstance,
     )
+    from .backends.python.worker.decorated import Context, InvalidInputError, Spec, model
     from .core.dtypes import Datatype
     from .core.errors import Code, ModserveError
     from .core.model_config import DescribedTensor, ModelConfig, ModelDescription
@@ -39,6 +41,7 @@ __all__ = [
     "BackendInstance",
     "BackendModel",
     "Code",
+    "Context",
     "Datatype",
     "DescribedTensor",
     "EngineRequest",
@@ -48,6 +51,7 @@ __all__ = [
     "InstanceHandle",
     "InstanceLostError",
     "InstanceSpec",
+    "InvalidInputError",
     "ModelCaller",
     "ModelConfig",
     "ModelDescription",
@@ -59,20 +63,25 @@ __all__ = [
     "Ports",
     "RequestInstance",
     "Settings",
+    "Spec",
     "Tensor",
     "__version__",
+    "model",
     "serve",
 ]
 
+_WORKER = "modserve_worker" if "modserve_worker" in sys.modules else ".backends.python.worker"
+"""A worker process of a Python model has this package by a name of its own."""
 _HOMES = {
-    **dict.fromkeys(("InferenceServer", "Ports", "serve"), "app"),
-    "Datatype": "core.dtypes",
-    **dict.fromkeys(("Code", "ModserveError"), "core.errors"),
-    **dict.fromkeys(("DescribedTensor", "ModelConfig", "ModelDescription"), "core.model_config"),
-    "InferenceRequest": "core.request",
-    "InferenceResponse": "core.response",
-    "Tensor": "core.tensor",
-    "Settings": "settings",
+    **dict.fromkeys(("InferenceServer", "Ports", "serve"), ".app"),
+    **dict.fromkeys(("Context", "InvalidInputError", "Spec", "model"), f"{_WORKER}.decorated"),
+    "Datatype": ".core.dtypes",
+    **dict.fromkeys(("Code", "ModserveError"), ".core.errors"),
+    **dict.fromkeys(("DescribedTensor", "ModelConfig", "ModelDescription"), ".core.model_config"),
+    "InferenceRequest": ".core.request",
+    "InferenceResponse": ".core.response",
+    "Tensor": ".core.tensor",
+    "Settings": ".settings",
 }
 """The modules of public names that are not in `backends.api`; imported at first use: the supervisor needs none."""
 
@@ -81,7 +90,7 @@ if not TYPE_CHECKING:  # or every name would be one of the package to type check
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-        module = importlib.import_module("." + _HOMES.get(name, "backends.api"), __name__)
+        module = importlib.import_module(_HOMES.get(name, ".backends.api"), __name__)
         return globals().setdefault(name, getattr(module, name))
 
 

@@ -14,11 +14,14 @@ from types import TracebackType
 from typing import Self
 
 from .backends.api import Backend
+from .backends.python.functions import FunctionRepository
 from .backends.registry import BackendRegistry
+from .config import from_json
 from .core.errors import ModserveError
+from .core.loading import Repository
 from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
-from .core.servable import Servable
+from .core.servable import Finisher, Servable
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
 from .frontends.grpc.aio import GrpcListener
@@ -30,7 +33,7 @@ from .observability import prometheus
 from .observability.logging import Logs
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
-from .repository.control import ControlMode, ControlOptions
+from .repository.control import ALL, ControlMode, ControlOptions
 from .repository.local import local_repositories
 from .repository.manager import ModelManager
 from .repository.table import ModelTable
@@ -53,6 +56,8 @@ class InferenceServer(Server):
         async with InferenceServer(Settings(model_repository=["model_repository"])) as server:
             response = await server.infer("simple", {"INPUT0": a, "INPUT1": b})
             print(response.outputs["OUTPUT0"].array)
+
+    Functions and classes with `modserve.model` above them are models, too: ``Settings(python_model=double)``.
 
     Entering loads all models; `index` lists those that fail, with the reason. Leaving finishes what is in flight, for
     at most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones. Clients may change
@@ -81,15 +86,17 @@ class InferenceServer(Server):
         )
         table = ModelTable()
         table.expect(None)  # until the repositories have been looked through
-        loader = Loader(registry, options, self._executor, table.borrow, self, lambda: self.changes.notify())
+        loader = Loader(
+            registry, options, self._executor, table.borrow, self, lambda: self.changes.notify(), table.borrower
+        )
         super().__init__(
             ModelManager(table, loader, threads, settings.model_load_retry_count),
-            local_repositories(settings.repositories),
+            repositories(settings),
             name=settings.id,
             strict_readiness=settings.strict_readiness,
             logs=logs,
             control=ControlOptions(
-                ControlMode(settings.model_control_mode), settings.load_model, settings.repository_poll_secs
+                ControlMode(settings.model_control_mode), models_to_load(settings), settings.repository_poll_secs
             ),
             shared_memory=SharedMemory(settings.allow_client_shm),
             tracer=Tracer(settings.trace),
@@ -129,6 +136,21 @@ class InferenceServer(Server):
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
         return True
+
+
+def repositories(settings: Settings) -> list[Repository]:
+    """Where the models are: the directories, and the decorated objects. Raises INVALID_ARG for one of the latter."""
+    places: list[Repository] = [*local_repositories(settings.repositories)]
+    if settings.python_model:
+        places.append(FunctionRepository(settings.python_model, from_json))
+    return places
+
+
+def models_to_load(settings: Settings) -> tuple[str, ...]:
+    """What mode explicit loads at the start: what the options name, and decorated objects are named by options, too."""
+    if settings.model_control_mode != "explicit" or ALL in settings.load_model:
+        return settings.load_model
+    return tuple(dict.fromkeys((*settings.load_model, *settings.python_model)))
 
 
 def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
@@ -384,7 +406,8 @@ async def _stop_grpc(listener: GrpcListener, grace: float, keepers: Sequence[Ser
     try:
         async with asyncio.timeout_at(end):
             for keeper in keepers:
-                await keeper.drain()
+                if isinstance(keeper, Finisher):
+                    await keeper.idle()
     except TimeoutError:
         pass
     await listener.stop(max(0.0, end - loop.time()))

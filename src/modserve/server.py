@@ -135,10 +135,10 @@ class Server:
         Raises NOT_FOUND, or UNAVAILABLE if it is not READY or the server is stopping.
         """
         if self.phase is Phase.STOPPING:
-            finishing = self._table.finishing(name, version)
-            if finishing is None:
+            servable = self._table.continuing(name, version)
+            if servable is None:
                 raise unavailable("Server not ready")
-            return finishing
+            return servable
         return self._table.get(name, version)
 
     def borrow(self, name: str, version: int | None = None) -> Handle:
@@ -217,10 +217,14 @@ class Server:
 
     async def check_model_ready(self, name: str, version: int | None) -> bool:
         """Like `model_ready`, but also asks the engine, if its instances can say whether they are ready."""
-        servable = self._table.ready(name, version) if self.live else None
+        return self.model_ready(name, version) and await self.check_callable(name, version) and self.live
+
+    async def check_callable(self, name: str, version: int | None) -> bool:
+        """Like `check_model_ready`, for calls of other models, which are taken also while the server is stopping."""
+        servable = self._table.ready(name, version)
         if not isinstance(servable, ReadinessChecker):
-            return self.model_ready(name, version)
-        return await servable.check_ready() and self.model_ready(name, version)
+            return servable is not None
+        return await servable.check_ready() and self._table.is_ready(name, version)
 
     # What there is
 

@@ -230,9 +230,12 @@ def test_a_server_that_is_killed_while_it_unpacks(
 
 def test_activation_scripts_of_conda(source: ModelSource, backend: BackendOptions, tmp_path: Path) -> None:
     script = 'export GDAL_DATA="$CONDA_PREFIX/share/gdal"\nexport ODD="two\nlines"\necho chatter\n'
+    script += 'export LIBRARIES_OF_SHELL="$LD_LIBRARY_PATH"\nexport LD_LIBRARY_PATH=/opt/lib\n'
     files = PACKED | {"etc/conda/activate.d/gdal.sh": script}
     ready = ready_for(source, make_archive(tmp_path / "env.tar.gz", files), backend)
     assert ready.variables["GDAL_DATA"] == f"{ready.directory}/share/gdal"
+    assert ready.variables["LIBRARIES_OF_SHELL"] == ""
+    assert ready.variables["LD_LIBRARY_PATH"] == f"{ready.directory}/lib:/opt/lib"
     assert ready.variables["ODD"] == "two\nlines"
     assert not {"_", "SHLVL", "PWD", "OLDPWD"} & ready.variables.keys()
 

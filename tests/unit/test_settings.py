@@ -62,6 +62,7 @@ OWN_OPTIONS = [
     "http-server-key",
     "http-use-ssl",
     "http-use-ssl-mutual",
+    "python-model",
     "request-memory-limit",
     "server-timing",
     "supervise",
@@ -535,6 +536,77 @@ def test_a_script_that_completes_options(shell: str) -> None:
 def test_a_shell_that_no_completion_is_written_for() -> None:
     with pytest.raises(OptionError, match=r"^option '--print-completion': expected bash, zsh, fish, got: csh$"):
         usage.completion("csh")
+
+
+# Decorated functions
+
+
+class Decorated:
+    __modserve_model__ = True
+
+    def __init__(self, name: str = "") -> None:
+        if name:
+            self.__name__ = name
+
+
+TWICE = Decorated("twice")
+
+
+@pytest.mark.parametrize(
+    ("words", "models"),
+    [
+        (["fns:double"], {"double": "fns:double"}),
+        (["a.b:C.d", "--id=x", "other=dir/f.py:double"], {"d": "a.b:C.d", "other": "dir/f.py:double"}),
+        (["--python-model", "fns:double", "--python-model=b=fns:c"], {"double": "fns:double", "b": "fns:c"}),
+    ],
+)
+def test_models_on_the_command_line(words: list[str], models: dict[str, str]) -> None:
+    settings = from_command_line(words, {}).settings
+    assert (settings.python_model, settings.repositories) == (models, ())
+
+
+def test_models_in_the_environment_and_in_a_file(tmp_path: Path) -> None:
+    assert from_command_line([], {"MODSERVE_PYTHON_MODEL": "fns:double"}).settings.python_model == {
+        "double": "fns:double"
+    }
+    (tmp_path / "options.yaml").write_text("python-model: ['a:b', 'c=a:d']")
+    settings = from_command_line([f"--config={tmp_path / 'options.yaml'}"], {}).settings
+    assert settings.python_model == {"b": "a:b", "c": "a:d"}
+
+
+@pytest.mark.parametrize(
+    ("value", "models"),
+    [
+        (TWICE, {"twice": TWICE}),
+        ([TWICE, "fns:double"], {"twice": TWICE, "double": "fns:double"}),
+        ({"a": TWICE, "b": TWICE, "c": "fns:double"}, {"a": TWICE, "b": TWICE, "c": "fns:double"}),
+    ],
+    ids=["one", "several", "by name"],
+)
+def test_models_as_objects(value: Any, models: dict[str, object]) -> None:
+    assert Settings(python_model=value).python_model == models
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("double", "expected '[NAME=]MODULE:OBJECT', such as 'my_module:my_model', got: double"),
+        ("a:3", "expected '[NAME=]MODULE:OBJECT'"),
+        (3, "expected an object that modserve.model has decorated, or 'MODULE:OBJECT', got: 3"),
+        (Decorated(), "a model cannot be called ''; expected {'name': object} or NAME=MODULE:OBJECT"),
+        ({"a/b": TWICE}, "a model cannot be called 'a/b'"),
+        (["a:double", "b:double"], "two models are called 'double'; NAME=MODULE:OBJECT gives one of them another name"),
+    ],
+    ids=["no object", "no name", "not decorated", "nameless", "path", "same name"],
+)
+def test_what_is_no_model(value: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        Settings(python_model=value)
+
+
+def test_a_mistake_in_a_model_of_the_command_line_has_its_place() -> None:
+    assert error("a:double", "b:double").startswith("argument 'b:double': two models are called 'double'")
+    assert error("--python-model=double").startswith("option '--python-model': expected '[NAME=]MODULE:OBJECT'")
 
 
 # Repositories

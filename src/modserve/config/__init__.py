@@ -12,6 +12,7 @@ model; `finish` it with the engine's description of the model. All of them raise
 import json
 from dataclasses import dataclass
 
+from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from modserve.core.model_config import ModelConfig, ModelDescription
@@ -23,6 +24,7 @@ from .draft import Draft, decode, parse, read, read_override
 from .features import Context
 from .features.composition import validate_composition
 from .features.directory import FORMATS
+from .text import override
 from .text.problems import Problems
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "check",
     "decode",
     "finish",
+    "from_json",
     "parse",
     "read",
     "read_override",
@@ -96,6 +99,11 @@ def finish(
         problems.add((), f"must specify 'input' and 'output' for '{message.name}': its backend cannot tell them")
     problems.raise_if_any()
     return Complete(features.to_model_config(message, context), message, problems.warnings)
+
+
+def from_json(text: str) -> str:
+    """The text of a ``config.pbtxt`` that says what the JSON of a load request says. Raises INVALID_ARG."""
+    return text_format.MessageToString(override.parse(text), as_utf8=True)
 
 
 def to_text(message: Message) -> str:

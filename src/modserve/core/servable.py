@@ -73,6 +73,21 @@ class RequestHolder(Protocol):
 
 
 @runtime_checkable
+class Finisher(Protocol):
+    """A servable that can finish what it has while it goes on taking requests: those that other models make."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has accepted something that is not settled, or has sequences that have begun."""
+
+    def hurry(self) -> None:
+        """From now on nothing waits for others to share its batch."""
+
+    async def idle(self) -> None:
+        """Return when it is not `busy`."""
+
+
+@runtime_checkable
 class ReadinessChecker(Protocol):
     """A servable whose engine may have something to say about whether it is ready."""
 

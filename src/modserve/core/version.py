@@ -12,6 +12,9 @@ _MOST_DIGITS = 1000
 """Python refuses to read much longer numbers; leading zeros may make a small number long."""
 _MOST_REASON = 1000
 
+STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+"""Why a model that is being unloaded refuses a request, in Triton's words."""
+
 
 class ModelId(NamedTuple):
     """One version of one model."""

@@ -27,6 +27,10 @@ class Instance(ABC):
     number: int
     """Its place among the instances of the pool."""
     max_in_flight: int = 1
+    max_ahead: int = 0
+    """How many more it takes that wait for their turn inside the engine, while executions are short."""
+    places: int = 1
+    """How many jobs it takes now. Kept by the pool."""
     quick: QuickRule | None = None
     """Whether batches may run on the event loop's thread; None for never."""
     job: Job | None = None
@@ -48,6 +52,11 @@ class Instance(ABC):
     def execute(self, job: Job) -> None:
         """Run a job on the calling thread, which blocks; never raises. Only for instances that may be `quick`."""
         raise RuntimeError(f"{self!r} blocks no thread: this is a bug")
+
+    @property
+    def most_places(self) -> int:
+        """How many jobs it should take, going by its latest executions."""
+        return self.max_in_flight
 
     @abstractmethod
     def end(self) -> None:

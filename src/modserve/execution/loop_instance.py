@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from modserve.backends.api import AsyncInstance, AsyncRequestInstance, Executor, InstanceLostError, reuses_outputs
 from modserve.core.errors import unavailable
@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 LARGE_BYTES = 256 * 1024
 """Inputs and outputs of this size are merged and taken on a thread: copying them may hold the event loop too long."""
 _LONGEST_DETACH_S = 10.0
+_SHORT_NS = 1_000_000
+"""An execution that takes less may keep others waiting inside the engine, where no other instance can take them."""
 
 OnLost: TypeAlias = Callable[[Instance, InstanceLostError], None]
 
@@ -61,7 +63,12 @@ class LoopInstance(Instance):
         self.loop = loop
         if config.sequence_batching is None and not reuses_outputs(engine):
             self.max_in_flight = max(1, int(getattr(engine, "max_in_flight", 1)))
+            if config.dynamic_batching is None:  # what waits in the scheduler's queue makes batches larger
+                self.max_ahead = int(getattr(engine, "max_ahead", 0))
+        self._typical_ns = 2 * _SHORT_NS
         self._engine = engine
+        # Asked once: to see whether an object has a protocol's methods takes longer than many an execution.
+        self._merges = isinstance(engine, AsyncInstance)
         self._work = Work(model, name, config, engine)
         self.open = self._work.open
         self._done = done
@@ -83,6 +90,10 @@ class LoopInstance(Instance):
     @property
     def engine(self) -> Executor:
         return self._engine
+
+    @property
+    def most_places(self) -> int:
+        return self.max_in_flight + (self.max_ahead if self._typical_ns < _SHORT_NS else 0)
 
     def start(self, job: Job) -> None:
         self._waiting.append(job)
@@ -110,7 +121,7 @@ class LoopInstance(Instance):
     # Executions
 
     def _start_waiting(self) -> None:
-        while self._waiting and len(self._executions) < self.max_in_flight:
+        while self._waiting and len(self._executions) < self.max_in_flight + self.max_ahead:
             execution = _Execution(self, self._waiting.popleft())
             self._executions[execution] = None
             self._begin(execution)
@@ -121,9 +132,9 @@ class LoopInstance(Instance):
             self._later(partial(self._failed, execution, unavailable(f"instance '{self.name}' has been closed")))
         elif not work.begin(job):
             self._later(partial(self._over, execution))
-        elif not isinstance(engine, AsyncInstance):
+        elif not self._merges:
             requests = work.requests(job, self._deliver)
-            self._call(execution, partial(engine.start_requests, requests, execution))
+            self._call(execution, partial(cast(AsyncRequestInstance, engine).start_requests, requests, execution))
         elif self._is_large(job):
             merging = self.loop.run_in_executor(None, work.inputs, job)
             merging.add_done_callback(partial(self._merged, execution))
@@ -133,7 +144,7 @@ class LoopInstance(Instance):
             except BaseException as error:
                 self._later(partial(self._failed, execution, error))
                 return
-            self._call(execution, partial(engine.start, inputs, names, execution))
+            self._call(execution, partial(cast(AsyncInstance, engine).start, inputs, names, execution))
 
     def _merged(
         self, execution: "_Execution", merging: "asyncio.Future[tuple[dict[str, Array], tuple[str, ...]]]"
@@ -143,8 +154,7 @@ class LoopInstance(Instance):
         if (error := merging.exception()) is not None:
             self._failed(execution, error)
             return
-        assert isinstance(self._engine, AsyncInstance), "only merged batches are merged: this is a bug"
-        self._call(execution, partial(self._engine.start, *merging.result(), execution))
+        self._call(execution, partial(cast(AsyncInstance, self._engine).start, *merging.result(), execution))
 
     def _call(self, execution: "_Execution", start: Callable[[], None]) -> None:
         self._starting = True
@@ -167,7 +177,7 @@ class LoopInstance(Instance):
             self._failed(execution, outcome)
             return
         job.timing.compute_output_start_ns = now_ns
-        if not isinstance(self._engine, AsyncInstance):
+        if not self._merges:
             self._over(execution)
         elif isinstance(outcome, Mapping) and _size(outcome) > LARGE_BYTES:
             taking = self.loop.run_in_executor(None, self._take, job, outcome)
@@ -193,7 +203,12 @@ class LoopInstance(Instance):
             return
         del self._executions[execution]
         job = execution.job
-        job.timing.compute_end_ns = time.monotonic_ns()
+        now_ns = job.timing.compute_end_ns = time.monotonic_ns()
+        if self.max_ahead:
+            self._typical_ns += (now_ns - job.timing.compute_start_ns - self._typical_ns) // 8
+            if self._executions:  # the engine begins with what it had ahead
+                timing = next(iter(self._executions)).job.timing
+                timing.compute_start_ns = timing.compute_input_end_ns = now_ns
         if isinstance(job.error, InstanceLostError):
             self._lose(job.error)
         self._done(self, job)

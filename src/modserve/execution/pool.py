@@ -1,9 +1,10 @@
 """The instances of one model version: which are free, which run what, and which are gone.
 
 An instance is in one of three states. *Free*: it is in `_free`, as often as it can take another execution. *Busy*: all
-of its places are taken. *Gone*: it was lost, is in `_free` no more, and finishes nothing; `revival` makes another one
-that takes its number. A slot that a scheduler holds is a place that was taken from `_free`; `run` or `release` ends
-that. Only the methods here move instances between the states, all on the event loop's thread.
+of its places are taken; how many it has may change with its executions (`Instance.most_places`). *Gone*: it was lost,
+is in `_free` no more, and finishes nothing; `revival` makes another one that takes its number. A slot that a scheduler
+holds is a place that was taken from `_free`; `run` or `release` ends that. Only the methods here move instances between
+the states, all on the event loop's thread.
 """
 
 import asyncio
@@ -84,6 +85,8 @@ class InstancePool(Settlement):
             raise
         for instance in self._instances:
             self._free.extend([instance] * instance.max_in_flight)
+            instance.places = instance.max_in_flight
+        self._prefers_idle = len(engines) > 1 and any(instance.max_ahead for instance in self._instances)
         statistics.instances = len(self._instances)
 
     def __repr__(self) -> str:
@@ -105,7 +108,15 @@ class InstancePool(Settlement):
     # For the scheduler
 
     def reserve(self) -> Instance | None:
-        return self._free.popleft() if self._free else None
+        free = self._free
+        if not free:
+            return None
+        if self._prefers_idle and free[0].job is not None:
+            for index, instance in enumerate(free):
+                if instance.job is None:
+                    del free[index]
+                    return instance
+        return free.popleft()
 
     @property
     def count(self) -> int:
@@ -193,8 +204,17 @@ class InstancePool(Settlement):
             instance.job = None
         if job is not None and isinstance(job.error, InstanceLostError):
             self._lose(instance, job.error)
-        if not instance.gone:
-            self._free.append(instance)
+        if instance.gone:
+            return
+        self._free.append(instance)
+        if instance.max_ahead:
+            most = instance.most_places
+            if instance.places < most:
+                self._free.append(instance)
+                instance.places += 1
+            elif instance.places > most:
+                self._free.remove(instance)
+                instance.places -= 1
 
     def _tell_free(self) -> None:
         try:
@@ -266,6 +286,7 @@ class InstancePool(Settlement):
         name = self._instances[number].name
         instance = self._instances[number] = self._instance(number, name, engine)
         self._free.extend([instance] * instance.max_in_flight)
+        instance.places = instance.max_in_flight
         self._statistics.instances_lost -= 1
         self._statistics.instance_restarts += 1
         _log.info("model '%s': instance '%s' runs again", self._model.name, name)

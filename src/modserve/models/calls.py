@@ -43,7 +43,7 @@ class ModelControl(Protocol):
         self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None
     ) -> None: ...
     async def unload_model(self, name: str, unload_dependents: bool = False) -> None: ...
-    async def check_model_ready(self, name: str, version: int | None) -> bool: ...
+    async def check_callable(self, name: str, version: int | None) -> bool: ...
 
 
 class ModelCalls:
@@ -131,7 +131,7 @@ class ModelCalls:
 
         async def look() -> None:
             try:
-                ready = await server.check_model_ready(name, version)
+                ready = await server.check_callable(name, version)
             except asyncio.CancelledError:
                 settle(unavailable("the server has ended"))
                 raise

@@ -24,10 +24,11 @@ from modserve.scheduling.scheduler import Clock
 
 
 class EnsembleModel:
-    """Checks requests, lets other models run them, and knows when all are settled. Implements `core.servable.Servable`.
+    """Checks requests, lets other models run them, and knows when all are settled.
 
-    Made, and used, on the event loop's thread. Its statistics are like Triton's: next to no time in a queue, and the
-    sum of its steps' compute times. The composing models count their own.
+    Implements `core.servable.Servable` and `Finisher`. Made, and used, on the event loop's thread. Its statistics are
+    like Triton's: next to no time in a queue, and the sum of its steps' compute times. The composing models count their
+    own.
     """
 
     unready_reason: str | None = None
@@ -66,9 +67,19 @@ class EnsembleModel:
         self._settled.clear()
         return inflight
 
+    @property
+    def busy(self) -> bool:
+        return self.outstanding > 0
+
+    def hurry(self) -> None:
+        self._scheduler.hurry()
+
+    async def idle(self) -> None:
+        await self._settled.wait()
+
     async def drain(self) -> None:
         self._scheduler.stop()
-        await self._settled.wait()
+        await self.idle()
 
     async def close(self) -> None:
         self._scheduler.close(unavailable(f"model '{self.id.name}' was unloaded before the request was answered"))

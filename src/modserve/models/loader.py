@@ -68,7 +68,8 @@ class _Design:
 class Loader:
     """Implements `core.loading.ModelLoader`. Blocking work runs on `executor`.
 
-    Ensembles, and engines that call other models, `borrow` these; `control` is what such engines may do to them.
+    Ensembles `borrow` other models, and so do engines that call them, each by its own `borrower`, if there is one;
+    `control` is what such engines may do to them.
     `on_health` is called when a model may have become ready, or not ready, by itself.
     """
 
@@ -80,8 +81,10 @@ class Loader:
         borrow: Borrow = nothing_to_borrow,
         control: ModelControl | None = None,
         on_health: Callable[[], None] = lambda: None,
+        borrower: Callable[[ModelId], Borrow] | None = None,
     ) -> None:
         self._borrow = borrow
+        self._borrower = borrower or (lambda caller: borrow)
         self._control = control
         self._on_health = on_health
         self._registry = registry
@@ -107,7 +110,10 @@ class Loader:
         model_id = ModelId(name, version)
         self._cpu_instances.setdefault(name, design.cpu_instances)
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        calls, metrics = ModelCalls(model_id, self._borrow, self._control, loop), self._options.metrics.of_model()
+        calls, metrics = (
+            ModelCalls(model_id, self._borrower(model_id), self._control, loop),
+            self._options.metrics.of_model(),
+        )
         doing = f"failed to load model '{name}' version {version}"
         loading = self._executor.submit(_mapped, doing, self._load, design.draft, path, version, share, calls, metrics)
         try:

@@ -60,7 +60,7 @@ SchedulerFactory: TypeAlias = Callable[[InstancePool, Clock, OnDrop], Scheduler]
 
 
 class Model:
-    """Implements `core.servable.Servable`, and `ReadinessChecker`. Made, and used, on the event loop's thread.
+    """Implements `core.servable.Servable`, `Finisher` and `ReadinessChecker`, on the event loop's thread.
 
     It closes the engine and the instances that it is made with; if making it fails, that is left to the caller.
     `observe` gets every execution that succeeded.
@@ -112,6 +112,10 @@ class Model:
         self.check_ready = self._readiness.check
         self._pool.on_stuck = self._scheduler.fail_waiting
 
+    @property
+    def busy(self) -> bool:
+        return self.outstanding > 0
+
     def __repr__(self) -> str:
         return f"Model({self.id.name}, version {self.id.version}, {self.outstanding} outstanding, {self._pool!r})"
 
@@ -138,11 +142,17 @@ class Model:
         self._enqueue = self._scheduler.enqueue if trouble is None else partial(_refuse, trouble)
         self._on_health()
 
-    async def drain(self) -> None:
-        self._scheduler.stop()
-        while self._busy():
+    def hurry(self) -> None:
+        self._scheduler.hurry()
+
+    async def idle(self) -> None:
+        while self.busy:
             self._settled.clear()
             await self._settled.wait()
+
+    async def drain(self) -> None:
+        self._scheduler.stop()
+        await self.idle()
 
     async def close(self) -> None:
         self._readiness.close()
@@ -152,9 +162,6 @@ class Model:
             await close_aside(self._close_engine, f"model '{self.id.name}', version {self.id.version}")
         finally:
             self._on_closed()
-
-    def _busy(self) -> bool:
-        return self.outstanding > 0
 
     def _close_engine(self) -> None:
         try:
@@ -202,8 +209,9 @@ class SequenceModel(Model):
     def abandon_sequence(self, id: SequenceId) -> None:
         self._sequences.abandon(id)
 
-    def _busy(self) -> bool:
-        return super()._busy() or self.open_sequences > 0
+    @property
+    def busy(self) -> bool:
+        return super().busy or self.open_sequences > 0
 
 
 def _refuse(trouble: ModserveError, inflight: Inflight) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome, ResponseSink
-from modserve.core.servable import ReadinessChecker, RequestHolder, Servable
+from modserve.core.servable import Finisher, ReadinessChecker, RequestHolder, Servable
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
 from modserve.resources.response_cache import ResponseCache, key
@@ -38,6 +38,18 @@ class ModelWrapper:
     @property
     def outstanding(self) -> int:
         return self._servable.outstanding if isinstance(self._servable, RequestHolder) else 0
+
+    @property
+    def busy(self) -> bool:
+        return isinstance(self._servable, Finisher) and self._servable.busy
+
+    def hurry(self) -> None:
+        if isinstance(self._servable, Finisher):
+            self._servable.hurry()
+
+    async def idle(self) -> None:
+        if isinstance(self._servable, Finisher):
+            await self._servable.idle()
 
     async def check_ready(self) -> bool:
         return not isinstance(self._servable, ReadinessChecker) or await self._servable.check_ready()

@@ -143,8 +143,9 @@ class ModelControl:
             _log.info("not loaded until a call or --load-model asks for them: %s", names)
 
     async def stop(self) -> None:
-        """End polling and the operations of clients, finish what is in flight, and unload everything."""
+        """End polling and the operations of clients, finish what is in flight, and then unload everything."""
         await self._tasks.cancel()
+        await self._manager.finish()
         self._targets.clear()
         await self._manager.reconcile(self._targets)
 

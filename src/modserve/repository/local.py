@@ -81,6 +81,10 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
         return from_exception(error, f"reading the configuration of model '{name}'")
 
 
+_COMPILED = "__pycache__"
+"""What Python writes beside a model's own modules is no change of the model."""
+
+
 def _marks(root: Path) -> Iterator[tuple[str, *tuple[int, ...]]]:
     """The path of all that can be read in a directory, for files with time of modification and size."""
     pending = [(root, "", frozenset[tuple[int, int]]())]
@@ -91,6 +95,8 @@ def _marks(root: Path) -> Iterator[tuple[str, *tuple[int, ...]]]:
         except OSError:
             continue
         for entry in entries:
+            if entry.name == _COMPILED:
+                continue
             path = f"{below}{entry.name}"
             try:
                 status = entry.stat()

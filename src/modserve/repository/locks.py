@@ -70,8 +70,11 @@ class Loans:
 
     async def returned(self, servable: Servable) -> None:
         """Wait until no handle is left. Called once nobody can borrow the servable again."""
-        while id(servable) in self._handles:
+        while self.lent(servable):
             await self._returned.wait()
+
+    def lent(self, servable: Servable) -> bool:
+        return id(servable) in self._handles
 
 
 @dataclass(slots=True, eq=False)

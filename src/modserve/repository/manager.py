@@ -19,6 +19,10 @@ models run one after the other: an update holds the names of all models that it 
 lets each go as soon as it has had its turn. What loaders, backends and repositories raise is mapped here, in `inspect`
 and `_load`, and nothing of it gets further than its own model.
 
+When the server stops, `finish` comes first: everything accepted is settled while all versions are READY, since the
+engines of some may yet call others. No client can reach a model any more by then. Models that a client unloads
+together (`Companions`) are not drained either before none of them is busy, as far as they keep no sequences.
+
 The closing of a version is not part of the update that retires it, since an unload call returns when nothing new is
 taken. Its parent is the manager's `Background`; `reconcile`, the last call of a server, waits for it.
 """
@@ -27,12 +31,13 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from graphlib import TopologicalSorter
 
 from modserve.core.errors import ModserveError, from_exception
 from modserve.core.lifecycle import UNLOADED
 from modserve.core.loading import Blueprint, Listing, ModelLoader
+from modserve.core.servable import Finisher, Servable
 
 from . import dependencies, plan
 from .background import Background
@@ -83,12 +88,34 @@ class ModelManager:
         await self.update({name: blueprints.get(name) for name in {**self.table.models, **blueprints}})
         await self._closing.settle()
 
+    async def finish(self) -> None:
+        """Return when no model has anything to do, and all of them still take requests.
+
+        The engines of requests that are under way may call any model until they have responded.
+        """
+        models = self.table.servables()
+        for each in models:
+            if isinstance(each, Finisher):
+                each.hurry()
+        await self._finished(models)
+
+    async def _finished(self, group: Sequence[Servable]) -> None:
+        """Return when none of some servables is lent or busy, at the same moment."""
+        loans = self.table.loans
+        while busy := [each for each in group if loans.lent(each) or (isinstance(each, Finisher) and each.busy)]:
+            for each in busy:
+                await loans.returned(each)
+                if isinstance(each, Finisher):
+                    await each.idle()
+
     async def unload(self, name: str, dependents: bool, keep: Container[str] = ()) -> list[str]:
         """Retire a model, with `dependents` also those that only it needed, but `keep`; returns the names of all."""
         if name not in self.table.models and name not in self.table.locks.busy:
             return []
         links = plan.graph(self.table.models, {})
         names = [name, *(dependencies.orphans(name, links, keep) if dependents else ())]
+        models = [self.table.models[gone] for gone in names if gone in self.table.models]
+        self.table.companions.leave(each for model in models for each in model.served.values())
         await self.update(dict.fromkeys(names))
         return names
 
@@ -251,6 +278,7 @@ class ModelManager:
     async def _close(self, retired: Loaded) -> None:
         name, version = retired.servable.id
         try:
+            await self._leave_together(retired.servable)
             await self.table.loans.returned(retired.servable)
             await retired.servable.drain()
             await retired.servable.close()
@@ -261,3 +289,11 @@ class ModelManager:
                 _log.info("model '%s', version %d: unloaded", name, version)
             self.table.tidy((name,))
             await retired.lease.release()
+
+    async def _leave_together(self, servable: Servable) -> None:
+        """Wait for what is unloaded together with a servable, so that its engine takes their last calls."""
+        if isinstance(servable, Finisher):
+            servable.hurry()
+        for group in self.table.companions.groups_of(servable):
+            await self._finished(group)
+            self.table.companions.left(group)

@@ -2,19 +2,24 @@
 
 from collections.abc import Sequence
 
-from modserve.core.errors import ModserveError
+from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
 from modserve.core.sequence import membership
 from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, Submitter
+from modserve.core.version import STOPPING
 
 
 class Succession:
-    """Implements `core.servable.Servable` in front of `heir` and of the `retired`, the last one first, which drain."""
+    """Implements `core.servable.Servable` in front of `heir` and of the `retired`, the last one first, which drain.
 
-    def __init__(self, heir: Servable, retired: Sequence[SequenceKeeper]) -> None:
+    If it `takes_new`, new sequences begin at the heir; otherwise they are refused, since the server is stopping.
+    """
+
+    def __init__(self, heir: Servable, retired: Sequence[SequenceKeeper], *, takes_new: bool = True) -> None:
         self.heir = heir
+        self._takes_new = takes_new
         self.id = heir.id
         self.config = heir.config
         self.config_message = heir.config_message
@@ -31,6 +36,8 @@ class Succession:
             member = membership(request)
         except ModserveError:
             return self.heir.submit(request, sink, now_ns)  # which refuses it if it is wrong
+        if not self._takes_new and (member.start or not member.id):
+            raise unavailable(STOPPING)
         if member.start:
             inflight = self.heir.submit(request, sink, now_ns)
             for retired in self._retired:

@@ -8,9 +8,17 @@ from typing import NamedTuple
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
 from modserve.core.loading import Blueprint, DirectoryLease, Listing, Needs
-from modserve.core.servable import Handle, SequenceKeeper, Servable
-from modserve.core.version import no_available_versions, not_ready, still_loading, unknown_model, unknown_version
+from modserve.core.servable import Borrow, Handle, SequenceKeeper, Servable
+from modserve.core.version import (
+    ModelId,
+    no_available_versions,
+    not_ready,
+    still_loading,
+    unknown_model,
+    unknown_version,
+)
 
+from .companions import Companions
 from .locks import Loans, NameLocks
 from .succession import Succession
 
@@ -79,6 +87,7 @@ class ModelTable:
         """Of the models that are being changed."""
         self.on_change: Callable[[], None] = lambda: None
         """Called after everything that may change which versions are READY."""
+        self.companions = Companions()
         self._coming: Counter[str] = Counter()
         """The models that are being loaded, counted by the updates that load them."""
         self._expected: set[str] | None = set()
@@ -166,23 +175,48 @@ class ModelTable:
         servables = [*reversed(model.served.values()), *model.finishing]
         return _in_front(None, [each for each in servables if version in (None, each.id.version)])
 
+    def continuing(self, name: str, version: int | None) -> Servable | None:
+        """Like `finishing`, and what would begin a sequence is refused. For a server that is stopping."""
+        servable = self.finishing(name, version)
+        return None if servable is None else Succession(servable, (), takes_new=False)
+
     def borrow(self, name: str, version: int | None) -> Handle:
         """Like `get`, but the servable is not drained until the handle is released."""
         return self.lend(self.get(name, version))
 
+    def borrower(self, caller: ModelId) -> Borrow:
+        """As `borrow`, for the engine of a model version, which may also borrow what is unloaded together with it."""
+
+        def borrow(name: str, version: int | None) -> Handle:
+            try:
+                return self.borrow(name, version)
+            except ModserveError:
+                companion = self.companions.find(caller, name, version)
+                if companion is None:
+                    raise
+                return self.lend(companion)
+
+        return borrow
+
     def lend(self, servable: Servable) -> Handle:
-        """Like `borrow`, for a servable that `get` or `finishing` returned in this turn of the event loop."""
-        return self.loans.lend(servable.heir if isinstance(servable, Succession) else servable, servable)
+        """Like `borrow`, for a servable that `get` or `continuing` returned in this turn of the event loop."""
+        lent = servable
+        while isinstance(lent, Succession):
+            lent = lent.heir
+        return self.loans.lend(lent, servable)
 
     # Questions about all models
+
+    def servables(self) -> list[Servable]:
+        """All that are not closed, READY or not."""
+        return [each for model in self.models.values() for each in (*model.served.values(), *model.finishing)]
 
     def names(self) -> list[str]:
         return sorted(self.models)
 
     def keepers(self) -> list[Servable]:
         """All servables that have open sequences, READY or not."""
-        servables = [each for model in self.models.values() for each in (*model.served.values(), *model.finishing)]
-        return [each for each in servables if isinstance(each, SequenceKeeper) and each.open_sequences]
+        return [each for each in self.servables() if isinstance(each, SequenceKeeper) and each.open_sequences]
 
     def index(self) -> list[IndexEntry]:
         """Every version of every model, by name and version."""

@@ -20,13 +20,13 @@ from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.servable import Borrow, Handle
 from modserve.core.tensor import Tensor
 from modserve.core.timing import ExecutionTiming
-from modserve.core.version import ModelId
+from modserve.core.version import STOPPING, ModelId
 
 from . import dataflow
 from .batching import Reason
 from .dataflow import Missing, Plan, Value, Wave
 from .ensemble_step import StepExecution, StepLimit
-from .scheduler import STOPPING, Alarm, Clock
+from .scheduler import Alarm, Clock
 
 _MOST_PLANS = 64
 """Plans kept for the sets of outputs that clients ask for."""
@@ -67,6 +67,9 @@ class EnsembleScheduler:
         self.runs.add(run)
         inflight.on_cancel = run.cancelled
         self.clock.call_soon(run.start)  # a run may end as it starts, and must not before this returns
+
+    def hurry(self) -> None:
+        """No step waits for others."""
 
     def stop(self) -> None:
         self._stopped = True

@@ -5,12 +5,13 @@ from typing import Generic
 from modserve.core.errors import ModserveError, cancelled, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
+from modserve.core.version import STOPPING
 
 from .adaptive.admission import Gate
 from .batching import FAR_NS, Dispatch, Reason, Rule, WaitUntil
 from .level_queue import LevelQueue
 from .queue import GONE, PlainQueue
-from .scheduler import STOPPING, Alarm, BatchRunner, Clock, OnDrop, SlotT
+from .scheduler import Alarm, BatchRunner, Clock, OnDrop, SlotT
 
 TURN_NS = 1_000_000
 """How long a scheduler may start batches in one turn of the event loop; the rest goes on in the next."""
@@ -64,7 +65,7 @@ class QueuedScheduler(Generic[SlotT]):
                 ripe_elements=policy.max_batch_elements,
                 look_ahead=policy.look_ahead,
             )
-        self._stopped = False
+        self._stopped = self._hurries = False
         self._pump_due = False
         self._alarm = Alarm(clock, self._pump)
         runner.on_free = self._pump
@@ -86,9 +87,13 @@ class QueuedScheduler(Generic[SlotT]):
             self._pump_due = True
             self._clock.call_soon(self._pump)
 
+    def hurry(self) -> None:
+        self._hurries = True
+        self._clock.call_soon(self._pump)
+
     def stop(self) -> None:
         self._stopped = True
-        self._clock.call_soon(self._pump)  # nobody joins a batch any more: none need wait for its delay
+        self.hurry()  # nobody joins a batch any more: none need wait for its delay
 
     def close(self, error: ModserveError) -> None:
         self._stopped = True
@@ -172,7 +177,7 @@ class QueuedScheduler(Generic[SlotT]):
                 return
             if self._policy.ageing_ns and self._levels is not None:
                 self._levels.age(now_ns, self._policy.ageing_ns)
-            look_ns = now_ns if not self._stopped else FAR_NS
+            look_ns = now_ns if not self._hurries else FAR_NS
             for together in queue.candidates():
                 decision = self._rule(together, look_ns)
                 if isinstance(decision, WaitUntil):

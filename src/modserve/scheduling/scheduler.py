@@ -12,8 +12,6 @@ from modserve.core.inflight import Inflight
 
 from .timers import ExactTimers, exact_timers
 
-STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-
 
 class Scheduler(Protocol):
     """Owns the waiting requests of one model version. All methods run on the event loop's thread and never wait."""
@@ -21,8 +19,11 @@ class Scheduler(Protocol):
     def enqueue(self, inflight: Inflight) -> None:
         """Take the request, or raise UNAVAILABLE and leave it alone when full or stopping."""
 
+    def hurry(self) -> None:
+        """From now on nothing waits for others to share its batch."""
+
     def stop(self) -> None:
-        """Take nothing new; what waits still runs."""
+        """Take nothing new; what waits still runs, and hurries."""
 
     def close(self, error: ModserveError) -> None:
         """Take nothing new and fail what waits."""

@@ -43,9 +43,10 @@ from modserve.core.sequence import (
 )
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.tensor import Tensor
+from modserve.core.version import STOPPING
 
 from . import batching
-from .scheduler import STOPPING, Alarm, Clock, OnDrop, PinnedRunner, SlotT
+from .scheduler import Alarm, Clock, OnDrop, PinnedRunner, SlotT
 from .sequence_lane import DirectLane, Lane, OldestLane, OneSlot, Places
 
 _log = logging.getLogger(__name__)
@@ -261,6 +262,9 @@ class SequenceScheduler(Generic[SlotT]):
             self._finish(sequence)
 
     # Out
+
+    def hurry(self) -> None:
+        """Sequences come to their ends at their own pace."""
 
     def stop(self) -> None:
         self._stopped = True

@@ -174,6 +174,14 @@ class Settings(BaseModel):
         several=True,
     )
     """One or several; `repositories` has them as paths."""
+    python_model: values.PythonModels = option(
+        {},
+        "Function or class with modserve.model above it; may be repeated. The option's name may be left out: "
+        "'serve my_module:my_model'. NAME is that of the model, OBJECT if not set.",
+        value="[NAME=]MODULE:OBJECT",
+        several=True,
+    )
+    """Decorated objects, or their places as texts, by name; the keyword takes one or several, or a mapping."""
     id: str = option("modserve", "The server's name in its metadata.", value="NAME")
     exit_on_error: bool = option(False, "Stop if a model fails to load at the start.")
     exit_timeout_secs: Count = option(30, "Seconds for which a stopping server waits for what is in flight.")
@@ -314,6 +322,12 @@ class Settings(BaseModel):
         for file in ("server_cert", "server_key", "root_cert"):
             subjects["http"][file] = subjects["http"].get(file) or subjects["grpc"].get(file, "")
         return {**fields, **subjects}
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        if not self.model_repository and not self.python_model:
+            raise ValueError("no model repository given; say '--model-repository DIR'")
+        return self
 
     @model_validator(mode="after")
     def _check_control(self) -> Self:

@@ -16,13 +16,15 @@ from pydantic import ValidationError
 from .options import OptionError, did_you_mean
 from .settings import OPTIONS, Settings
 from .triton_options import NOT_SUPPORTED, OFF, SWITCHES, WITHOUT_EFFECT
-from .values import boolean
+from .values import PLACE, boolean
 
 FieldPath: TypeAlias = tuple[str, ...]
 """A field of `Settings`, or of one of its subjects."""
 
 CONFIG = "config"
 """The option that names an option file."""
+PYTHON_MODEL = "python-model"
+"""The option whose name may be left out."""
 _KNOWN = (CONFIG, *OPTIONS, *WITHOUT_EFFECT, *NOT_SUPPORTED)
 _WORKING = (CONFIG, *OPTIONS)
 """Those that may be suggested."""
@@ -147,10 +149,14 @@ def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
 def from_words(words: Sequence[str]) -> Iterator[Entry]:
     """Read ``--name value``, ``--name=value`` and unambiguous beginnings of names, as tritonserver's getopt_long does.
 
+    A word such as ``my_module:my_model`` is a model by itself.
     argparse refuses values that begin with a dash. Underscores in names count as dashes. Raises OptionError.
     """
     remaining = iter(words)
     for word in remaining:
+        if not word.startswith("-") and PLACE.fullmatch(word):
+            yield Entry(PYTHON_MODEL, word, f"argument '{word}'")
+            continue
         if not word.startswith("--"):
             raise OptionError(f"Unexpected argument: {word}")
         spelling, equals, text = word[2:].partition("=")

@@ -152,8 +152,6 @@ def _directories(value: object) -> tuple[Path, ...]:
     places = [value] if isinstance(value, str | Path) else value
     if not isinstance(places, list | tuple) or not all(isinstance(place, str | Path) for place in places):
         raise ValueError("expected a path, or a list of paths")
-    if not places:
-        raise ValueError("no model repository given; say '--model-repository DIR'")
     for place in places:
         if _SCHEME.match(str(place)):
             raise ValueError(
@@ -161,6 +159,38 @@ def _directories(value: object) -> tuple[Path, ...]:
                 "mount or copy the bucket, and give the directory where its models are"
             )
     return tuple(dict.fromkeys(map(Path, places)))
+
+
+MODEL_MARK = "__modserve_model__"
+"""The attribute by which an object shows that ``modserve.model`` has decorated it."""
+PLACE = re.compile(r"(?:(?P<name>[^=:/]+)=)?(?P<place>[^=:]+:(?P<path>[^\W\d]\w*(\.[^\W\d]\w*)*))")
+"""``[NAME=]MODULE:OBJECT``."""
+
+
+def _python_models(value: object) -> Mapping[str, object]:
+    """Decorated objects, or their places as texts, by the names of their models."""
+    if isinstance(value, Mapping):
+        pairs = [(name, _named(target)[1]) for name, target in value.items()]
+    else:
+        pairs = [_named(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    for name, _ in pairs:
+        if not isinstance(name, str) or not name.strip() or name in (".", "..") or "/" in name:
+            raise ValueError(f"a model cannot be called {name!r}; expected {{'name': object}} or NAME=MODULE:OBJECT")
+        if [other for other, _ in pairs].count(name) > 1:
+            raise ValueError(f"two models are called '{name}'; NAME=MODULE:OBJECT gives one of them another name")
+    return dict(pairs)
+
+
+def _named(target: object) -> tuple[str, object]:
+    """A decorated object or its place, with the name that its model has unless another one is written."""
+    if isinstance(target, str):
+        match = PLACE.fullmatch(target)
+        if match is None:
+            raise ValueError(f"expected '[NAME=]MODULE:OBJECT', such as 'my_module:my_model', got: {target}")
+        return match["name"] or match["path"].rpartition(".")[2], match["place"]
+    if not hasattr(target, MODEL_MARK):
+        raise ValueError(f"expected an object that modserve.model has decorated, or 'MODULE:OBJECT', got: {target!r}")
+    return getattr(target, "__name__", ""), target
 
 
 def header_pattern(text: str) -> re.Pattern[str]:
@@ -218,6 +248,7 @@ ControlMode = Annotated[Literal["none", "explicit", "poll"], BeforeValidator(_lo
 Compression = Annotated[Literal["none", "low", "medium", "high"], BeforeValidator(_lower)]
 Repositories: TypeAlias = str | Path | Sequence[str | Path]
 Directories = Annotated[Repositories, PlainValidator(_directories)]
+PythonModels = Annotated[Mapping[str, object], PlainValidator(_python_models)]
 BackendOptions = Annotated[Mapping[str, Mapping[str, str]], BeforeValidator(_by_backend)]
 HeaderPattern = Annotated[re.Pattern[str] | None, BeforeValidator(_pattern_or_none)]
 Origin = Annotated[str, AfterValidator(_origin)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from modserve.config import check, read_override
+from modserve.config import check, from_json, parse, read_override
 from modserve.core.errors import Code, ModserveError
 from modserve.pb import inference as pb
 
@@ -74,3 +74,10 @@ def test_reports_name_the_override() -> None:
     with pytest.raises(ModserveError, match=r"^1 problem in .*\nconfig override: ") as caught:
         check(read_override('{"name": "other", "backend": "identity"}', PATH, "model"))
     assert "unexpected directory name 'model' for model 'other'" in caught.value.message
+
+
+def test_json_becomes_the_text_of_a_file() -> None:
+    text = from_json('{"max_batch_size": 4, "input": [{"name": "ä", "dataType": "TYPE_FP32", "dims": [-1]}]}')
+    draft = parse(text, PATH, "model")
+    assert (draft.message.max_batch_size, draft.message.input[0].name) == (4, "ä")
+    assert list(draft.message.input[0].dims) == [-1]

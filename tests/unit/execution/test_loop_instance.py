@@ -12,7 +12,7 @@ from pool_bench import CONFIG, answer, member, refused, sink, until
 from modserve.backends.api import BatchDone, EngineRequest, InstanceHandle, InstanceLostError, RequestsDone
 from modserve.core import dtypes
 from modserve.core.errors import Code, internal
-from modserve.core.model_config import ModelConfig
+from modserve.core.model_config import DynamicBatching, ModelConfig
 from modserve.core.statistics import ModelStatistics
 from modserve.core.tensor import Array
 from modserve.core.version import ModelId
@@ -126,6 +126,64 @@ async def test_a_merged_batch_without_a_thread(bench: Bench) -> None:
     assert (answer(one), answer(two)) == ([[2] * 4], [[4] * 4])  # in the same turn of the event loop
     assert (bench.freed, bench.settled, bench.statistics.execution_count) == (1, 2, 1)
     assert threading.active_count() == before
+
+
+async def test_short_executions_are_sent_ahead_of_their_turn(benches: list[Bench]) -> None:
+    engine = Merged()
+    engine.max_ahead = 2  # type: ignore[attr-defined]
+    bench = Bench(engine)
+    benches.append(bench)
+
+    def under_way() -> int:
+        """How many executions the instance takes at a time; they are ended again."""
+        begun = len(engine.started)
+        while (slot := bench.pool.reserve()) is not None:
+            bench.statistics.pending += 1
+            bench.pool.run(slot, [member(1)], "full")
+        for number in range(begun, len(engine.started)):
+            engine.finish(number)
+        return len(engine.started) - begun
+
+    assert under_way() == 1  # nobody knows yet how long they take
+    for _ in range(10):
+        latest = under_way()
+    assert latest == 3
+    instance = bench.pool._instances[0]
+    instance._typical_ns = 5_000_000  # type: ignore[attr-defined]
+    assert under_way() == 3  # those places were free already
+    assert under_way() <= 2
+
+
+async def test_what_waits_inside_the_engine_is_not_counted_as_its_work(benches: list[Bench]) -> None:
+    engine = Merged()
+    engine.max_ahead = 1  # type: ignore[attr-defined]
+    bench = Bench(engine)
+    benches.append(bench)
+    for number in range(10):
+        bench.run(member(number))
+        engine.finish(number)
+    one, two = member(1), member(2)
+    bench.run(one)
+    bench.run(two)
+    first, second = one.timing, two.timing
+    assert first is not None
+    assert second is not None
+    begun = second.compute_start_ns
+    engine.finish(10)
+    assert second.compute_start_ns == first.compute_end_ns > begun
+    engine.finish(11)
+
+
+async def test_nothing_is_sent_ahead_where_waiting_makes_batches_larger(benches: list[Bench]) -> None:
+    engine = Merged()
+    engine.max_ahead = 2  # type: ignore[attr-defined]
+    bench = Bench(engine, config("model", dynamic_batching=DynamicBatching()))
+    benches.append(bench)
+    for number in range(10):
+        bench.run(member(number))
+        engine.finish(number)
+    assert bench.pool.reserve() is not None
+    assert bench.pool.reserve() is None
 
 
 async def test_executions_end_in_any_order(benches: list[Bench]) -> None:

@@ -304,8 +304,9 @@ async def test_a_model_that_is_new(tmp_path: Path) -> None:
         ("a/1/model", [("a", 1)], [("a", 1), ("b", 1)]),
         ("a/2/model", [("a", 2)], [("a", 1), ("a", 2), ("b", 1)]),
         ("a/labels.txt", [("a", 1)], [("a", 1), ("b", 1)]),
+        ("a/1/__pycache__/utils.cpython-311.pyc", [], [("a", 1), ("b", 1)]),
     ],
-    ids=["configuration", "model file", "new version", "other file"],
+    ids=["configuration", "model file", "new version", "other file", "what Python keeps of its modules"],
 )
 async def test_a_model_that_has_changed(tmp_path: Path, change: str, order: list[object], ready: list[object]) -> None:
     bench = await polled(tmp_path)

@@ -135,6 +135,8 @@ class _OnLoop(Protocol):
     """What the two kinds of instance on the event loop have in common.
 
     `max_in_flight` (int, 1 where it is absent, and for models with ``sequence_batching``): the executions at a time.
+    `max_ahead` (int, 0 where it is absent): how many more the engine takes before it is their turn, and runs in order.
+    The server makes use of that while executions are shorter than the way to the engine and back is worth.
     """
 
     def attach(self, handle: InstanceHandle) -> None:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ class PythonModel:
             return None
         instance = self._first = self._start(f"model '{self._name}'")
         before = _config(self._source.config_json)
-        completed = instance.complete(json.dumps(before))
+        with self._hints():
+            completed = instance.complete(json.dumps(before))
         if completed is None:
             return None
         try:
@@ -88,7 +90,8 @@ class PythonModel:
         if instance is None:
             instance = self._start(who)
         try:
-            instance.initialize(who, spec, self._arguments(spec))
+            with self._hints():
+                instance.initialize(who, spec, self._arguments(spec))
         except BaseException:
             instance.close()
             raise
@@ -102,13 +105,20 @@ class PythonModel:
         source = self._source
         load = {"path": str(source.path), "name": self._name}
         if self._options.execution_mode == "thread":
-            return ThreadInstance(who, source, load)
+            with self._hints():
+                return ThreadInstance(who, source, load)
         if source.loop is None:
             raise unavailable(f"{who}: a worker process needs a server, whose event loop it is driven from")
         worker = Worker(source.loop, who)
-        instance = WorkerInstance(worker, source, self._backend_options, self._environment)
-        instance.load(load)
+        instance = WorkerInstance(
+            worker, source, self._backend_options, self._environment, self._options.execution_timeout_s
+        )
+        with self._hints():
+            instance.load(load)
         return instance
+
+    def _hints(self) -> AbstractContextManager[None]:
+        return environment.hints(self._source, self._options, self._backend_options, self._environment.python)
 
     def _arguments(self, spec: InstanceSpec) -> dict[str, str]:
         """What ``initialize`` gets: Triton's keys, texts all of them."""

@@ -11,17 +11,19 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from modserve.backends.api import ModelSource
-from modserve.core.errors import invalid
+from modserve.core.errors import ModserveError, invalid
 
 from . import archive, environment_cache, interpreter, requirements, variables
 from .interpreter import Interpreter
@@ -54,9 +56,11 @@ def prepare(
 ) -> Environment:
     """What the workers of a model version run in. Unpacks or installs it, if need be, and blocks meanwhile.
 
-    For models that run in processes. Raises INVALID_ARG if the environment is not there, is no good or cannot run a
-    worker, and UNAVAILABLE if there is no room for it.
+    A model that runs in a thread has the server's interpreter. Raises INVALID_ARG if the environment is not there, is
+    no good or cannot run a worker, and UNAVAILABLE if there is no room for it.
     """
+    if model.execution_mode == "thread":
+        return _environment(_of_server(inherited), None)
     name = source.config.name
     version_directory = source.model_directory / str(source.version)
     file = requirements.file_of(version_directory, source.model_directory)
@@ -83,6 +87,11 @@ def _environment(ready: Interpreter, directory: Path | None) -> Environment:
     return Environment(ready.python, ready.variables, directory, ready.version, ready.numpy)
 
 
+def _of_server(inherited: Mapping[str, str]) -> Interpreter:
+    version = f"{platform.python_implementation()} {platform.python_version()}"
+    return Interpreter(sys.executable, version, np.__version__, dict(inherited))
+
+
 def _of_directory(directory: Path, inherited: Mapping[str, str], which_one: str) -> Environment:
     python = interpreter.find(directory)
     if python is None:
@@ -94,8 +103,7 @@ def _of_directory(directory: Path, inherited: Mapping[str, str], which_one: str)
 def _default(backend: BackendOptions, inherited: Mapping[str, str]) -> tuple[Interpreter, Path | None]:
     """The interpreter of models that have no environment, and the directory of its own, if it has one."""
     if backend.python == sys.executable:
-        version = f"{platform.python_implementation()} {platform.python_version()}"
-        return Interpreter(sys.executable, version, np.__version__, variables.of_server(inherited)), None
+        return _of_server(inherited), None
     which_one = f"the interpreter of --backend-config=python,{PYTHON}={backend.python}"
     directory = Path(backend.python).parent.parent
     if any((directory / name).exists() for name in ("pyvenv.cfg", "conda-meta")):
@@ -202,3 +210,19 @@ def missing_module_hint(
         in_thread=model.execution_mode == "thread",
         installs=backend.install_requirements,
     )
+
+
+@contextmanager
+def hints(source: ModelSource, model: ModelOptions, backend: BackendOptions, python: str) -> Iterator[None]:
+    """What runs a model's code inside fails, where a module is missing, with `missing_module_hint` behind the error."""
+    try:
+        yield
+    except ModserveError as error:
+        missing = _MISSING.match(error.message)
+        if missing is None:
+            raise
+        hint = missing_module_hint(missing[1], source, model, backend, python)
+        raise ModserveError(error.code, f"{error.message.rstrip()}\n\n{hint}") from error
+
+
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")

@@ -10,8 +10,9 @@ import asyncio
 import functools
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from modserve.backends.api import (
     EngineRequest,
@@ -26,7 +27,7 @@ from modserve.core.tensor import Tensor
 
 from .calls import WorkerCalls
 from .environment import Environment
-from .options import BackendOptions
+from .options import EXECUTION_TIMEOUT, BackendOptions
 from .process import Worker
 from .worker import wire
 from .worker.wire import Descriptions, Frame, FrameWriter, Kind, Location, Record, Status
@@ -36,22 +37,33 @@ _log = logging.getLogger(__name__)
 _LARGE_BYTES = 256 * 1024
 """Requests of more bytes than this together are copied on a thread."""
 _READY_S = 5.0
+_AHEAD = 3
+"""Batches that wait in the worker's socket while executions are short: then it need not sleep between them."""
 _SEQUENCE_START, _SEQUENCE_END = 1, 2
 
 
 class WorkerInstance:
     """Implements `backends.api.AsyncRequestInstance`."""
 
-    def __init__(self, worker: Worker, source: ModelSource, options: BackendOptions, environment: Environment) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        source: ModelSource,
+        options: BackendOptions,
+        environment: Environment,
+        execution_timeout_s: float | None,
+    ) -> None:
         self.worker = worker
+        self.max_ahead = _AHEAD
         self._options = options
         self._environment = environment
         self._open: dict[int, EngineRequest] = {}
         self._numbers = itertools.count(1)
-        self._executing: list[int] = []
-        self._done: RequestsDone | None = None
+        self._batches: deque[_Batch] = deque()
         self._handle: InstanceHandle | None = None
         self._lost: InstanceLostError | None = None
+        self._execution_timeout_s = execution_timeout_s
+        self._timer: asyncio.TimerHandle | None = None
         self._calls = WorkerCalls(worker, source, self._requests)
         self._takers: dict[int, Callable[[Frame], None]] = {
             Kind.EXECUTED: self._executed,
@@ -102,7 +114,10 @@ class WorkerInstance:
             self.check_ready = self._check_ready
 
     def _ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
-        result = self.worker.ask(kind, value, timeout_s)
+        try:
+            result = self.worker.ask(kind, value, timeout_s)
+        except InstanceLostError as error:
+            raise InstanceLostError(f"{_DOING[kind]}, {error.message}") from None
         if "code" in result:
             if result["traceback"]:
                 _log.error("%s: %s", self.worker.who, result["traceback"])
@@ -117,6 +132,8 @@ class WorkerInstance:
         self._handle = handle
 
     def detach(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self.worker.end()
         self._open.clear()
         self._calls.close()
@@ -139,41 +156,39 @@ class WorkerInstance:
     def start_requests(self, requests: Sequence[EngineRequest], done: RequestsDone) -> None:
         numbers = [next(self._numbers) for _ in requests]
         self._open.update(zip(numbers, requests, strict=True))
-        self._executing, self._done = numbers, done
+        batch = _Batch(numbers, done)
+        self._batches.append(batch)
+        if self._execution_timeout_s is not None and len(self._batches) == 1:
+            self._watch_time(self._execution_timeout_s)
         worker = self.worker
         size = sum([tensor.size for request in requests for tensor in request.tensors.values()])
         if size <= _LARGE_BYTES:
             if size > wire.INLINE_BYTES:
                 worker.trim_later()
-            worker.send(_execute_frame(requests, numbers, worker.descriptions, worker.arena.place))
+            frame = _execute_frame(requests, numbers, worker.descriptions, worker.arena.place)
+            (worker.send if len(self._batches) == 1 else worker.send_soon)(frame)
             return
         worker.trim_later()
         writing = worker.loop.run_in_executor(
             None, _execute_frame, requests, numbers, worker.descriptions, worker.arena.place
         )
-        writing.add_done_callback(functools.partial(self._written, done))
+        writing.add_done_callback(functools.partial(self._written, batch))
 
-    def _written(self, done: RequestsDone, writing: "asyncio.Future[bytes]") -> None:
-        if writing.cancelled():
+    def _written(self, batch: "_Batch", writing: "asyncio.Future[bytes]") -> None:
+        if writing.cancelled() or batch not in self._batches:
             return
         if (error := writing.exception()) is not None:
-            self._end_of_batch(error)
-        elif self._done is done:
+            self._batches.remove(batch)
+            for number in batch.numbers:
+                self._open.pop(number, None)
+            batch.done(error)
+        else:
             self.worker.send(writing.result())
 
     def _requests(self, numbers: Sequence[int]) -> list[EngineRequest]:
         """The requests that the worker works on: those with these numbers, or else all of them."""
         some = [self._open[number] for number in numbers if number in self._open]
         return some or list(self._open.values())
-
-    def _end_of_batch(self, error: BaseException | None) -> None:
-        done, self._done = self._done, None
-        if error is not None:
-            for number in self._executing:
-                self._open.pop(number, None)
-        self._executing = []
-        if done is not None:
-            done(error)
 
     # What the worker says
 
@@ -183,7 +198,16 @@ class WorkerInstance:
     def _executed(self, frame: Frame) -> None:
         for record in self.worker.records(frame):
             self._give(record)
-        self._end_of_batch(None)
+        batch = self._batches.popleft()
+        if self._timer is not None:
+            self._timer.cancel()
+            if self._batches and self._execution_timeout_s is not None:
+                self._watch_time(self._execution_timeout_s)
+        batch.done(None)
+
+    def _watch_time(self, limit_s: float) -> None:
+        reason = f"an execution took longer than the {limit_s:g} s of '{EXECUTION_TIMEOUT}'"
+        self._timer = self.worker.loop.call_later(limit_s, self.worker.kill_because, reason)
 
     def _respond(self, frame: Frame) -> None:
         for record in self.worker.records(frame):
@@ -240,6 +264,21 @@ class WorkerInstance:
 
     def _write_log(self, frame: Frame) -> None:
         _log.log(_LEVELS[frame[2]], "%s: %s", self.worker.who, str(frame[3], "utf-8", "replace"))
+
+
+_DOING = {
+    Kind.HELLO: "when it started",
+    Kind.START: "when it loaded model.py",
+    Kind.COMPLETE: "in auto_complete_config",
+    Kind.INITIALIZE: "in initialize",
+}
+
+
+class _Batch(NamedTuple):
+    """Requests that the worker executes together, and whom to tell when it takes others."""
+
+    numbers: list[int]
+    done: RequestsDone
 
 
 _FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})

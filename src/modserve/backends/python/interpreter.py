@@ -12,6 +12,8 @@ from typing import Any
 
 from modserve.core.errors import invalid
 
+from .worker import library_path
+
 OLDEST = (3, 8)
 _LIMIT_S = 120.0
 _MARK = "modserve-interpreter:"
@@ -32,7 +34,12 @@ if sys.version_info >= {OLDEST}:
 import json
 sys.stdout.write("\\n{_MARK}" + json.dumps(facts) + "\\n")
 """
-_SOURCE_SCRIPTS = 'for script in "$CONDA_PREFIX"/etc/conda/activate.d/*.sh; do . "$script"; done; exec "$@"'
+_SOURCE_SCRIPTS = """
+for script in "$CONDA_PREFIX"/etc/conda/activate.d/*.sh; do . "$script"; done
+export LD_LIBRARY_PATH="$CONDA_PREFIX/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+exec "$@"
+"""
+"""The shell itself must not get the environment's libraries."""
 _OF_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 
 
@@ -96,17 +103,17 @@ def _inspect(python: str, variables: Mapping[str, str], which_one: str) -> Inter
 
 
 def _facts(python: str, variables: Mapping[str, str], which_one: str) -> dict[str, Any]:
-    command = [python, "-c", _ASK]
+    command, environ = [python, "-c", _ASK], dict(variables)
     shell = which("bash") or which("sh")
-    if shell is not None and (scripts := _scripts(variables)):
+    scripts = shell is not None and _has_scripts(variables)
+    if shell is not None and scripts:
         command = [shell, "-c", _SOURCE_SCRIPTS, "activate", *command]
-    else:
-        scripts = False
+        environ[library_path.NAME] = variables.get(library_path.ORIGINAL, "")
     try:
         # From the root directory, where no module can be taken for numpy by mistake.
         ended = subprocess.run(
             command,
-            env=variables,
+            env=environ,
             cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -126,7 +133,7 @@ def _facts(python: str, variables: Mapping[str, str], which_one: str) -> dict[st
     raise invalid(f"{which_one}: {how} ended with {exit_status(ended.returncode)}" + (f":\n{text}" if text else ""))
 
 
-def _scripts(variables: Mapping[str, str]) -> bool:
+def _has_scripts(variables: Mapping[str, str]) -> bool:
     prefix = variables.get("CONDA_PREFIX")
     return prefix is not None and any(Path(prefix, "etc", "conda", "activate.d").glob("*.sh"))
 

@@ -21,7 +21,8 @@ ExecutionMode = Literal["process", "thread"]
 EXECUTION_MODE = "EXECUTION_MODE"
 ENVIRONMENT_PATH = "EXECUTION_ENV_PATH"
 CPU_ONLY_INPUTS = "FORCE_CPU_ONLY_INPUT_TENSORS"
-MODEL_PARAMETERS = (EXECUTION_MODE, ENVIRONMENT_PATH, CPU_ONLY_INPUTS)
+EXECUTION_TIMEOUT = "EXECUTION_TIMEOUT_SECONDS"
+MODEL_PARAMETERS = (EXECUTION_MODE, ENVIRONMENT_PATH, CPU_ONLY_INPUTS, EXECUTION_TIMEOUT)
 _LIKELY = 0.85
 """How similar an unknown parameter must be to a known one to count as misspelt."""
 
@@ -52,11 +53,15 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """The parameters of one model that the backend acts on. `environment_path` is as it was written, or None."""
+    """The parameters of one model that the backend acts on. `environment_path` is as it was written, or None.
+
+    `execution_timeout_s`: the process of an execution that takes longer, in seconds, is killed; None for never.
+    """
 
     execution_mode: ExecutionMode = "process"
     environment_path: str | None = None
     cpu_only_inputs: bool = True
+    execution_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,13 @@ def model_options(config: ModelConfig) -> ModelOptions:
         execution_mode=cast(ExecutionMode, mode),
         environment_path=_text(where, values, ENVIRONMENT_PATH, "a conda-pack archive or an environment's directory"),
         cpu_only_inputs=_choice(where, values, CPU_ONLY_INPUTS, {"yes": True, "no": False}, True),
+        execution_timeout_s=_seconds(where, values, EXECUTION_TIMEOUT, 0.0) or None,
     )
+    if options.execution_mode == "thread" and options.execution_timeout_s is not None:
+        raise invalid(
+            f"model '{config.name}': parameter '{EXECUTION_TIMEOUT}' ends a process, but '{EXECUTION_MODE}' is "
+            "'thread'; leave one of the two out"
+        )
     if options.execution_mode == "thread" and options.environment_path is not None:
         raise invalid(
             f"model '{config.name}': parameters '{EXECUTION_MODE}' is 'thread' and '{ENVIRONMENT_PATH}' is "

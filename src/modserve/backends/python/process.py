@@ -27,18 +27,17 @@ from modserve.backends.api import InstanceLostError
 from modserve.core import dtypes
 from modserve.core.errors import unavailable
 
+from .output import Output
 from .worker import arena, wire
 from .worker.wire import Descriptions, Frame, FrameReader, Kind, Location, Record
 
 _log = logging.getLogger(__name__)
 
 _MAIN = Path(__file__).parent / "worker" / "__main__.py"
-_OUTPUT_BYTES = 16 * 1024
-"""Of a worker's output, read at a time: other work of the event loop goes on between."""
-_TAIL_LINES = 20
-_LONGEST_LINE = 8 * 1024
 _EXIT_S = 2.0
 """How long a process that has closed its socket may take to be gone."""
+_LAST_READS = 64
+"""Of what a process sent before it ended: more than its socket holds."""
 _TRIM_S = arena.IDLE_SECONDS + 1
 
 
@@ -55,14 +54,18 @@ class Worker:
         self.process: subprocess.Popen[bytes]
         self._mirror: arena.Mirror
         self._frames = FrameReader()
+        self._soon: list[bytes] = []
         self._unsent = bytearray()
         self._fds: list[int] = []
         self._socket: socket.socket
         self._questions: deque[Future[Any]] = deque()
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._line = b""
+        self._output: Output
+        self._pidfd = -1
         self._listening = False
         self._ended = False
+        self._ending = threading.Lock()
+        """Of the thread that takes the exit status, reads the rest of the output or closes files."""
+        self._reason = ""
         self._trimming: asyncio.TimerHandle | None = None
         self._ready: socket.socket | None = None
 
@@ -81,11 +84,10 @@ class Worker:
         lifeline, held = os.pipe()
         output, written = os.pipe()
         passed = (theirs.fileno(), servers, workers, lifeline, ready.fileno())
-        self._socket, self._output = ours, output
-        self._fds = [servers, workers, held, output]
+        self._socket, self._output = ours, Output(output, lambda: self.who)
+        self._fds = [workers, held]
         ours.setblocking(False)
         self._ready.setblocking(False)
-        os.set_blocking(output, False)
         try:
             self.process = subprocess.Popen(
                 [python, *arguments, str(_MAIN), *map(str, passed)],
@@ -104,6 +106,7 @@ class Worker:
             ready.close()
             os.close(lifeline)
             os.close(written)
+        self._pidfd = _pidfd(self.process.pid)
         self.loop.call_soon_threadsafe(self._listen)
 
     def ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
@@ -141,11 +144,22 @@ class Worker:
             return
         self._listening = True
         self.loop.add_reader(self._socket.fileno(), self._read)
-        self.loop.add_reader(self._output, self._read_output)
+        self.loop.add_reader(self._output.fd, self._read_output)
+        if self._pidfd >= 0:
+            self.loop.add_reader(self._pidfd, self._exited)
+
+    def send_soon(self, frame: bytes) -> None:
+        """As `send`, with whatever else is sent until the event loop looks for news: for a process that is busy."""
+        if not self._soon:
+            self.loop.call_soon(self.send, b"")
+        self._soon.append(frame)
 
     def send(self, frame: bytes) -> None:
         """Never blocks. Nothing is sent to a process that has ended."""
-        if self._ended:
+        if self._soon:
+            frame = b"".join([*self._soon, frame])
+            self._soon.clear()
+        if self._ended or not frame:
             return
         forgotten = self.arena.take_forgotten()
         if forgotten:
@@ -178,22 +192,24 @@ class Worker:
         if not self._unsent:
             self.loop.remove_writer(self._socket.fileno())
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Whether there may be more to read."""
         try:
             count = self._socket.recv_into(self._frames.room())
         except BlockingIOError:
-            return
+            return False
         except OSError:
             count = 0
-        if not count:
-            self._died()
-            return
-        self._receive(count)
+        if count and self._receive(count):
+            return True
+        self._died()
+        return False
 
-    def _receive(self, count: int) -> None:
-        for frame in self._frames.received(count):
-            kind, _, _, body = frame
-            try:
+    def _receive(self, count: int) -> bool:
+        """False after what the server does not understand: whatever else comes may be as wrong."""
+        try:
+            for frame in self._frames.received(count):
+                kind, _, _, body = frame
                 if kind == Kind.RELEASE:
                     for offset in wire.read_offsets(body):
                         self.arena.release(offset)
@@ -204,18 +220,18 @@ class Worker:
                     self._questions.popleft().set_result(wire.read_json(body))
                 else:
                     self.take(frame)
-            except Exception:
-                _log.exception("%s sent what the server does not understand; it is killed", self.who)
-                self.kill()
-                return
+        except Exception as error:
+            _log.exception("%s sent what the server does not understand; it is killed", self.who)
+            self.kill_because(f"it sent what the server does not understand: {type(error).__name__}: {error}")
+            return False
+        return True
 
     def records(self, frame: Frame) -> list[Record]:
         _, count, inline_at, body = frame
         return wire.read_records(body, count, inline_at, self.descriptions, self._fetch)
 
     def _fetch(self, location: Location) -> memoryview:
-        if self._trimming is None and not self._ended:
-            self._trimming = self.loop.call_later(_TRIM_S, self._trim)
+        self.trim_later()
         if location.memory == wire.SERVERS:
             return memoryview(self.arena.hold(location))
         return memoryview(self._mirror.fetch(location))
@@ -232,47 +248,25 @@ class Worker:
         if self.arena.mapped:
             self.trim_later()
 
+    def _read_output(self) -> None:
+        if not self._output.read() and self._listening:
+            self.loop.remove_reader(self._output.fd)
+
     async def check_ready(self, timeout_s: float) -> bool:
         """What the model's ``is_ready`` returns. Raises TimeoutError."""
         assert self._ready is not None
         await self.loop.sock_sendall(self._ready, b"?")
         return await asyncio.wait_for(self.loop.sock_recv(self._ready, 1), timeout_s) == b"1"
 
-    # What it writes
-
-    def _read_output(self) -> None:
-        try:
-            some = os.read(self._output, _OUTPUT_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            some = b""
-        if some:
-            self._take_output(some)
-        elif self._listening:
-            self.loop.remove_reader(self._output)
-
-    def _take_output(self, some: bytes) -> None:
-        *lines, self._line = (self._line + some).split(b"\n")
-        if len(self._line) > _LONGEST_LINE:
-            lines, self._line = [*lines, self._line], b""
-        for line in lines:
-            text = line.decode("utf-8", "replace").rstrip()
-            if text:
-                self._tail.append(text)
-                _log.info("%s: %s", self.who, text)
-
-    def _rest_of_output(self) -> None:
-        """What has been written, to the last line, now that the process has ended."""
-        with contextlib.suppress(OSError):
-            for _ in range(1024):  # something that the model has started may go on writing
-                some = os.read(self._output, _OUTPUT_BYTES)
-                if not some:
-                    break
-                self._take_output(some)
-        self._take_output(b"\n")
-
     # The end
+
+    def _exited(self) -> None:
+        """The process has ended. Its socket may still be open, in a child that it has left behind."""
+        for _ in range(_LAST_READS):
+            if not self._read():
+                break
+        if self._listening:
+            self._died()
 
     def _died(self) -> None:
         """The socket has closed: the process has ended, or is about to."""
@@ -291,19 +285,20 @@ class Worker:
         """Wait for the end; says how it came about. On any thread."""
         end = time.monotonic() + _EXIT_S
         killed = "" if self._wait(end) else " had closed its connection, and was killed"
-        self._reap()
-        self._rest_of_output()
+        with self._ending:
+            self._reap()
+            self._output.read_rest()
         code = self.process.returncode
-        if not killed:
+        if self._reason:
+            killed = self._reason
+        elif not killed:
             if code < 0:
                 with contextlib.suppress(ValueError):
                     killed = f" was killed by {signal.Signals(-code).name}"
                 killed = killed or f" was killed by signal {-code}"
             else:
                 killed = f" exited with status {code}"
-        last = "".join(f"\n  {line}" for line in self._tail)
-        said = f"; the last it wrote:{last}" if last else ""
-        return f"its process {self.process.pid}{killed}{said}"
+        return f"its process {self.process.pid}{killed}{self._output.last()}"
 
     def _wait(self, end: float) -> bool:
         """Whether the process ends before `end`; it is not reaped, so that its group is still its own."""
@@ -324,6 +319,11 @@ class Worker:
         self.kill()
         self.process.wait()
 
+    def kill_because(self, reason: str) -> None:
+        """The end that the server makes; the event loop hears of it by the socket."""
+        self._reason = f" was killed: {reason}"
+        self.kill()
+
     def kill(self) -> None:
         if self.process.returncode is None:
             with contextlib.suppress(OSError):
@@ -336,7 +336,9 @@ class Worker:
             self._listening = False
             self.loop.remove_reader(self._socket.fileno())
             self.loop.remove_writer(self._socket.fileno())
-            self.loop.remove_reader(self._output)
+            self.loop.remove_reader(self._output.fd)
+            if self._pidfd >= 0:
+                self.loop.remove_reader(self._pidfd)
         if self._trimming is not None:
             self._trimming.cancel()
         while self._questions:
@@ -351,9 +353,11 @@ class Worker:
             self._converse(frame, end)
             if not self._wait(min(end, time.monotonic() + _EXIT_S)):
                 _log.warning("%s did not end within %g s: it is killed", self.who, timeout_s)
-            self._reap()
-            self._rest_of_output()
-        self._close_all()
+            with self._ending:
+                self._reap()
+                self._output.read_rest()
+        with self._ending:
+            self._close_all()
 
     def _end_on_loop(self) -> None:
         ended = threading.Event()
@@ -372,17 +376,13 @@ class Worker:
     def _converse(self, unsent: bytes, end: float) -> None:
         """Send and receive without the event loop until the process closes its socket."""
         poll = select.poll()
-        poll.register(self._output, select.POLLIN)
+        poll.register(self._output.fd, select.POLLIN)
         while (left := end - time.monotonic()) > 0:
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if unsent else 0))
             for fd, events in poll.poll(left * 1000):
-                if fd == self._output:
-                    with contextlib.suppress(BlockingIOError):
-                        some = os.read(fd, _OUTPUT_BYTES)
-                        if some:
-                            self._take_output(some)
-                        else:
-                            poll.unregister(fd)
+                if fd == self._output.fd:
+                    if not self._output.read():
+                        poll.unregister(fd)
                     continue
                 try:
                     if events & select.POLLOUT:
@@ -391,7 +391,8 @@ class Worker:
                         count = self._socket.recv_into(self._frames.room())
                         if not count:
                             return
-                        self._receive(count)
+                        if not self._receive(count):
+                            return
                 except BlockingIOError:
                     continue
                 except OSError:
@@ -402,6 +403,19 @@ class Worker:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._fds = []
+        self.arena.close()
+        self._output.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
         self._socket.close()
         if self._ready is not None:
             self._ready.close()
+
+
+def _pidfd(pid: int) -> int:
+    """A file descriptor that is readable when a child has ended; -1 where the system has no such thing."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1

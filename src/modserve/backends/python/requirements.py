@@ -17,7 +17,7 @@ from pathlib import Path
 from modserve.core.errors import invalid
 
 from . import environment_cache, interpreter
-from .options import ENVIRONMENT_PATH, INSTALL_REQUIREMENTS
+from .options import ENVIRONMENT_PATH, EXECUTION_MODE, INSTALL_REQUIREMENTS
 
 _log = logging.getLogger(__name__)
 
@@ -136,11 +136,12 @@ def missing_module_hint(
     path = file_of(version_directory, model_directory)
     by_hand = f"install it there ('{python} -m pip install …')"
     if path is None:
-        ways = [by_hand, f"name an environment that has it by the parameter '{ENVIRONMENT_PATH}'"]
+        name_one = f"name an environment that has it by the parameter '{ENVIRONMENT_PATH}'"
+        ways = [by_hand, f"leave out '{EXECUTION_MODE}' and {name_one}" if in_thread else name_one]
         where = f"'{module}' is no module of {python}, which the model runs in"
     elif in_thread:
         return (
-            f"'{module}' is no module of {python}, which the model runs in, since its EXECUTION_MODE is 'thread'; "
+            f"'{module}' is no module of {python}, which the model runs in, since its '{EXECUTION_MODE}' is 'thread'; "
             f"'{path}' is for models that run in a process of their own"
         )
     elif installs:

@@ -2,8 +2,6 @@
 
 A worker has those of the server, so that what the user set reaches the model, and
 
-- ``PYTHONUNBUFFERED`` and ``PYTHONFAULTHANDLER``, unless they are set: what a model prints must not stay behind in a
-  worker that is killed, and one that crashes says in which line of Python it was;
 - ``OMP_NUM_THREADS``, see `with_threads`;
 - for an interpreter in an environment of its own, what activating it would set (`activated`).
 """
@@ -17,7 +15,6 @@ from pathlib import Path
 
 from .worker import library_path
 
-_DEFAULTS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 _OF_ANOTHER_INTERPRETER = (
     "PYTHONHOME",
     "PYTHONPLATLIBDIR",
@@ -29,11 +26,6 @@ _OF_ANOTHER_INTERPRETER = (
 )
 """What says of the server's interpreter where its library is, and would mislead another one."""
 _THREADS = "OMP_NUM_THREADS"
-
-
-def of_server(inherited: Mapping[str, str]) -> dict[str, str]:
-    """For a worker that runs the server's own interpreter."""
-    return {**_DEFAULTS, **inherited}
 
 
 def activated(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
@@ -60,7 +52,7 @@ def activated(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
 
 def for_other_interpreter(inherited: Mapping[str, str]) -> dict[str, str]:
     """For a worker that runs another interpreter than the server's, which is in no environment."""
-    variables = of_server(inherited)
+    variables = dict(inherited)
     for name in _OF_ANOTHER_INTERPRETER:
         variables.pop(name, None)
     variables.setdefault("PYTHONNOUSERSITE", "1")

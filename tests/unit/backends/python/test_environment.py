@@ -12,7 +12,7 @@ import pytest
 from modserve.backends.api import ModelSource
 from modserve.backends.python import environment, environment_cache, interpreter, requirements
 from modserve.backends.python.options import BackendOptions, ModelOptions
-from modserve.core.errors import ModserveError
+from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import ModelConfig
 
 MODEL = ModelConfig(name="m", backend="python")
@@ -62,9 +62,16 @@ def refusal(source: ModelSource, path: str) -> str:
 def test_the_servers_interpreter(source: ModelSource, inspected: list[str]) -> None:
     ready = environment.prepare(source, ModelOptions(), BackendOptions(), {"A": "b"})
     version = f"{platform.python_implementation()} {platform.python_version()}"
-    variables = {"A": "b", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "3"}
+    variables = {"A": "b", "OMP_NUM_THREADS": "3"}
     assert ready == environment.Environment(sys.executable, variables, None, version, np.__version__)
     assert inspected == []
+
+
+def test_a_model_in_a_thread(source: ModelSource, inspected: list[str], tmp_path: Path) -> None:
+    (source.model_directory / "requirements.txt").write_text("x")
+    backend = BackendOptions(install_requirements=True, python="/usr/bin/python3")
+    ready = environment.prepare(source, ModelOptions("thread"), backend, {"A": "b"})
+    assert (ready.python, ready.variables) == (sys.executable, {"A": "b"})
 
 
 def test_another_default_interpreter(source: ModelSource, inspected: list[str], tmp_path: Path) -> None:
@@ -196,6 +203,13 @@ def test_the_key_of_requirements(tmp_path: Path) -> None:
             "an environment that has it by the parameter 'EXECUTION_ENV_PATH'",
         ),
         (
+            False,
+            ModelOptions("thread"),
+            BackendOptions(),
+            "'cv2' is no module of /py, which the model runs in: install it there ('/py -m pip install …'), or leave "
+            "out 'EXECUTION_MODE' and name an environment that has it by the parameter 'EXECUTION_ENV_PATH'",
+        ),
+        (
             True,
             ModelOptions(),
             BackendOptions(),
@@ -212,7 +226,7 @@ def test_the_key_of_requirements(tmp_path: Path) -> None:
             True,
             ModelOptions("thread"),
             BackendOptions(install_requirements=True),
-            "'cv2' is no module of /py, which the model runs in, since its EXECUTION_MODE is 'thread'; '{file}' is "
+            "'cv2' is no module of /py, which the model runs in, since its 'EXECUTION_MODE' is 'thread'; '{file}' is "
             "for models that run in a process of their own",
         ),
         (
@@ -230,3 +244,20 @@ def test_what_to_do_about_a_missing_module(
     if file:
         path.write_text("opencv-python")
     assert environment.missing_module_hint("cv2", source, model, backend, "/py") == hint.format(file=path)
+
+
+def test_the_hint_follows_the_error(source: ModelSource) -> None:
+    text = "ModuleNotFoundError: No module named 'cv2'\n\nAt:\n  model.py(1): <module>\n"
+    failed = ModserveError(Code.INTERNAL, text)
+    with pytest.raises(ModserveError) as caught, environment.hints(source, ModelOptions(), BackendOptions(), "/py"):
+        raise failed
+    assert caught.value.code is Code.INTERNAL
+    assert caught.value.message.startswith(f"{text}\n'cv2' is no module of /py, ")
+
+
+@pytest.mark.parametrize("text", ["ValueError: x", "ImportError: No module named 'cv2'"])
+def test_other_errors_stay(source: ModelSource, text: str) -> None:
+    failed = ModserveError(Code.INTERNAL, text)
+    with pytest.raises(ModserveError) as caught, environment.hints(source, ModelOptions(), BackendOptions(), "/py"):
+        raise failed
+    assert caught.value is failed

@@ -110,6 +110,18 @@ def test_options_of_triton_that_have_no_effect_say_why() -> None:
     }
 
 
+def test_an_execution_may_have_a_limit() -> None:
+    assert options.model_options(config(EXECUTION_TIMEOUT_SECONDS="2.5")).execution_timeout_s == 2.5
+    assert refusal(lambda: options.model_options(config(EXECUTION_TIMEOUT_SECONDS="0"))) == (
+        "model 'm': parameter 'EXECUTION_TIMEOUT_SECONDS' is '0', expected seconds, more than 0 and at most 86400"
+    )
+    refused = refusal(lambda: options.model_options(config(EXECUTION_TIMEOUT_SECONDS="1", EXECUTION_MODE="thread")))
+    assert refused == (
+        "model 'm': parameter 'EXECUTION_TIMEOUT_SECONDS' ends a process, but 'EXECUTION_MODE' is 'thread'; leave "
+        "one of the two out"
+    )
+
+
 @pytest.mark.parametrize(
     ("key", "near"),
     [

@@ -8,22 +8,10 @@ import pytest
 from modserve.backends.python import variables
 from modserve.backends.python.worker import library_path
 
-ALWAYS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-
-
-def test_the_servers_own_interpreter() -> None:
-    inherited = {"PATH": "/bin", "PYTHONPATH": "/mine", "PYTHONHOME": "/python", "SETTING": "a"}
-    assert variables.of_server(inherited) == {**inherited, **ALWAYS}
-
-
-def test_what_the_user_set_stays() -> None:
-    inherited = {"PYTHONUNBUFFERED": "", "PYTHONFAULTHANDLER": "0"}
-    assert variables.of_server(inherited) == inherited
-
 
 def test_another_interpreter() -> None:
     inherited = {"PATH": "/bin", "PYTHONHOME": "/python", "CONDA_PREFIX": "/conda", "SETTING": "a"}
-    expected = {"PATH": "/bin", "SETTING": "a", "PYTHONNOUSERSITE": "1", **ALWAYS}
+    expected = {"PATH": "/bin", "SETTING": "a", "PYTHONNOUSERSITE": "1"}
     assert variables.for_other_interpreter(inherited) == expected
 
 
@@ -34,7 +22,6 @@ def test_an_environment(tmp_path: Path) -> None:
         "VIRTUAL_ENV": str(tmp_path),
         "VIRTUAL_ENV_PROMPT": f"({tmp_path})",
         "PYTHONNOUSERSITE": "",
-        **ALWAYS,
     }
 
 
@@ -78,7 +65,6 @@ def test_the_servers_packages_are_not_for_environments(tmp_path: Path) -> None:
     result = variables.activated({"PYTHONPATH": f"/mine:{own}:{link}::/yours"}, tmp_path)
     assert result["PYTHONPATH"] == "/mine:/yours"
     assert "PYTHONPATH" not in variables.activated({"PYTHONPATH": own}, tmp_path)
-    assert variables.of_server({"PYTHONPATH": own})["PYTHONPATH"] == own
 
 
 def test_threads_of_libraries() -> None:

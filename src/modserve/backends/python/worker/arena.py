@@ -76,7 +76,10 @@ class Arena:
         return sum([block.capacity for block in self._blocks.values() if block.mapping is not None])
 
     def allocate(self, size: int) -> Tuple[Location, Any]:
-        """A block with room for `size` bytes, leased once, and the array of bytes to write them to."""
+        """A block with room for `size` bytes, leased once, and the array of bytes to write them to.
+
+        Raises OSError where the system has no memory, and after `close`.
+        """
         capacity = _capacity(size)
         with self._lock:
             self._take_back()
@@ -134,6 +137,13 @@ class Arena:
         with self._lock:
             forgotten, self._forgotten = self._forgotten, []
         return forgotten
+
+    def close(self) -> None:
+        """Nothing is allocated any more. The file lives on in its mappings, as long as somebody refers to these."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
 
     def _take_back(self) -> None:
         now = 0.0

@@ -52,12 +52,24 @@ class _Managed(ctypes.Structure):
 _NAME = b"dltensor"
 _USED = b"used_dltensor"  # the capsule refers to these very bytes
 
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
-_rename = ctypes.pythonapi.PyCapsule_SetName
-_rename.restype, _rename.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
+
+def _of_cpython(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of CPython's C API. PyPy has none of it, and models that use no DLPack run there."""
+    api = getattr(ctypes, "pythonapi", None)
+    if api is None:
+        return _not_here
+    function = getattr(api, name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+def _not_here(*arguments: Any) -> Any:
+    raise TritonModelException(f"DLPack works on CPython alone; this is {sys.implementation.name}")
+
+
+_pointer = _of_cpython("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+_is_valid = _of_cpython("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+_rename = _of_cpython("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 
 
 class _Owner:
@@ -78,6 +90,8 @@ def capsule(array: "np.ndarray[Any, Any]", datatype: str) -> object:
     """A capsule over the memory of an array (BF16 as uint16), or over a copy where that is read-only."""
     if not array.flags.writeable:
         array = array.copy()
+    if not hasattr(array, "__dlpack__"):
+        raise TritonModelException("DLPack needs numpy 1.22 or later in the environment of this model")
     patch = _PATCHED.get(datatype)
     if patch is None:
         return array.__dlpack__()
@@ -92,8 +106,8 @@ def array(source: Any) -> "Tuple[np.ndarray[Any, Any], str]":
 
     Raises TritonModelException.
     """
-    taken_over, datatype = _taken_over(_capsule_of(source))
-    return np.ascontiguousarray(taken_over).reshape(taken_over.shape), datatype
+    owned, datatype = _adopt(_capsule_of(source))
+    return (owned if owned.flags.c_contiguous else np.ascontiguousarray(owned)), datatype
 
 
 def _capsule_of(source: Any) -> Any:
@@ -119,11 +133,11 @@ def _capsule_of(source: Any) -> Any:
     return source.__dlpack__(stream=None)
 
 
-def _taken_over(owned: Any) -> "Tuple[np.ndarray[Any, Any], str]":
+def _adopt(owned: Any) -> "Tuple[np.ndarray[Any, Any], str]":
     managed = _Managed.from_address(_pointer(owned, _NAME))
     tensor = managed.tensor
     if tensor.device_type == CUDA and "torch" in sys.modules:
-        return _taken_over(_capsule_of(sys.modules["torch"].from_dlpack(owned).cpu()))
+        return _adopt(_capsule_of(sys.modules["torch"].from_dlpack(owned).cpu()))
     if tensor.device_type not in (CPU, CUDA_HOST):
         raise TritonModelException(_no_device(tensor.device_type))
     datatype, dtype = _datatype(tensor.dtype)

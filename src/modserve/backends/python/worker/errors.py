@@ -32,6 +32,9 @@ class TritonError(Exception):
     ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
     CANCELLED = ErrorCode.CANCELLED
 
+    _code = ErrorCode.INTERNAL  # for classes derived from this one with another __init__
+    _message = ""
+
     def __init__(self, message: Union[str, bytes], code: int = ErrorCode.INTERNAL) -> None:
         if isinstance(message, bytes):
             message = message.decode("utf-8", "replace")
@@ -62,11 +65,14 @@ class TritonModelException(Exception):
     Beyond Triton's, it may have a `code`; INTERNAL where it has none.
     """
 
+    code = ErrorCode.INTERNAL
+
     def __init__(self, *args: object, code: Optional[ErrorCode] = None) -> None:
         super().__init__(*args)
         if code is None and args and isinstance(args[0], TritonError):
             code = args[0].code()
-        self.code = ErrorCode.INTERNAL if code is None else ErrorCode(code)
+        if code is not None:
+            self.code = ErrorCode(code)
 
 
 class ModelError(Exception):

@@ -5,11 +5,12 @@ import traceback
 from types import TracebackType
 from typing import Iterator, List, Optional, Tuple
 
-from .errors import ModelError, TritonError, TritonModelException
+from .errors import ErrorCode, ModelError, TritonError, TritonModelException
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _FRAMES = 20
 _LENGTH = 4096
+_TRACEBACK = 32 * 1024
 
 
 def of_exception(error: BaseException, before: str) -> ModelError:
@@ -19,11 +20,9 @@ def of_exception(error: BaseException, before: str) -> ModelError:
     """
     if isinstance(error, ModelError):
         return error
-    code = "INTERNAL"
+    code = error.code if isinstance(error, TritonModelException) else ErrorCode.INTERNAL
     if isinstance(error, TritonError):
-        code = error.code().name
-    elif isinstance(error, TritonModelException):
-        code = error.code.name
+        code = error._code
     text = _text(error)
     places = list(_places(error.__traceback__))
     if isinstance(error, SyntaxError) and error.filename:
@@ -31,14 +30,18 @@ def of_exception(error: BaseException, before: str) -> ModelError:
     places.reverse()
     lines = [f"  {file}({line}): {function}" for file, line, function in places[:_FRAMES]]
     at = "\n\nAt:\n" + "\n".join(lines) + "\n" if lines else ""
-    return ModelError(code, f"{before}{text}{at}", formatted(error))
+    return ModelError(code.name, f"{before}{text}{at}", formatted(error))
 
 
 def formatted(error: BaseException) -> str:
+    """The whole of the traceback, but for the middle of a very long one."""
     try:
-        return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except Exception:  # its own __str__ may fail
-        return "".join(traceback.format_tb(error.__traceback__))
+        text = "".join(traceback.format_tb(error.__traceback__))
+    if len(text) > _TRACEBACK:
+        text = f"{text[: _TRACEBACK // 2]}\n…\n{text[-_TRACEBACK // 2 :]}"
+    return text
 
 
 def _text(error: BaseException) -> str:

@@ -8,7 +8,7 @@ for each model, which `current` finds.
 import sys
 import threading
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Awaitable, Iterator, Mapping, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Awaitable, Iterator, Mapping, Optional, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from .request import InferenceRequest
@@ -67,6 +67,7 @@ class Host(Protocol):
         """The model has no such metric any more."""
 
 
+@runtime_checkable
 class ResponseIterator(Protocol):
     """The responses of a decoupled model. `cancel` ends them; the same again gives those that have come once more."""
 

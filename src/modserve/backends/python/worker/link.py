@@ -27,15 +27,23 @@ class Link:
     def __init__(self, sock: socket.socket, servers_memory: int, workers_memory: int) -> None:
         self.take: Callable[[Frame], None] = lambda frame: None
         self.descriptions = Descriptions()
+        self.forked = False
+        """This process is a child that the model has forked: the connection is its parent's."""
         self._socket = sock
         self._frames = FrameReader()
         self._arena = Arena(workers_memory, wire.WORKERS)
         self._mirror = Mirror(servers_memory)
-        self._sending = threading.Lock()
+        # Destructors of the API's objects send, too, and run wherever memory is allocated: also while a thread sends.
+        self._sending = threading.RLock()
         self._reading = threading.Lock()
         self._news = threading.Condition()
         self._followers = 0
         self._loops: Dict[asyncio.AbstractEventLoop, int] = {}
+
+    def leave_to_parent(self) -> None:
+        """In a forked child. Else the server would not hear of the parent's end, and hear two at a time."""
+        self.forked = True
+        self._socket.close()
 
     # Reading
 
@@ -74,9 +82,9 @@ class Link:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise ServerGoneError from error
+            raise ServerGoneError(error.strerror) from error
         if not count:
-            raise ServerGoneError
+            raise ServerGoneError("it was closed")
         for frame in self._frames.received(count):
             kind = frame[0]
             if kind == Kind.RELEASE:
@@ -144,7 +152,7 @@ class Link:
         try:
             self._socket.sendall(frame)
         except OSError as error:
-            raise ServerGoneError from error
+            raise ServerGoneError(error.strerror) from error
 
     def release(self) -> None:
         """Give blocks back whose leases are over, if there are any."""

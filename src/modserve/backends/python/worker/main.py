@@ -7,6 +7,7 @@ ends when the server says so, and when the server is gone, however that came abo
 
 import asyncio
 import atexit
+import contextlib
 import faulthandler
 import fcntl
 import os
@@ -19,7 +20,7 @@ import traceback
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NoReturn, Optional
 
-from . import host, wire
+from . import host, library_path, wire
 from . import model as python_model
 from .errors import ErrorCode, ModelError, TritonError
 from .link import Link, ServerGoneError
@@ -35,14 +36,26 @@ _F_SETSIG = 10
 
 def main(sock: int, servers_memory: int, workers_memory: int, lifeline: int, ready: int) -> NoReturn:
     faulthandler.enable()
+    library_path.restore()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _die_with_server(lifeline)
+    for fd in (sock, servers_memory, workers_memory, ready):
+        # Programs that the model starts must not hold the connection when this process has ended. The lifeline they may
+        # have: it is for them, too.
+        os.set_inheritable(fd, False)
     link = Link(socket.socket(fileno=sock), servers_memory, workers_memory)
-    worker = Worker(link, socket.socket(fileno=ready))
+    of_readiness = socket.socket(fileno=ready)
+    os.register_at_fork(after_in_child=link.leave_to_parent)
+    os.register_at_fork(after_in_child=of_readiness.close)
+    worker = Worker(link, of_readiness)
     try:
         worker.run()
-    except ServerGoneError:
+    except ServerGoneError as error:
+        if not link.forked:
+            # Where the server lives, the model has closed or broken what it did not open: its log says so.
+            with contextlib.suppress(OSError):
+                os.write(2, f"the connection to the server has ended: {error}\n".encode())
         os._exit(1)
     _exit()
 
@@ -138,6 +151,8 @@ class Worker:
         return {"is_ready": model.has_is_ready, "is_async": model.is_async}
 
     def _finalize(self) -> None:
+        if not hasattr(self, "_model"):  # it could not be loaded
+            return
         try:
             self._model.finalize()
         except ModelError as error:

@@ -9,7 +9,7 @@ import json
 from types import ModuleType
 from typing import Any, Awaitable, Callable, Dict, List, Optional, Sequence
 
-from . import failure, host, modules
+from . import adapter, decorated, failure, host, modules
 from .errors import ModelError
 from .model_config import ModelConfig
 from .request import InferenceRequest
@@ -23,7 +23,7 @@ Responses = List[Optional[InferenceResponse]]
 def load(
     path: str, name: str, of_host: Optional[host.Host], *, isolated: bool = False, search_paths: Sequence[str] = ()
 ) -> "LoadedModel":
-    """Run the model.py at `path`. `name` is the model's, for messages.
+    """Run the model.py at `path`. `name` is the model's, for messages. A decorated object in it may be the model, too.
 
     `isolated` is for a process with several models: each has its own modules beside its model.py then.
     `search_paths` are more directories for its modules. Raises `ModelError`.
@@ -32,12 +32,13 @@ def load(
     with _Of(of_host if isolated else None):
         failed = None
         try:
+            decorated.stand_in()
             module = scope.run()
+            kind = getattr(module, CLASS, None) or adapter.of_module(module)
         except BaseException as error:
             failed = failure.of_exception(error, "")
     if failed is not None:
         raise failed
-    kind = getattr(module, CLASS, None)
     if kind is None:
         raise ModelError("INVALID_ARG", f"{path} has no class {CLASS}")
     if not isinstance(kind, type):
@@ -116,18 +117,13 @@ class LoadedModel:
             raise ModelError(
                 "INVALID_ARG", f"{self.path}: `execute` of {CLASS} is no method but {type(execute).__name__}"
             )
-        try:
-            signature = inspect.signature(execute)
-        except (TypeError, ValueError):  # not every callable has one
-            return execute  # type: ignore[no-any-return]
-        try:
-            signature.bind([])
-        except TypeError:
+        signature = _signature(execute)
+        if signature is not None and not _takes_one(signature):
             raise ModelError(
                 "INVALID_ARG",
                 f"`execute` must take the list of requests, as in `def execute(self, requests)`; it is "
                 f"`execute{signature}` ({self._place('execute')})",
-            ) from None
+            )
         return execute  # type: ignore[no-any-return]
 
     def execute(self, requests: List[InferenceRequest]) -> Responses:
@@ -136,31 +132,33 @@ class LoadedModel:
 
         After a `ModelError`, none of the requests can send anything any more: all that have no final response fail.
         """
-        failed: Optional[ModelError]
         try:
             with self._of:
-                returned = self._execute(requests)
+                returned = self._execute(list(requests))  # which is the model's to change
                 if inspect.iscoroutine(returned):
                     returned = self._complete(returned)
             return settled(requests, returned, self.name)
         except BaseException as error:
-            failed = failure.of_exception(error, self._before)
-        raise _ended(requests, failed)
+            failed, returned = failure.of_exception(error, self._before), None
+        _end(requests)
+        del requests  # the error's traceback has this frame
+        raise failed
 
     async def execute_async(self, requests: List[InferenceRequest]) -> Responses:
         """As `execute`, for a model whose `execute` is a coroutine function. Several may run at a time."""
-        failed: Optional[ModelError]
         try:
-            returned = await self._execute(requests)
+            returned = await self._execute(list(requests))
             return settled(requests, returned, self.name, is_coroutine=True)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
-            failed = failure.of_exception(error, self._before)
-        raise _ended(requests, failed)
+            failed, returned = failure.of_exception(error, self._before), None
+        _end(requests)
+        del requests  # the error's traceback has this frame
+        raise failed
 
     def is_ready(self) -> bool:
-        """What the model says; True where it does not say anything."""
+        """What the model says; True where it does not say anything. Not for threads where an event loop runs."""
         if not self.has_is_ready:
             return True
 
@@ -168,7 +166,23 @@ class LoadedModel:
             returned = self._instance.is_ready()
             return asyncio.run(returned) if inspect.iscoroutine(returned) else returned
 
-        is_ready = self._run(ready, "")
+        return self._readiness(self._run(ready, ""))
+
+    async def is_ready_async(self) -> bool:
+        """As `is_ready`, on the running event loop."""
+        if not self.has_is_ready:
+            return True
+        is_ready = self._run(self._instance.is_ready, "")
+        if inspect.iscoroutine(is_ready):
+            try:
+                is_ready = await is_ready
+            except Exception as error:
+                is_ready = failure.of_exception(error, "")
+        if isinstance(is_ready, ModelError):
+            raise is_ready
+        return self._readiness(is_ready)
+
+    def _readiness(self, is_ready: object) -> bool:
         if not isinstance(is_ready, bool):
             raise ModelError(
                 "INTERNAL",
@@ -205,6 +219,21 @@ class LoadedModel:
     def _place(self, method: str) -> str:
         code = getattr(inspect.unwrap(getattr(self._class, method, None) or len), "__code__", None)
         return f"{code.co_filename}({code.co_firstlineno})" if code is not None else self.path
+
+
+def _signature(function: Any) -> Optional[inspect.Signature]:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # not every callable has one
+        return None
+
+
+def _takes_one(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind([])
+    except TypeError:
+        return False
+    return True
 
 
 def settled(requests: List[InferenceRequest], returned: Any, name: str, *, is_coroutine: bool = False) -> Responses:
@@ -264,10 +293,9 @@ def _refusal(name: str, text: str) -> ModelError:
     return ModelError("INTERNAL", f"Failed to process the request(s) for model '{name}', message: {text}")
 
 
-def _ended(requests: List[InferenceRequest], failed: ModelError) -> ModelError:
+def _end(requests: List[InferenceRequest]) -> None:
     for request in requests:
         request.end()
-    return failed
 
 
 def _is_cancelled() -> bool:

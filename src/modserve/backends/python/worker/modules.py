@@ -21,7 +21,7 @@ import itertools
 import os
 import sys
 import threading
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, Dict, List, Optional, Sequence
 
 from . import host
@@ -53,6 +53,7 @@ class Scope:
     def run(self) -> ModuleType:
         """Import model.py; raises whatever that raises."""
         offer_api()
+        importlib.invalidate_caches()
         if self.isolated:
             self._make_private_package()
         else:
@@ -74,7 +75,7 @@ class Scope:
     def _share_process(self) -> None:
         global _directory_of_process
         _directory_of_process = self.directory
-        at = next((i for i, entry in enumerate(sys.path) if _is_of_packages(entry)), len(sys.path))
+        at = _end_of_standard_library()
         sys.path[at:at] = [directory for directory in self.directories if directory not in sys.path]
         if self.package not in sys.modules:
             package = ModuleType(self.package)
@@ -107,7 +108,7 @@ class Scope:
         name: str,
         globals: Any = None,
         locals: Any = None,
-        fromlist: "Sequence[str] | None" = (),
+        fromlist: Optional[Sequence[str]] = (),
         level: int = 0,
     ) -> Any:
         top = name.partition(".")[0]
@@ -146,6 +147,11 @@ class _Loader(importlib.machinery.SourceFileLoader):
         vars(module).update(self._of_model)
         super().exec_module(module)
 
+    def get_code(self, fullname: str) -> CodeType:
+        """Always from the source: cached bytecode is that of a file as old to the second, which a reload may not be."""
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds the private modules of models."""
@@ -168,24 +174,29 @@ def offer_api() -> None:
     """Make the module that models import importable, by its names in Triton."""
     api = importlib.import_module(".triton_python_backend_utils", __package__)
     for name in _API:
-        sys.modules.setdefault(name, api)
+        sys.modules[name] = api
 
 
 def model_directory() -> str:
     """The directory of the model.py whose code calls. Raises RuntimeError where no model runs."""
-    frame = sys._getframe(1)
+    frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         directory = frame.f_globals.get(DIRECTORY_IN_GLOBALS)
         if directory is not None:
             return str(directory)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     if _directory_of_process is not None:
         return _directory_of_process
     raise RuntimeError("this works inside a model that a server runs")
 
 
-def _is_of_packages(entry: str) -> bool:
-    return os.path.basename(os.path.normpath(entry)) in ("site-packages", "dist-packages")
+def _end_of_standard_library() -> int:
+    """Where the entries of `sys.path` after the standard library begin."""
+    standard = os.path.dirname(os.__file__)
+    for index in range(len(sys.path), 0, -1):
+        if sys.path[index - 1] in (standard, os.path.join(standard, "lib-dynload")):
+            return index
+    return len(sys.path)
 
 
 __all__: List[str] = ["Scope", "model_directory", "offer_api"]

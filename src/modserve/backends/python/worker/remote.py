@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import itertools
+import sys
 from collections import deque
 from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
 
@@ -216,6 +217,9 @@ class RemoteServer:
     # The rest
 
     def log(self, level: str, message: str) -> None:
+        if self.link.forked:
+            sys.stderr.write(f"{level} {message}\n")
+            return
         self.link.send(wire.text_frame(Kind.LOG, message, wire.LEVELS.index(level)))
 
     def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:

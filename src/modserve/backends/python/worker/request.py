@@ -7,8 +7,8 @@ from typing import Any, Awaitable, Collection, List, Mapping, Optional, Sequence
 from . import host
 from . import parameters as _parameters
 from .errors import TritonModelException, type_name
-from .host import RequestHandle, ResponseIterator
-from .response import InferenceResponse, InferenceResponseSender
+from .host import RequestHandle
+from .response import InferenceResponseSender
 from .tensor import Tensor
 
 RELEASE_ALL = 1
@@ -131,7 +131,7 @@ class InferenceRequest:
                 raise TritonModelException(f"Input tensor {whose} should not be empty.")
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"InferenceRequest(): inputs must be a list of Tensor, not of {type_name(tensor)}")
-        self._names = _elements("requested_output_names", requested_output_names)
+        self._names = list(dict.fromkeys(_elements("requested_output_names", requested_output_names)))
         for name in self._names:
             if not isinstance(name, str):
                 raise TypeError(
@@ -227,12 +227,12 @@ class InferenceRequest:
     def requested_output_names(self) -> Set[str]:
         return set(self._names)
 
-    def exec(self, decoupled: bool = False) -> Union[InferenceResponse, ResponseIterator]:
-        """Run it on its model and wait: one response, or with `decoupled` an iterator of all."""
+    def exec(self, decoupled: bool = False) -> Any:
+        """Run it on its model and wait: an InferenceResponse, or with `decoupled` a ResponseIterator."""
         here = host.current()
         return here.call_decoupled(self) if decoupled else here.call(self)
 
-    def async_exec(self, decoupled: bool = False) -> "asyncio.Future[Union[InferenceResponse, ResponseIterator]]":
+    def async_exec(self, decoupled: bool = False) -> "asyncio.Future[Any]":
         """As `exec`, for the running event loop. It begins at once. Raises RuntimeError where no loop runs."""
         asyncio.get_running_loop()
         here = host.current()

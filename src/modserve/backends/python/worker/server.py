@@ -76,6 +76,13 @@ class MetricKind(enum.IntEnum):
         return f"{type(self).__name__}.{self.name}"
 
 
+_OPERATIONS = {
+    MetricKind.COUNTER: ("increment",),
+    MetricKind.GAUGE: ("increment", "set"),
+    MetricKind.HISTOGRAM: ("observe",),
+}
+
+
 class Metric:
     """One series of a `MetricFamily`, which makes it. Its methods raise TritonModelException where that cannot be."""
 
@@ -103,6 +110,11 @@ class Metric:
         return float(self._host.control("metric_value", {"metric": self._number}))
 
     def _change(self, operation: str, value: float) -> None:
+        kind = self._family._kind
+        if operation not in _OPERATIONS[kind]:
+            raise TritonModelException(f"a metric of kind {kind.name} has no {operation}()")
+        if kind == MetricKind.COUNTER and value < 0:
+            raise TritonModelException(f"a counter cannot be incremented by {value}, which is less than 0")
         self._host.metric(self._number, operation, _real(f"Metric.{operation}()", value))
 
     def __del__(self) -> None:

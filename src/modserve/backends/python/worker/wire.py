@@ -67,6 +67,9 @@ class Kind:
     FORGET = 41  # offsets of blocks of this side that the other need not keep mapped
 
 
+_KINDS = frozenset(value for name, value in vars(Kind).items() if name.isupper())
+
+
 class Status:
     """Of a record."""
 
@@ -168,7 +171,7 @@ class Descriptions:
         return written
 
     def read(self, written: bytes) -> Description:
-        """Raises ValueError for what is no description."""
+        """Raises ValueError or KeyError for what is no description."""
         description = self._read.get(written)
         if description is None:
             if len(self._read) >= _KEPT:
@@ -182,7 +185,7 @@ def _read(written: bytes, datatypes: Callable[[str], Any]) -> Description:
     described = []
     for name, datatype, dims in tensors:
         shape = tuple([int(dim) for dim in dims])
-        size = SIZES[datatype] * math.prod(shape) if datatype in SIZES else -1
+        size = -1 if datatype == "BYTES" else math.prod(shape) * SIZES[datatype]
         described.append(Described(str(name), datatypes(datatype), shape, size))
     return Description(tuple(described), tuple([str(name) for name in outputs]))
 
@@ -334,6 +337,8 @@ Frame = Tuple[int, int, int, memoryview]
 """Kind, records, argument and body. The body is memory of its own, which nobody writes to again."""
 
 _SCRATCH_BYTES = 256 * 1024
+_MAX_BYTES = 1 << 36
+"""Of a body. What announces more is no frame: tensors of such sizes are in shared memory."""
 
 
 class FrameReader:
@@ -358,7 +363,10 @@ class FrameReader:
         return self._view[self._filled :]
 
     def received(self, count: int) -> List[Frame]:
-        """So many bytes have come into `room`; returns the frames that are whole."""
+        """So many bytes have come into `room`; returns the frames that are whole.
+
+        Raises ValueError for what is no frame, and MemoryError for one that there is no room for.
+        """
         if self._large is not None:
             self._large_filled += count
             if self._large_filled < len(self._large):
@@ -372,6 +380,8 @@ class FrameReader:
         while filled - at >= 16:
             length, kind, records, argument = HEADER.unpack_from(self._scratch, at)
             end = at + 16 + length
+            if kind not in _KINDS or length > _MAX_BYTES:
+                raise ValueError(f"a frame has one of the known kinds and at most {_MAX_BYTES} bytes")
             if end <= filled:
                 body = memoryview(self._scratch[at + 16 : end])
                 frames.append((kind, records, argument, body))

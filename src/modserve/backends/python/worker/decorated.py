@@ -1,0 +1,118 @@
+"""Functions and classes as models: the decorator ``modserve.model``.
+
+A decorated object stays what it is, so that it can be called and tested; its `Definition` hangs on it under the name
+`MARK`. The definition says what the server must know, and `adapter` runs the object as any model.py.
+"""
+
+import sys
+import types
+from typing import Any, Callable, Mapping, Optional, TypeVar, Union, overload
+
+from .definition import Context, Definition, Instances, Options, define, who
+from .fields import Declaration, Spec
+from .values import InvalidInputError
+
+__all__ = ["MARK", "Context", "InvalidInputError", "Spec", "definition_of", "find", "model", "stand_in"]
+
+PUBLIC = ("Context", "InvalidInputError", "Spec", "model")
+"""What ``import modserve`` has of this package, in the server and in workers."""
+MARK = "__modserve_model__"
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+@overload
+def model(target: Decorated) -> Decorated: ...
+@overload
+def model(
+    *,
+    inputs: Optional[Mapping[str, Declaration]] = None,
+    outputs: Optional[Mapping[str, Declaration]] = None,
+    max_batch_size: int = 0,
+    dynamic_batching: Union[bool, Mapping[str, Any], None] = None,
+    instances: Instances = 1,
+    isolation: str = "process",
+    config: Optional[Mapping[str, Any]] = None,
+) -> Callable[[Decorated], Decorated]: ...
+def model(
+    target: Any = None,
+    *,
+    inputs: Optional[Mapping[str, Declaration]] = None,
+    outputs: Optional[Mapping[str, Declaration]] = None,
+    max_batch_size: int = 0,
+    dynamic_batching: Union[bool, Mapping[str, Any], None] = None,
+    instances: Instances = 1,
+    isolation: str = "process",
+    config: Optional[Mapping[str, Any]] = None,
+) -> Any:
+    """Make a model of a function, or of a class with ``predict`` or ``__call__``; it stays callable as it is.
+
+    `inputs` and `outputs` declare tensors as ``(datatype, shape)``, the shape without the batch dimension; where they
+    are left out, type hints say them. With a `max_batch_size` above 0 the function gets arrays with a batch dimension
+    in front, requests are merged up to that size (`dynamic_batching` switches that off, or is the part of that name in
+    a configuration), and outputs must have as many rows as the inputs. A function that takes or returns single values
+    (``str``, ``float``, …) is called once for each row. It returns one value, a tuple or a dict; a generator
+    streams one response for each value; ``async def`` works for both.
+
+    `instances` is a number, or the ``instance_group`` of a configuration; `isolation` is ``"process"`` (each instance
+    in a process of its own) or ``"thread"`` (in the server's). `config` has other parts of a configuration, as JSON.
+    A class is made once for each instance; its ``__init__`` takes nothing or a `Context`; ``close()`` and
+    ``is_ready()`` are optional.
+
+    Raises TypeError for what cannot be a model.
+    """
+    options = Options(
+        inputs, outputs, max_batch_size, dynamic_batching, instances, isolation, {} if config is None else config
+    )
+    return (lambda target: _decorate(target, options)) if target is None else _decorate(target, options)
+
+
+def _decorate(target: Any, options: Options) -> Any:
+    try:
+        definition = define(target, options)
+    except ValueError as error:
+        raise TypeError(f"{who(target)}: {error}") from None
+    try:
+        setattr(target, MARK, definition)
+    except (AttributeError, TypeError):
+        kind = type(target).__name__
+        raise TypeError(f"{who(target)}: a {kind} cannot be decorated; a function that calls it can") from None
+    return target
+
+
+def definition_of(target: object) -> Optional[Definition]:
+    """What the decorator knows of an object; None for one that was not decorated itself, such as a derived class."""
+    definition: Any = getattr(target, MARK, None)
+    return definition if definition is not None and getattr(definition, "target", None) is target else None
+
+
+def find(module: Any) -> Optional[Definition]:
+    """The model in a module: the decorated object called ``model``, or the only one. None for a module without any.
+
+    Objects that the module itself defines come before imported ones. Raises TypeError for several.
+    """
+    named = definition_of(vars(module).get("model"))
+    if named is not None:
+        return named
+    pairs = [(name, definition_of(value)) for name, value in vars(module).items()]
+    models = {name: definition for name, definition in pairs if definition is not None}
+    own = {name: each for name, each in models.items() if getattr(each.target, "__module__", "") == module.__name__}
+    distinct = {id(each): each for each in (own or models).values()}
+    if len(distinct) > 1:
+        listed = ", ".join(sorted(own or models))
+        raise TypeError(
+            f"{module.__file__} has several decorated models ({listed}); expected one, or one called 'model'"
+        )
+    return next(iter(distinct.values()), None)
+
+
+def stand_in() -> None:
+    """Make ``import modserve`` give the decorator in a worker whose interpreter has no modserve."""
+    from importlib.util import find_spec
+
+    if "modserve" in sys.modules or find_spec("modserve") is not None:
+        return
+    module = types.ModuleType("modserve", "The part of modserve that decorated models need.")
+    for name in PUBLIC:
+        setattr(module, name, globals()[name])
+    sys.modules["modserve"] = module

@@ -1,0 +1,309 @@
+"""What the server must know of a decorated function or class, from its declaration, its signature and its hints."""
+
+import collections.abc
+import inspect
+import os
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from .fields import Declaration, Field, as_mapping, declared, hinted, is_stream, output_fields, type_hints
+
+ISOLATIONS = ("process", "thread")
+_RESERVED = {
+    "backend": "it is always python",
+    "dynamic_batching": "say it as dynamic_batching=…",
+    "input": "say it as inputs=…",
+    "instance_group": "say it as instances=…",
+    "max_batch_size": "say it as max_batch_size=…",
+    "model_transaction_policy": "generators are decoupled, and nothing else is",
+    "name": "it is said where the model is served",
+    "output": "say it as outputs=…",
+}
+"""The parts of a configuration that the decorator writes, with what to do in place of them."""
+
+Instances = Union[int, Mapping[str, Any], Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where an instance of a decorated class runs: for a class whose ``__init__`` takes it as its one parameter."""
+
+    model_name: str
+    version: int
+    directory: str
+    """Where the source of the class is: its weights may lie beside it."""
+    instance_name: str = ""
+    kind: str = "CPU"
+    """CPU, GPU or MODEL."""
+    device: int = 0
+    """The number of the GPU."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The completed configuration of the model, with the names of config.pbtxt."""
+
+
+class Options(NamedTuple):
+    """The keywords of the decorator, as they were written."""
+
+    inputs: Optional[Mapping[str, Declaration]]
+    outputs: Optional[Mapping[str, Declaration]]
+    max_batch_size: int
+    dynamic_batching: Union[bool, Mapping[str, Any], None]
+    instances: Instances
+    isolation: str
+    config: Mapping[str, Any]
+
+
+class Definition(NamedTuple):
+    """A decorated function or class, read and checked."""
+
+    target: Any
+    """What was decorated."""
+    options: Options
+    inputs: Tuple[Field, ...]
+    outputs: Tuple[Field, ...]
+    streams: bool
+    """It is a generator: the model is decoupled."""
+    is_async: bool
+    method: str
+    """What requests call of an instance of a class: ``predict`` or ``__call__``; empty for a function."""
+    takes_context: bool
+
+    @property
+    def batching(self) -> bool:
+        return self.options.max_batch_size > 0
+
+    @property
+    def by_row(self) -> bool:
+        """Whether each row has a call of its own: the function takes or returns single values."""
+        return self.batching and any(each.form == "single" for each in (*self.inputs, *self.outputs))
+
+    @property
+    def isolation(self) -> str:
+        return self.options.isolation
+
+    @property
+    def directory(self) -> str:
+        """Where the source is; the working directory for an object that has none."""
+        return os.path.dirname(os.path.abspath(place(self.target)[0]))
+
+    def config(self) -> Dict[str, Any]:
+        """The model's configuration, as the JSON of ``config.pbtxt``, without its name."""
+        options = self.options
+        config: Dict[str, Any] = {
+            **options.config,
+            "backend": "python",
+            "max_batch_size": options.max_batch_size,
+            "input": [each.config() for each in self.inputs],
+            "output": [each.config() for each in self.outputs],
+            "instance_group": _instance_groups(options.instances),
+        }
+        if self.streams:
+            config["model_transaction_policy"] = {"decoupled": True}
+        batching = self.dynamic_batching
+        if batching is not None:
+            config["dynamic_batching"] = dict(batching)
+        if self.isolation == "thread":
+            mode = {"EXECUTION_MODE": {"string_value": "thread"}}
+            config["parameters"] = {**config.get("parameters", {}), **mode}
+        return config
+
+    @property
+    def dynamic_batching(self) -> Optional[Mapping[str, Any]]:
+        """That part of the configuration; None if requests are not merged. By default a model that can merges them."""
+        choice = self.options.dynamic_batching
+        if isinstance(choice, collections.abc.Mapping):
+            return choice
+        others = {"sequence_batching", "ensemble_scheduling"} & self.options.config.keys()
+        by_default = self.options.max_batch_size > 1 and not self.streams and not others
+        return {} if (by_default if choice is None else choice) else None
+
+
+def define(target: Any, options: Options) -> Definition:
+    """Raises ValueError for what cannot be a model; the text says what would be right."""
+    _check(options)
+    called, method = _called(target)
+    batching = options.max_batch_size > 0
+    explicit = options.inputs is not None and options.outputs is not None
+    hints = {} if explicit else type_hints(called)
+    returned = hints.pop("return", None)
+    parameters = _parameters(called, bool(method) and not _is_static(target, method))
+    inputs = tuple(_inputs(parameters, hints, options.inputs, batching))
+    outputs = tuple(_outputs(returned, options.outputs, batching))
+    for what, fields in (("input", inputs), ("output", outputs)):
+        names = [each.name for each in fields]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two of its {what}s have the name '{twice[0]}'")
+    inner = inspect.unwrap(getattr(called, "func", called))
+    streams = inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner) or is_stream(returned)
+    is_async = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
+    definition = Definition(target, options, inputs, outputs, streams, is_async, method, _takes_context(target))
+    forms = {each.form for each in (*inputs, *outputs)}
+    if definition.by_row and "list" in forms:
+        raise ValueError(
+            "it has single values, for which it is called once for each row, and lists, which hold a value of each "
+            "row; expected one or the other, or max_batch_size=0"
+        )
+    if definition.by_row and streams:
+        raise ValueError("a generator with single values is called once for each request; expected max_batch_size=0")
+    return definition
+
+
+def _check(options: Options) -> None:
+    size: Any = options.max_batch_size
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise ValueError(f"max_batch_size is {size!r}, expected a number of 0 (no batch dimension) or more")
+    if options.isolation not in ISOLATIONS:
+        raise ValueError(f"isolation is {options.isolation!r}, expected 'process' or 'thread'")
+    batching: Any = options.dynamic_batching
+    if not (batching is None or isinstance(batching, (bool, collections.abc.Mapping))):
+        raise ValueError(
+            f"dynamic_batching is {batching!r}, expected True, False or that part of a configuration, such as "
+            "{'max_queue_delay_microseconds': 100}"
+        )
+    if batching and not size:
+        raise ValueError("dynamic_batching needs a max_batch_size above 0")
+    count = options.instances
+    groups = _instance_groups(count)
+    is_none = isinstance(count, int) and count < 1
+    if not groups or not all(isinstance(each, collections.abc.Mapping) for each in groups) or is_none:
+        raise ValueError(f"instances is {count!r}, expected a number of 1 or more, or an instance_group as JSON")
+    for name in options.config:
+        if name in _RESERVED:
+            raise ValueError(f"config has the part '{name}': {_RESERVED[name]}")
+
+
+def _instance_groups(instances: Any) -> List[Any]:
+    if isinstance(instances, int) and not isinstance(instances, bool):
+        return [{"count": instances, "kind": "KIND_CPU"}]
+    if isinstance(instances, collections.abc.Mapping):
+        return [dict(instances)]
+    return list(instances) if isinstance(instances, collections.abc.Iterable) else [instances]
+
+
+def _called(target: Any) -> Tuple[Any, str]:
+    """What requests call, and its name in a class."""
+    if not isinstance(target, type):
+        if not callable(target):
+            raise ValueError("it is no function and no class")
+        method = getattr(target, "__call__", None)  # noqa: B004
+        return (method if hasattr(method, "__code__") else target), ""
+    for name in ("predict", "__call__"):
+        if any(name in vars(base) for base in target.__mro__[:-1]):
+            return getattr(target, name), name
+    raise ValueError("the class has no method predict or __call__ for requests to call")
+
+
+def _is_static(target: type, method: str) -> bool:
+    return isinstance(inspect.getattr_static(target, method), (staticmethod, classmethod))
+
+
+def _parameters(called: Any, is_method: bool) -> Dict[str, inspect.Parameter]:
+    """The parameters for inputs; one called ``**`` if it takes any keyword."""
+    try:
+        parameters = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"its parameters cannot be read: {error}") from error
+    named = {}
+    for each in parameters[1:] if is_method else parameters:
+        if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY):
+            star = "*" if each.kind == each.VAR_POSITIONAL else ""
+            raise ValueError(f"the parameter '{star}{each.name}' has no keyword; inputs are passed by keyword")
+        named["**" if each.kind == each.VAR_KEYWORD else each.name] = each
+    return named
+
+
+def _inputs(
+    parameters: Dict[str, inspect.Parameter],
+    hints: Mapping[str, Any],
+    declarations: Optional[Mapping[str, Declaration]],
+    batching: bool,
+) -> "List[Field]":
+    named = {name: each for name, each in parameters.items() if name != "**"}
+    fields = []
+    if declarations is None:
+        for name in named:
+            if name not in hints:
+                raise ValueError(f"parameter '{name}' has no type hint, and there is no inputs={{'{name}': …}}")
+            fields.append(_located(f"input '{name}'", hinted, name, hints[name], batching))
+    else:
+        for key, declaration in as_mapping("inputs", declarations).items():
+            if key not in named and "**" not in parameters:
+                listed = ", ".join(named) or "there are none"
+                raise ValueError(f"input '{key}' is no parameter of the function; its parameters: {listed}")
+            fields.append(_located(f"input '{key}'", declared, key, declaration))
+    if not fields:
+        raise ValueError("it has no inputs; expected parameters with type hints, or inputs={'x': ('FP32', [-1, 3])}")
+    declared_keys = {each.key for each in fields}
+    for name, parameter in named.items():
+        if name not in declared_keys and parameter.default is parameter.empty:
+            raise ValueError(f"parameter '{name}' has no default, and inputs has no '{name}'")
+    return [_with_default(each, named.get(each.key)) for each in fields]
+
+
+def _with_default(field: Field, parameter: Optional[inspect.Parameter]) -> Field:
+    """A parameter with a default is an optional input."""
+    has_default = parameter is None or parameter.default is not parameter.empty
+    if field.optional and not has_default:
+        raise ValueError(
+            f"input '{field.key}' may be left out by requests; its parameter needs a default, such as None"
+        )
+    return field._replace(optional=field.optional or (parameter is not None and has_default))
+
+
+def _outputs(returned: Any, declarations: Optional[Mapping[str, Declaration]], batching: bool) -> "List[Field]":
+    if declarations is not None:
+        fields = [
+            _located(f"output '{key}'", declared, key, each)
+            for key, each in as_mapping("outputs", declarations).items()
+        ]
+    elif returned is None or returned is type(None):
+        raise ValueError("it has no return type hint, and there is no outputs={'y': ('FP32', [-1])}")
+    else:
+        fields = _located("the return value", output_fields, returned, batching)
+    if not fields:
+        raise ValueError("it has no outputs; expected at least one, such as outputs={'y': ('FP32', [-1])}")
+    for each in fields:
+        if each.optional:
+            raise ValueError(f"output '{each.key}' is optional; only inputs can be")
+    return fields
+
+
+def _located(where: str, read: Any, *arguments: Any) -> Any:
+    try:
+        return read(*arguments)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _takes_context(target: Any) -> bool:
+    """Whether the class is made with a `Context`. Raises ValueError if it needs something else."""
+    if not isinstance(target, type):
+        return False
+    try:
+        parameters = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    needed = [each for each in parameters if each.default is each.empty and each.kind not in (2, 4)]
+    if len(needed) > 1 or any(each.kind is each.KEYWORD_ONLY for each in needed):
+        names = ", ".join(each.name for each in needed)
+        raise ValueError(f"its __init__ needs {names}; expected no parameters, or one for a modserve.Context")
+    return bool(needed)
+
+
+def place(target: Any) -> Tuple[str, int]:
+    """The file and line of a function or class; an empty text where there is none."""
+    if isinstance(target, type):
+        candidates = [inspect.unwrap(each) for each in vars(target).values() if inspect.isfunction(each)]
+    else:
+        function = inspect.unwrap(getattr(target, "func", target))
+        candidates = [function, getattr(function, "__call__", None)]  # noqa: B004
+    codes = [each.__code__ for each in candidates if hasattr(each, "__code__")]
+    return min(((code.co_filename, code.co_firstlineno) for code in codes), default=("", 0))
+
+
+def who(target: Any) -> str:
+    """How errors begin: ``model 'double' (functions.py, line 3)``."""
+    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
+    file, line = place(target)
+    return f"model '{name}'" + (f" ({file}, line {line})" if file else "")
