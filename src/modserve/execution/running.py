@@ -136,7 +136,8 @@ class RunningRequest:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return self.inflight.output_names
+        names, states = self.inflight.output_names, self._config.state_outputs
+        return tuple(dict.fromkeys((*names, *states))) if states else names
 
     @cached_property
     def parameters(self) -> Mapping[str, ParameterValue]:
