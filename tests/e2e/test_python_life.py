@@ -217,9 +217,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Path:
 def server(repository: Path) -> Iterator[Any]:
     options = ["--model-control-mode=explicit", "--load-model=*", "--log-verbose=1"]
     errors = ["error of (process|thread)", "Traceback", "must return a bool"]
-    with serving_python(
-        repository, options, errors=["error of (process|thread)", "Traceback", "must return a bool"]
-    ) as running:
+    with serving_python(repository, options, errors) as running:
         yield running
 
 
