@@ -17,6 +17,7 @@ import re
 import resource
 import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -276,6 +277,7 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Workload], driver: D
             overhead.measure(
                 with_model, ways([workload], arguments.protocols, arguments.clients, driver), arguments.runs, 0
             )
+            print(f"{workload.model} is measured", file=sys.stderr)
             if workload.model != "identity":
                 for each in served:
                     each.memory_mb.pop("after small requests", None)
