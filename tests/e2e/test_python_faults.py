@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from faults import (
+from python_faults import (
     MARK,
     MODEL,
     Neighbour,
