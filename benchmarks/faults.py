@@ -209,7 +209,9 @@ class Stage:
     suicides_due: int = 0
     """Requests that are to end their workers, not sent yet."""
     loads: int = 0
-    failed_loads: int = 0
+    failed_loads: collections.Counter[str] = field(default_factory=collections.Counter)
+    memory_mb: list[int] = field(default_factory=list)
+    """Of the server, after each hundredth death."""
     number: int = 0
 
 
@@ -290,7 +292,9 @@ async def client(stage: Stage, kind: str, request: Callable[[], Awaitable[str]])
 async def killer(stage: Stage, kills: int, pause_s: float) -> None:
     """End workers, one way or another, until enough have died."""
     chance, since = stage.chance, dict[int, float]()
-    while stage.deaths.total() < kills:
+    while (deaths := stage.deaths.total()) < kills:
+        if deaths >= 100 * (len(stage.memory_mb) + 1):
+            stage.memory_mb.append(stage.server.held()["MB"])
         await asyncio.sleep(chance.random() * 2 * pause_s)
         workers, now = stage.server.workers(), time.monotonic()
         if len(workers) < sum(INSTANCES.values()) / 2:
@@ -325,8 +329,9 @@ async def loader(stage: Stage, pause_s: float) -> None:
             try:
                 await asyncio.to_thread(stage.server.post, f"repository/models/{name}/load")
                 stage.loads += 1
-            except urllib.error.HTTPError:
-                stage.failed_loads += 1
+            except urllib.error.HTTPError as error:
+                text = json.loads(error.read())["error"].partition("state: ")[2].partition(";")[0]
+                stage.failed_loads[re.sub(r"process \d+", "process", text)] += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(stage.over.wait(), pause_s)
 
@@ -353,7 +358,7 @@ async def drive(server: Server, kills: int, seed: int, clients: int = 12, pause_
             for number in range(clients):
                 kind, request = kinds[number % len(kinds)]
                 tasks.create_task(client(stage, kind, request))
-            tasks.create_task(loader(stage, 5.0))
+            tasks.create_task(loader(stage, 2.0))
             await killer(stage, kills, pause_s)
             stage.over.set()
     return stage
@@ -427,7 +432,9 @@ def main() -> None:
         stage, before, after, log = run(Path(directory), arguments.kills, arguments.seed, arguments.pause)
     tally = stage.tally
     print(f"{stage.deaths.total()} deaths in {time.monotonic() - began:.0f} s: {dict(stage.deaths)}")
-    print(f"{stage.loads} loads under load, {stage.failed_loads} failed ones; {log.count('runs again')} restarts")
+    print(
+        f"{stage.loads} loads under load, {stage.failed_loads.total()} failed ones; {log.count('runs again')} restarts"
+    )
     print(f"\n{tally.sent} requests: {tally.right} right, {tally.failed.total()} failed, ", end="")
     print(f"{len(tally.wrong)} wrong, {len(tally.missing)} missing\n\n| failure | requests |\n|---|---|")
     for text, count in tally.failed.most_common():
@@ -436,7 +443,8 @@ def main() -> None:
         if len(values) > 1:
             cuts = statistics.quantiles(values, n=100, method="inclusive")
             print(f"\nrecovery, {name}: p50 {cuts[49]:.2f} s, p99 {cuts[98]:.2f} s", end="")
-    print(f"\n\nheld before: {before}\nheld after:  {after}")
+    print(f"\n\nheld before: {before}\nheld after:  {after}\nMB at each 100th death: {stage.memory_mb}")
+    print(f"\nfailed loads: {dict(stage.failed_loads)}")
     for text, count in collections.Counter([*tally.wrong, *tally.missing]).most_common(20):
         print(f"{count} × {text}", file=sys.stderr)
     if tally.wrong or tally.missing or not tally.adds_up or leaks(before, after):
