@@ -323,9 +323,10 @@ def main() -> None:
     text = "\n".join(
         [
             f"{available_cores()} cores, {platform.machine()}, Python {platform.python_version()}; clients and servers "
-            f"share the cores. Median (least–most) of {arguments.runs} windows of {arguments.seconds} s (16 MB: 3 times that). "
-            "CPU is that of the server and of all processes below it, workers or stubs, user and system; memory is theirs "
-            f"too (PSS: what they share counts once). The busiest load generator used {driver.busiest:.0%} of one core.",
+            f"share the cores. Median (least–most) of {arguments.runs} windows of {arguments.seconds} s, 3 times that "
+            "for 16 MB. CPU is that of the server and of all processes below it, workers or stubs, user and system; "
+            "memory is theirs too (PSS: what they share counts once). The busiest load generator used "
+            f"{driver.busiest:.0%} of one core.",
             *tables,
         ]
     )

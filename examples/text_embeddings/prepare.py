@@ -37,14 +37,12 @@ def package_files(requirement: str, *paths: str) -> list[bytes]:
 def read_safetensors(content: bytes) -> Weights:
     """The float32 tensors of a safetensors file: a length, a JSON header of that length, then the values."""
     start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    return {
-        name: np.frombuffer(
-            content[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]], "<f4"
-        ).reshape(entry["shape"])
-        for name, entry in header.items()
-        if entry.get("dtype") == "F32"
-    }
+    weights = {}
+    for name, entry in json.loads(content[8:start]).items():
+        if entry.get("dtype") == "F32":
+            first, last = entry["data_offsets"]
+            weights[name] = np.frombuffer(content, "<f4", (last - first) // 4, start + first).reshape(entry["shape"])
+    return weights
 
 
 class Graph:

@@ -272,7 +272,7 @@ def test_a_client_that_has_heard_enough(stories: Example) -> None:
     story = stories.client.stream(stories.grpc(), "The keeper", max_tokens=1_000_000)
     assert len(list(itertools.islice(story, 10))) == 10
     story.close()
-    count = int(stories.server.wait_for(r"cancelled after (\d+) of 1000000 tokens", SECONDS)[1])
+    count = int(stories.server.wait_for(r"cancelled after (\d+) tokens", SECONDS)[1])
     assert 10 <= count < 1_000_000
 
 

@@ -136,7 +136,7 @@ class TritonPythonModel:
                 out = [pb_utils.Tensor("INDEX", np.array([[number]], np.int32)),
                        pb_utils.Tensor("OUT", np.full((1, size), number % 100, np.uint8))]
                 sender.send(pb_utils.InferenceResponse(out, **PARAMETERS))
-                os.pwrite(self.progress, b"%d" % (number + 1), 0)
+                os.pwrite(self.progress, b"%08d" % (number + 1), 0)
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
@@ -298,7 +298,7 @@ def test_a_model_does_not_run_ahead_of_a_slow_reader(server: Any, mode: str, pro
         sent = eventually(lambda: stands_still(progress / mode))
         assert sent < 200
         assert len(list(responses)) == count - 1
-    assert (progress / mode).read_text() == str(count)
+    assert int((progress / mode).read_text()) == count
 
 
 def stands_still(path: Path) -> int:

@@ -84,9 +84,15 @@ def test_the_folder_of_one_model_as_repository(tmp_path: Path) -> None:
 
 
 def test_what_an_installed_backend_takes_is_not_foreign(tmp_path: Path) -> None:
-    directory = made(tmp_path, {"1/model.py": b"x"})
-    assert "runs no Python models" in advice.layout(directory, INSTALLED)
-    assert "runs no Python models" not in advice.layout(directory, [*INSTALLED, "python"])
+    directory = made(tmp_path, {"1/model.pt": b"x"})
+    assert "is a PyTorch file" in advice.layout(directory, INSTALLED)
+    assert "is a PyTorch file" not in advice.layout(directory, [*INSTALLED, "pytorch"])
+
+
+def test_a_python_file_with_another_name(tmp_path: Path) -> None:
+    directory = made(tmp_path, {"1/my_model.py": b"x"})
+    text = advice.layout(directory, [*INSTALLED, "python"])
+    assert "rename '1/my_model.py' to '1/model.py'" in text.replace(f"{directory}/", "")
 
 
 def test_many_files_are_not_all_listed(tmp_path: Path) -> None:
@@ -157,7 +163,6 @@ def test_a_model_file(tmp_path: Path, files: dict[str, bytes], expected: str) ->
         ("pytorch", "PyTorch models do not run here"),
         ("tensorrt", "TensorRT engines do not run here"),
         ("tensorflow", "TensorFlow models do not run here"),
-        ("python", "Python models do not run in this version"),
         ("openvino", "OpenVINO files do not run here"),
         ("nosuch", ""),
     ],
@@ -173,10 +178,10 @@ def test_no_backend_is_suggested_that_is_not_there() -> None:
 
 
 def test_options_of_backends_that_are_not_there() -> None:
-    found = advice.absent_backends(["", "onnxruntime", "python", "onnx"], INSTALLED)
-    assert [text.partition(",")[0] for text in found] == ["--backend-config=python", "--backend-config=onnx"]
+    found = advice.absent_backends(["", "onnxruntime", "pytorch", "onnx"], INSTALLED)
+    assert [text.partition(",")[0] for text in found] == ["--backend-config=pytorch", "--backend-config=onnx"]
     assert (
-        "there is no backend 'python' here, installed backends are: identity, onnxruntime, repeat; Python mod"
+        "there is no backend 'pytorch' here, installed backends are: identity, onnxruntime, repeat; PyTorch mod"
         in found[0]
     )
     assert found[1].endswith("did you mean 'onnxruntime'?")

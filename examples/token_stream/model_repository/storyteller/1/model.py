@@ -31,27 +31,36 @@ class TritonPythonModel:
         for request in requests:
             prompt = scalar(request, "prompt", b"").decode(errors="replace")
             max_tokens = scalar(request, "max_tokens", MAX_TOKENS)
-            seed = scalar(request, "seed", None)
-            self.pool.submit(self.stream, request.get_response_sender(), prompt, max_tokens, random.Random(seed))
-        # No responses are returned; the senders send them.
+            choices = random.Random(scalar(request, "seed", None))
+            self.pool.submit(respond, request.get_response_sender(), self.story(prompt, max_tokens, choices))
+        # Returns no responses: the senders send them.
 
-    def stream(self, sender, prompt, max_tokens, choices):
+    def story(self, prompt, max_tokens, choices):
+        """The words and punctuation marks that go on from a prompt."""
         last, here = ["", "", *tokenize(prompt)][-2:]
-        for count in range(max_tokens):
-            if sender.is_cancelled():
-                pb_utils.Logger.log_info(f"cancelled after {count} of {max_tokens} tokens")
-                error = pb_utils.TritonError("the client has cancelled", pb_utils.TritonError.CANCELLED)
-                return sender.send(
-                    pb_utils.InferenceResponse(error=error), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-                )
+        for _ in range(max_tokens):
             followers = self.followers.get((last, here)) or self.followers.get(here) or self.tokens
             last, here = here, choices.choice(followers)
-            text = here if here in ".,;" else f" {here}"
-            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("token", np.array([text.encode()], np.object_))]))
-        return sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            yield here if here in ".,;" else f" {here}"
 
     def finalize(self):
         self.pool.shutdown()
+
+
+def respond(sender, tokens):
+    """Sends tokens until there are no more, until the client has cancelled, or until something fails."""
+    error = None
+    try:
+        for count, token in enumerate(tokens):
+            if sender.is_cancelled():
+                pb_utils.Logger.log_info(f"cancelled after {count} tokens")
+                error = pb_utils.TritonError("the client has cancelled", pb_utils.TritonError.CANCELLED)
+                break
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("token", np.array([token.encode()], np.object_))]))
+    except Exception as problem:  # nobody else would tell the client
+        error = pb_utils.TritonError(f"{type(problem).__name__}: {problem}")
+    final = pb_utils.InferenceResponse(error=error) if error else None
+    sender.send(final, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def tokenize(text):
