@@ -45,6 +45,11 @@ class Instance(ABC):
     def engine(self) -> Executor:
         """The engine's instance."""
 
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for what it does, or it must not be closed before that is done."""
+        return self.job is not None or bool(self.open)
+
     @abstractmethod
     def start(self, job: Job) -> None:
         """Run a job, after those that were started before. Returns at once."""

@@ -95,6 +95,12 @@ class LoopInstance(Instance):
     def most_places(self) -> int:
         return self.max_in_flight + (self.max_ahead if self._typical_ns < _SHORT_NS else 0)
 
+    @property
+    def awaited(self) -> bool:
+        jobs = [*[execution.job for execution in self._executions], *self._waiting]
+        inflights = [*[inflight for job in jobs for inflight in job.members], *[each.inflight for each in self.open]]
+        return not all(inflight.settled for inflight in inflights)
+
     def start(self, job: Job) -> None:
         self._waiting.append(job)
         self._start_waiting()

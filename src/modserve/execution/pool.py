@@ -105,6 +105,11 @@ class InstancePool(Settlement):
         """Those of the engine that are up, by the names of their instances."""
         return [(instance.name, instance.engine) for instance in self._instances if not instance.gone]
 
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for what the instances do. False also where nobody does any more, and they go on."""
+        return any(instance.awaited for instance in self._instances)
+
     # For the scheduler
 
     def reserve(self) -> Instance | None:

@@ -30,6 +30,9 @@ class Again(enum.Enum):
     AGAIN = enum.auto()
 
 
+_NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
+
+
 class Stamp(NamedTuple):
     """An activity for the trace of a request."""
 
@@ -139,9 +142,10 @@ class RunningRequest:
         names, states = self.inflight.output_names, self._config.state_outputs
         return tuple(dict.fromkeys((*names, *states))) if states else names
 
-    @cached_property
+    @property
     def parameters(self) -> Mapping[str, ParameterValue]:
-        return MappingProxyType(dict(self.inflight.request.parameters))
+        parameters = self.inflight.request.parameters
+        return MappingProxyType(parameters) if parameters else _NO_PARAMETERS
 
     @property
     def deadline_ns(self) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -30,6 +31,11 @@ from .closing import close_aside
 from .readiness import ReadinessCheck
 
 _log = logging.getLogger(__name__)
+
+_ABANDONED_NS = 5_000_000_000
+"""How long a model that is to end waits for executions that nobody else waits for."""
+_LOOK_S = 0.5
+"""It looks so often whether there are others."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ class Model:
         self.outstanding = 0
         self._settled = asyncio.Event()
         self._settled.set()
+        self._abandoned_since_ns = 0
         self._on_health = opened.on_health
         self._on_closed = opened.on_closed
         self._pool = InstancePool(
@@ -114,7 +121,17 @@ class Model:
 
     @property
     def busy(self) -> bool:
-        return self.outstanding > 0
+        if not self._abandoned_since_ns:
+            return self.outstanding > 0
+        abandoned_ns = time.monotonic_ns() - self._abandoned_since_ns
+        return self.outstanding > 0 and not (abandoned_ns >= _ABANDONED_NS and self._is_abandoned())
+
+    def _is_abandoned(self) -> bool:
+        """Whether all requests at hand are with engines that go on with them although nobody waits any more.
+
+        Such an engine may hang. To close it is the only way to end it then, if there is one.
+        """
+        return not self.statistics.pending and not self._pool.awaited
 
     def __repr__(self) -> str:
         return f"Model({self.id.name}, version {self.id.version}, {self.outstanding} outstanding, {self._pool!r})"
@@ -148,7 +165,11 @@ class Model:
     async def idle(self) -> None:
         while self.busy:
             self._settled.clear()
-            await self._settled.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._settled.wait()
+            since_ns = self._abandoned_since_ns or time.monotonic_ns()
+            self._abandoned_since_ns = since_ns if self._is_abandoned() else 0
 
     async def drain(self) -> None:
         self._scheduler.stop()

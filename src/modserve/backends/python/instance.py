@@ -312,7 +312,7 @@ def _execute_frame(
 def _extras(request: EngineRequest) -> bytes:
     """What few requests have."""
     parameters = request.parameters
-    if not parameters and not request.timeout_ns and not request.deadline_ns:
+    if not parameters and not request.timeout_ns:
         return b""
     flags = _SEQUENCE_START * request.sequence_start + _SEQUENCE_END * request.sequence_end
     return wire.pack(

@@ -262,7 +262,7 @@ def read_records(
     Raises ValueError for what no `FrameWriter` makes.
     """
     records = []
-    at = 0
+    at, end = 0, len(body)
     for _ in range(count):
         number, status, tensors, of_description, of_extras, of_id = _RECORD.unpack_from(body, at)
         at += _RECORD.size
@@ -277,21 +277,23 @@ def read_records(
         if of_id:
             id = str(body[at : at + of_id], "utf-8", "replace")
             at += of_id
-        if tensors != len(description.tensors):
+        described = description.tensors
+        if tensors != len(described):
             raise ValueError("a record has as many tensors as its description")
         elements: List[Any] = []
-        for described in description.tensors:
+        for index in range(tensors):
             memory, offset, capacity, start, size = _LOCATION.unpack_from(body, at)
             at += _LOCATION.size
-            if described.size not in (-1, size):
+            expected = described[index].size
+            if size != expected and expected != -1:
                 raise ValueError("a tensor has as many bytes as its shape says")
             if memory:
                 elements.append(fetch(Location(memory, offset, capacity, start, size)))
-            else:
-                start += inline_at
-                if start + size > len(body):
-                    raise ValueError("inline elements are in the frame")
-                elements.append(body[start : start + size])
+                continue
+            start += inline_at
+            if start + size > end:
+                raise ValueError("inline elements are in the frame")
+            elements.append(body[start : start + size])
         records.append(Record(number, status, description, extras, id, elements))
     return records
 
