@@ -152,7 +152,8 @@ class TritonPythonModel:
         self.requests = kinds(name="requests_MODE", description="How many", kind=kinds.COUNTER)
         self.counter = self.requests.Metric(labels={"model": args["model_name"], "version": "1"})
         self.other = self.requests.Metric(labels={"model": "other"})
-        self.gauge = kinds(name="level_MODE", description="How high", kind=kinds.GAUGE).Metric()
+        self.level = kinds(name="level_MODE", description="How high", kind=kinds.GAUGE)
+        self.gauge = self.level.Metric()
 
     def execute(self, requests):
         self.counter.increment(len(requests))
