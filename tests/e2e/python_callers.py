@@ -120,6 +120,13 @@ def again():
     responses = [request.exec(), request.exec(), add(1, 2, model_version=1).exec()]
     return [each["SUM"] for each in outcomes(responses)]
 
+def every_argument():
+    memory = pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0)
+    request = add(1, 2, request_id="1", correlation_id=4, model_version=1, flags=0, timeout=60_000_000,
+                  preferred_memory=memory, parameters={"key": "value", "number": 3, "flag": True})
+    told = [request.request_id(), request.correlation_id(), request.flags(), request.timeout()]
+    return [*told, json.loads(request.parameters()), outcome(request.exec())["SUM"]]
+
 def large():
     values = np.arange(3_000_000, dtype=np.int32)
     request = pb_utils.InferenceRequest(

@@ -91,6 +91,7 @@ CALLS: dict[str, Any] = {
     "some_outputs": {"SUM": [8]},
     "many": list(range(1, 301)),
     "again": [[3], [3], [3]],
+    "every_argument": ["1", 4, 0, 60_000_000, {"key": "value", "number": 3, "flag": True}, [3]],
     "large": [True, True, True],
     "empty": [{"OUTPUT0": []}, [1, 0]],
     "decoupled": [[*out(0, 1, 2), {}], [{}], [*out(0), {}]],

@@ -127,10 +127,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         write_python(repository, name, COMPLETE.replace("MAX", str(size)), "", modes=["process"])
         (repository / f"{name}_process" / "config.pbtxt").unlink()
     numbers = tensors("input", IN="INT32 1") + tensors("output", OUT="INT32 2")
-    zero = 'inputs { key: "IN" value { data_type: TYPE_INT32 dims: [ 1 ] zero_data: true } }'
-    warm = f'model_warmup {{ name: "once" batch_size: 1 {zero} }}'
     write_python(repository, "versions", SAYS, numbers + "version_policy { all { } }")
-    write_python(repository, "warm", SAYS, numbers + warm)
     write_python(repository, "renamed", SAYS, numbers + 'default_model_filename: "other.py"')
     for mode in ("process", "thread"):
         add_version(repository / f"versions_{mode}")
@@ -179,10 +176,6 @@ def test_versions(server: Any, mode: str, protocol: str) -> None:
 
 def test_another_file_name(server: Any, mode: str) -> None:
     assert infer(server, "http", f"renamed_{mode}", {"IN": [1]})["OUT"][0] == 1
-
-
-def test_warm_up(server: Any, mode: str) -> None:
-    assert infer(server, "http", f"warm_{mode}", {"IN": [1]})["OUT"] == [1, 2]
 
 
 def test_ensembles_of_python_models(server: Any, mode: str, protocol: str) -> None:
