@@ -17,7 +17,9 @@ import re
 import resource
 import statistics
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +35,8 @@ from python_workloads import Workload, check, grpc_body, http_body, workloads, w
 PICTURE = ROOT / "docs" / "performance" / "python_backend.svg"
 PROCESS, THREAD, TRITON = "modserve, process", "modserve, thread", "Triton"
 PROTOCOLS = ("HTTP", "gRPC")
+IDLE_SECONDS = 25
+"""After the last request, before memory is looked at once more: servers may give some back when they rest."""
 
 
 @dataclass
@@ -207,7 +211,7 @@ def bls_table(served: Sequence[Contender]) -> list[str]:
         theirs = costs.get((way, clients, TRITON), [])
         if theirs and name != TRITON:
             medians = [[statistics.median(each[part] for each in side) for side in (pairs, theirs)] for part in (0, 1)]
-            ratios = [f"{mine / other:.2f}" if other > 0 else "" for mine, other in medians]
+            ratios = [f"{mine / other:.2f}" if min(mine, other) > 0 else "" for mine, other in medians]
         time, cpu = (spread([pair[part] for pair in pairs]) for part in (0, 1))
         lines.append(
             f"| {way.removeprefix('bls, ')} | {clients} | {name} | {time} µs | {ratios[0]} | {cpu} µs | {ratios[1]} |"
@@ -276,12 +280,16 @@ def measure(arguments: argparse.Namespace, chosen: Sequence[Workload], driver: D
             overhead.measure(
                 with_model, ways([workload], arguments.protocols, arguments.clients, driver), arguments.runs, 0
             )
+            print(f"{workload.model} is measured", file=sys.stderr)
             if workload.model != "identity":
                 for each in served:
                     each.memory_mb.pop("after small requests", None)
                     each.remember("after small requests")
         for each in served:
             each.remember("at the end")
+        time.sleep(IDLE_SECONDS)
+        for each in served:
+            each.remember(f"{IDLE_SECONDS} s later")
         contenders = [each.contender for each in served]
         lines = [line for workload in chosen for line in loads_table(workload, contenders)]
         return [*lines, *bls_table(contenders), *memory_table(served)], picture(chosen, contenders)

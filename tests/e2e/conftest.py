@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from python_models import MODES, PROTOCOLS
 from repositories import CONFIG_TYPES, EXAMPLES, ONNX_TYPES, write_identity, write_onnx_identity
 from server_process import ServerProcess, serving
 
@@ -30,3 +31,14 @@ def server(identities: Path) -> Iterator[ServerProcess]:
     """
     with serving(EXAMPLES, identities, options=[f"--http-max-input-size={MAX_JSON}"]) as running:
         yield running
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    """How a model of `python_models.write_python` runs."""
+    return str(request.param)
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)

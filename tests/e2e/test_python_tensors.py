@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from python_models import MODES, PROTOCOLS, infer, serving_python, tensors, write_python
+from python_models import MODES, infer, serving_python, tensors, write_python
 from repositories import CONFIG_TYPES
 from wire import http
 
@@ -175,16 +175,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def modes_of(datatype: str) -> tuple[str, ...]:
     """Each datatype has a process, but only three of them a thread, too: their code is the same."""
     return MODES if datatype in ("FP32", "BYTES", "BF16") else ("process",)
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=PROTOCOLS)
-def protocol(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 # The first example: sums and differences

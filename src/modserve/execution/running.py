@@ -139,7 +139,8 @@ class RunningRequest:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return self.inflight.output_names
+        names, states = self.inflight.output_names, self._config.state_outputs
+        return tuple(dict.fromkeys((*names, *states))) if states else names
 
     @property
     def parameters(self) -> Mapping[str, ParameterValue]:

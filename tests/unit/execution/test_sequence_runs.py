@@ -116,6 +116,7 @@ async def test_engines_by_request_get_fillers_whose_answers_nobody_hears(bench: 
     entry = with_states(member(1))
     execution = bench.run_rows(filler(), entry)
     for request in execution.requests:
+        assert request.outputs == ("OUTPUT0", "STATE_OUT")
         request.respond({"OUTPUT0": request.inputs["INPUT0"], "STATE_OUT": np.array([[5]], np.int32)})
     execution.finish()
     await bench.until_settled(1)

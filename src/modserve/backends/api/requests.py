@@ -38,7 +38,7 @@ class EngineRequest(Protocol):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The requested ones; a response may have more."""
+        """The requested ones, and the states of the model; a response may have more."""
 
     @property
     def parameters(self) -> Mapping[str, ParameterValue]: ...

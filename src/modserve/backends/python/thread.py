@@ -5,18 +5,20 @@ the server once they are returned.
 """
 
 import asyncio
+import functools
 import logging
+import queue
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from modserve.backends.api import EngineRequest, InstanceSpec, ModelSource
+from modserve.backends.api import EngineRequest, InstanceSpec, ModelCaller, ModelSource
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, internal
 from modserve.core.request import InferenceRequest
-from modserve.core.response import InferenceResponse
+from modserve.core.response import InferenceResponse, Outcome
 from modserve.core.tensor import Tensor
 
 from .controls import CONTROLS, Metrics
@@ -212,10 +214,12 @@ class LocalServer:
             return _failure(error)
 
     def call_decoupled(self, request: worker_request.InferenceRequest) -> "LocalResponses":
-        return LocalResponses(self._models.stream(as_call(request), parent=list(self.open)))
+        return LocalResponses(self._models, as_call(request), list(self.open))
 
     async def call_decoupled_async(self, request: worker_request.InferenceRequest) -> "LocalResponses":
-        return self.call_decoupled(request)
+        responses = self.call_decoupled(request)
+        await asyncio.wrap_future(responses.begun)
+        return responses
 
     def _infer(self, request: worker_request.InferenceRequest) -> "Future[InferenceResponse]":
         return self._models.infer(as_call(request), parent=list(self.open))
@@ -242,12 +246,17 @@ _LEVELS = {"ERROR": logging.ERROR, "WARNING": logging.WARNING, "INFO": logging.I
 
 
 class LocalResponses:
-    """Implements `worker.host.ResponseIterator`."""
+    """Implements `worker.host.ResponseIterator`. The call begins at once; `begun` is done when something has come."""
 
-    def __init__(self, responses: Iterator[InferenceResponse]) -> None:
-        self._responses = responses
+    def __init__(self, models: ModelCaller, request: InferenceRequest, parents: list[EngineRequest]) -> None:
+        self.begun: Future[None] = Future()
+        self._outcomes: queue.SimpleQueue[tuple[Outcome, bool]] = queue.SimpleQueue()
         self._before: list[worker_response.InferenceResponse] = []
         self._at = 0
+        self._over = False
+        self._call = models.submit(
+            request, functools.partial(_receive, self._outcomes, self.begun), parent=parents, paced=True
+        )
 
     def __iter__(self) -> "LocalResponses":
         self._at = 0
@@ -255,15 +264,35 @@ class LocalResponses:
 
     def __next__(self) -> worker_response.InferenceResponse:
         if self._at == len(self._before):
-            try:
-                self._before.append(_received_response(next(self._responses)))
-            except ModserveError as error:
-                self._before.append(_failure(error))
+            if self._over:
+                raise StopIteration
+            outcome, self._over = self._outcomes.get()
+            if outcome is None:
+                raise StopIteration
+            self._call.taken()
+            if isinstance(outcome, ModserveError):
+                self._before.append(_failure(outcome))
+            else:
+                self._before.append(_received_response(outcome))
         self._at += 1
         return self._before[self._at - 1]
 
     def cancel(self) -> None:
-        self._responses.close()  # type: ignore[attr-defined]
+        self._over = True
+        self._call.cancel()
+
+    def __del__(self) -> None:
+        if not self._over:
+            self.cancel()
+
+
+def _receive(
+    outcomes: "queue.SimpleQueue[tuple[Outcome, bool]]", begun: "Future[None]", outcome: Outcome, final: bool
+) -> None:
+    """Take a response of a call; it does not refer to the iterator, which cancels the call when it is forgotten."""
+    outcomes.put((outcome, final))
+    if not begun.done() and begun.set_running_or_notify_cancel():
+        begun.set_result(None)
 
 
 def as_call(request: worker_request.InferenceRequest) -> InferenceRequest:

@@ -94,6 +94,10 @@ class _Call:
         self.over = False
         self.tell: Optional[Callable[[], object]] = None
 
+    def is_settled(self) -> bool:
+        """All is known of a call that has one response: it is over, or has more than one."""
+        return self.over or len(self.come) > 1
+
 
 class RemoteServer:
     """Implements `host.Host`. `work` gets the frames that are work for the main thread."""
@@ -136,19 +140,36 @@ class RemoteServer:
 
     def call(self, request: InferenceRequest) -> InferenceResponse:
         number, call = self._begin(request, decoupled=False)
-        self.link.wait(lambda: call.come)
-        del self._calls[number]
-        return _response(call.come.popleft())
+        self.link.wait(call.is_settled)
+        return self._single(number, call, request)
 
     async def call_async(self, request: InferenceRequest) -> InferenceResponse:
         number, call = self._begin(request, decoupled=False)
         try:
-            await self._come(call)
+            await self._come(call, call.is_settled)
         except BaseException:
             self.cancel(number)
             raise
-        del self._calls[number]
-        return _response(call.come.popleft())
+        return self._single(number, call, request)
+
+    def _single(self, number: int, call: _Call, request: InferenceRequest) -> InferenceResponse:
+        """The one response of a call that is settled."""
+        if call.over:
+            del self._calls[number]
+        else:
+            self.cancel(number)
+        responses = [one for one in call.come if one.status != Status.END]
+        if len(responses) == 1 or (responses and responses[-1].status in _ERRORS):
+            return _response(responses[-1])
+        who = f"model '{request.model_name}'"
+        if not responses:
+            error = TritonError(f"{who} gave no response", ErrorCode.INTERNAL)
+        else:
+            error = TritonError(
+                f"{who} responded more than once; use exec(decoupled=True) or async_exec(decoupled=True)",
+                ErrorCode.UNSUPPORTED,
+            )
+        return InferenceResponse.received([], error)
 
     def call_decoupled(self, request: InferenceRequest) -> "RemoteResponses":
         number, call = self._begin(request, decoupled=True)
@@ -157,7 +178,7 @@ class RemoteServer:
     async def call_decoupled_async(self, request: InferenceRequest) -> "RemoteResponses":
         number, call = self._begin(request, decoupled=True)
         try:
-            await self._come(call)
+            await self._come(call, lambda: call.come)
         except BaseException:
             self.cancel(number)
             raise
@@ -194,21 +215,21 @@ class RemoteServer:
         )
         return number, call
 
-    async def _come(self, call: _Call) -> None:
-        """Wait on the running event loop until something has come."""
-        if call.come:
+    async def _come(self, call: _Call, ready: Callable[[], Any]) -> None:
+        """Wait on the running event loop until what has come is enough."""
+        if ready():
             return
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
         def come() -> None:
-            if not future.done():
+            if ready() and not future.done():
                 future.set_result(None)
 
         self.link.join(loop)
         call.tell = lambda: loop.call_soon_threadsafe(come)
         try:
-            if not call.come:
+            if not ready():
                 await future
         finally:
             call.tell = None

@@ -7,8 +7,8 @@ import weakref
 from pathlib import Path
 
 import pytest
-from model_files import ECHO, HEAD, Handle, Make, loader, refused, requests
 
+from model_files import ECHO, HEAD, Handle, Make, loader, refused, requests
 from modserve.backends.python.worker import modules
 from modserve.backends.python.worker.errors import ModelError
 

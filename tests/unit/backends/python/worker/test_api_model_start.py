@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from model_files import ECHO, Make, loader, refused, requests
 
+from model_files import ECHO, Make, loader, refused, requests
 from modserve.backends.python.worker import model
 
 
