@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from modserve.backends.api import Call, EngineRequest, ModelSource
-from modserve.core.errors import ModserveError, from_exception
+from modserve.core.errors import ModserveError, from_exception, unsupported
 from modserve.core.request import InferenceRequest
 from modserve.core.response import Outcome
 from modserve.core.tensor import Tensor
@@ -35,6 +35,7 @@ class WorkerCalls:
         self._metrics = Metrics(source.metrics)
         self._parents = parents
         self._calls: dict[int, Call] = {}
+        self._ended = False
         self.takers: dict[int, Callable[[Frame], None]] = {
             Kind.CALL: self._call,
             Kind.CANCEL_CALL: lambda frame: self._on(frame, "cancel"),
@@ -44,18 +45,28 @@ class WorkerCalls:
             Kind.DROP_METRIC: lambda frame: self._metrics.drop(wire.read_json(frame[3])),
         }
 
-    def close(self) -> None:
-        """The worker is gone: nobody waits for its calls any more."""
+    def end(self) -> None:
+        """The model is about to be finalized: nobody waits for its calls any more, and there are no more of them."""
+        self._ended = True
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.cancel()
+
+    def close(self) -> None:
+        """The worker is gone."""
+        self.end()
         self._metrics.close()
+
+    def _check_alive(self) -> None:
+        if self._ended:
+            raise unsupported("a model cannot call, load or look at other models while it is finalized")
 
     def _call(self, frame: Frame) -> None:
         for record in self._worker.records(frame):
             number = record.number
             respond = functools.partial(self._respond, number)
             try:
+                self._check_alive()
                 model, version, decoupled, of_batch = record.description.target
                 request = _request(record, model, version)
             except Exception as error:
@@ -96,6 +107,7 @@ class WorkerCalls:
         operation, arguments = wire.read_json(frame[3])
         try:
             if operation in CONTROLS:
+                self._check_alive()
                 future = CONTROLS[operation](self._models, arguments)
                 future.add_done_callback(functools.partial(self._controlled, number))
             else:

@@ -138,10 +138,11 @@ class WorkerInstance:
             self._timer.cancel()
         self.worker.end()
         self._open.clear()
-        self._calls.close()
+        self._calls.end()
 
     def close(self) -> None:
         self.worker.stop(self._options.stop_timeout_s)
+        self._calls.close()
 
     def _ended(self, error: InstanceLostError) -> None:
         self._lost = error

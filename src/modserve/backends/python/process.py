@@ -61,6 +61,7 @@ class Worker:
         self._fds: list[int] = []
         self._socket: socket.socket
         self._questions: deque[Future[Any]] = deque()
+        self._last_words: deque[bytes] = deque(maxlen=0)  # what `_converse` is still to send; before, it takes nothing
         self._output: Output
         self._pidfd = -1
         self._listening = False
@@ -159,11 +160,12 @@ class Worker:
         self._soon.append(frame)
 
     def send(self, frame: bytes) -> None:
-        """Never blocks. Nothing is sent to a process that has ended."""
+        """Never blocks. Nothing is sent to a process that has ended; `_converse` sends to one that is ending."""
         if self._soon:
             frame = b"".join([*self._soon, frame])
             self._soon.clear()
         if self._ended or not frame:
+            self._last_words.append(frame)
             return
         forgotten = self.arena.take_forgotten()
         if forgotten:
@@ -365,7 +367,10 @@ class Worker:
         """Send and receive without the event loop until the process closes its socket."""
         poll = select.poll()
         poll.register(self._output.fd, select.POLLIN)
+        self._last_words = words = deque[bytes]()
         while (left := end - time.monotonic()) > 0:
+            while words:
+                unsent += words.popleft()
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if unsent else 0))
             for fd, events in poll.poll(left * 1000):
                 if fd == self._output.fd:
