@@ -170,6 +170,27 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([told], np.object_))]) for _ in requests]
 """
 
+ENDING = """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.family = pb_utils.MetricFamily(name="ends_MODE", description="Ends", kind=pb_utils.MetricFamily.COUNTER)
+        self.ends = self.family.Metric(labels={})
+
+    def execute(self, requests):
+        self.ends.increment(1)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([b""], np.object_))]) for _ in requests]
+
+    def finalize(self):
+        self.ends.increment(2)
+        with open(PATH, "a") as file:
+            file.write(f"{self.ends.value()} ")
+            if "MODE" == "process":
+                try:
+                    pb_utils.is_model_ready("ending_MODE")
+                except pb_utils.TritonModelException as error:
+                    file.write("refused ")
+"""
+
 READY = """
 import asyncio
 import os
@@ -208,6 +229,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Path:
     write_python(repository, "instances", INSTANCES, ANY + "instance_group { count: 3 kind: KIND_CPU }")
     write_python(repository, "logging", LOGGING, ANY)
     write_python(repository, "metrics", METRICS, ANY)
+    write_python(repository, "ending", ENDING.replace("PATH", repr(f"{notes}/ending_MODE")), ANY)
     for name, kind in (("ready", ""), ("ready_async", "async ")):
         (notes / name).write_text("yes")
         write_python(repository, name, READY.replace("PATH", repr(f"{notes}/{name}")).replace("ASYNC ", kind), ANY)
@@ -260,6 +282,15 @@ def test_a_model_is_loaded_again(server: Any, mode: str, repository: Path, notes
         client.load_model(model)
     assert "again" in done(server, model)
     assert file.read_text() == f"{before}finalize 1\ninitialize 1\n"
+
+
+def test_metrics_work_in_finalize(server: Any, mode: str, notes: Path) -> None:
+    """Calls of other models do not, as in Triton: what they need may be gone."""
+    infer(server, "http", f"ending_{mode}", {"IN": [1]})
+    with tritonclient.http.InferenceServerClient(f"{HOST}:{server.http_port}") as client:
+        client.unload_model(f"ending_{mode}")
+    text = "3.0 refused " if mode == "process" and not TRITON else "3.0 "
+    eventually(lambda: (notes / f"ending_{mode}").exists() and (notes / f"ending_{mode}").read_text() == text, 10)
 
 
 # Modules beside model.py
