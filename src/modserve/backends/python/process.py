@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -46,8 +45,8 @@ class Worker:
     """One process. `take` gets its frames, `on_end` its end; both on the event loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, who: str) -> None:
-        self.take: Callable[[Frame], None] = lambda frame: None
-        self.on_end: Callable[[InstanceLostError], None] = lambda error: None
+        self.take: Callable[[Frame], None] = _ignore
+        self.on_end: Callable[[InstanceLostError], None] = _ignore
         self.loop = loop
         self.who = who
         self.descriptions = Descriptions(dtypes.BY_NAME.__getitem__)
@@ -75,6 +74,9 @@ class Worker:
     def __repr__(self) -> str:
         return f"Worker({self.who}, process {self.process.pid})"
 
+    def rename(self, who: str) -> None:
+        self.who = self._output.who = who
+
     # Start. On a loading thread
 
     def spawn(self, python: str, variables: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
@@ -87,8 +89,8 @@ class Worker:
         lifeline, held = os.pipe()
         output, written = os.pipe()
         passed = (theirs.fileno(), servers, workers, lifeline, ready.fileno())
-        self._socket, self._output = ours, Output(output, lambda: self.who)
-        self._fds = [workers, held]
+        self._socket, self._output = ours, Output(output, self.who)
+        self._fds = [held]
         ours.setblocking(False)
         self._ready.setblocking(False)
         try:
@@ -198,15 +200,19 @@ class Worker:
     def _read(self) -> bool:
         """Whether there may be more to read."""
         try:
-            count = self._socket.recv_into(self._frames.room())
+            more = self._take_some()
         except BlockingIOError:
             return False
         except OSError:
-            count = 0
-        if count and self._receive(count):
-            return True
-        self._died()
-        return False
+            more = False
+        if not more:
+            self._died()
+        return more
+
+    def _take_some(self) -> bool:
+        """Take what has come. False at the end of all that can be understood; raises OSError as a socket does."""
+        count = self._socket.recv_into(self._frames.room())
+        return count > 0 and self._receive(count)
 
     def _receive(self, count: int) -> bool:
         """False after what the server does not understand: whatever else comes may be as wrong."""
@@ -337,7 +343,7 @@ class Worker:
         if self.process.returncode is None:
             frame = bytes(self._unsent) + wire.HEADER.pack(0, Kind.STOP, 0, 0)
             end = time.monotonic() + timeout_s
-            self._converse(frame, end)
+            exits.converse(self._socket, self._output, frame, self._take_some, end)
             if not exits.wait(self.process, min(end, time.monotonic() + _EXIT_S)):
                 _log.warning("%s did not end within %g s: it is killed", self.who, timeout_s)
             with self._ending:
@@ -360,41 +366,22 @@ class Worker:
         while not ended.wait(1.0) and not self.loop.is_closed():
             pass
 
-    def _converse(self, unsent: bytes, end: float) -> None:
-        """Send and receive without the event loop until the process closes its socket."""
-        poll = select.poll()
-        poll.register(self._output.fd, select.POLLIN)
-        while (left := end - time.monotonic()) > 0:
-            poll.register(self._socket, select.POLLIN | (select.POLLOUT if unsent else 0))
-            for fd, events in poll.poll(left * 1000):
-                if fd == self._output.fd:
-                    if not self._output.read():
-                        poll.unregister(fd)
-                    continue
-                try:
-                    if events & select.POLLOUT:
-                        unsent = unsent[self._socket.send(unsent) :]
-                    if events & (select.POLLIN | select.POLLHUP):
-                        count = self._socket.recv_into(self._frames.room())
-                        if not count:
-                            return
-                        if not self._receive(count):
-                            return
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    return
-
     def _close_all(self) -> None:
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._fds = []
         self.arena.close()
+        self._mirror.close()
         self._output.close()
+        # Nothing that refers back to here: the cyclic garbage collector may be long in coming.
+        self.take, self.on_end = _ignore, _ignore
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
         self._socket.close()
         if self._ready is not None:
             self._ready.close()
+
+
+def _ignore(_: object) -> None: ...
