@@ -260,6 +260,7 @@ def test_sequences_of_several_clients(server: Any, mode: str) -> None:
 
 
 def test_states_that_the_server_keeps(server: Any, mode: str, protocol: str) -> None:
+    """Beyond Triton, where Python models get their states, but what they give is not kept."""
     sums = []
     for step in range(3):
         how: dict[str, Any] = {"sequence_id": 9, "sequence_start": step == 0, "sequence_end": step == 2}

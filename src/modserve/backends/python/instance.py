@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from modserve.backends.api import (
     EngineRequest,
+    FinalResponse,
     InstanceHandle,
     InstanceLostError,
     InstanceSpec,
@@ -201,14 +202,28 @@ class WorkerInstance:
         self._takers[frame[0]](frame)
 
     def _executed(self, frame: Frame) -> None:
-        for record in self.worker.records(frame):
-            self._give(record)
+        records = self.worker.records(frame)
+        finals = self._finals(records)
+        if finals is None:
+            for record in records:
+                self._give(record)
         batch = self._batches.popleft()
         if self._timer is not None:
             self._timer.cancel()
             if self._batches and self._execution_timeout_s is not None:
                 self._watch_time(self._execution_timeout_s)
-        batch.done(None)
+        batch.done(finals)
+
+    def _finals(self, records: list[Record]) -> list[FinalResponse] | None:
+        """The final responses of the batch, if that is what has come: as they do in most cases."""
+        numbers = self._batches[0].numbers
+        if [(each.number, each.status) for each in records] != [(number, Status.FINAL) for number in numbers]:
+            return None
+        for number in numbers:
+            self._open.pop(number, None)
+        return [
+            FinalResponse(_outputs(each), each.extras["parameters"] if each.extras else _NOTHING) for each in records
+        ]
 
     def _watch_time(self, limit_s: float) -> None:
         reason = f"an execution took longer than the {limit_s:g} s of '{EXECUTION_TIMEOUT}'"
@@ -226,7 +241,7 @@ class WorkerInstance:
 
     def _give(self, record: Record) -> bool:
         """Hand a response on; whether there is room for another. Nothing is left of a request after its last one."""
-        number, status, description, extras, _, elements = record
+        number, status, _, extras, _, _ = record
         request = self._open.get(number)
         if request is None:
             return True
@@ -242,11 +257,8 @@ class WorkerInstance:
         if status == Status.END:
             request.complete()
             return False
-        outputs = {
-            name: Tensor.from_raw(datatype, shape, raw)
-            for (name, datatype, shape, _), raw in zip(description.tensors, elements, strict=True)
-        }
-        return request.respond(outputs, parameters=extras.get("parameters", _NOTHING), final=final, wait=False)
+        parameters = extras.get("parameters", _NOTHING)
+        return request.respond(_outputs(record), parameters=parameters, final=final, wait=False)
 
     def _watch(self, frame: Frame) -> None:
         number = wire.read_number(frame[3])
@@ -290,6 +302,13 @@ _FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})
 _ERRORS = frozenset({Status.ERROR, Status.FINAL_ERROR})
 _NOTHING: Mapping[str, Any] = {}
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def _outputs(record: Record) -> dict[str, Tensor]:
+    return {
+        name: Tensor(datatype, shape, raw, None)
+        for (name, datatype, shape, _), raw in zip(record.description.tensors, record.elements, strict=True)
+    }
 
 
 def as_error(extras: Mapping[str, Any]) -> ModserveError:

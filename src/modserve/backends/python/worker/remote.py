@@ -265,7 +265,11 @@ class RemoteServer:
 
 
 class RemoteResponses:
-    """Implements `host.ResponseIterator`. Responses are kept, since the iterator may begin anew."""
+    """Implements `host.ResponseIterator`. Responses are kept, since the iterator may begin anew.
+
+    As in Triton, an end that comes alone is a response without outputs, and the last one of a call that is cancelled is
+    an error with that code.
+    """
 
     def __init__(self, server: RemoteServer, number: int, call: _Call) -> None:
         self._server = server
@@ -294,20 +298,18 @@ class RemoteResponses:
                 server.over(self._number)
             elif record.status == Status.RESPONSE:
                 server.link.send(wire.number_frame(Kind.TAKEN, self._number))
-            if record.status == Status.END:
-                raise StopIteration
             response = _response(record)
             self._before.append(response)
             self._at += 1
             return response
 
     def cancel(self) -> None:
-        self._server.cancel(self._number)
-        self._call.over = True
+        if not self._call.over:
+            self._server.link.send(wire.number_frame(Kind.CANCEL_CALL, self._number))
 
     def __del__(self) -> None:
-        if not self._call.over:
-            self.cancel()
+        self.cancel()
+        self._server.over(self._number)
 
 
 _FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})
