@@ -404,7 +404,7 @@ def load_all(server: Server) -> None:
 def run(folder: Path, kills: int, seed: int, pause_s: float) -> tuple[Stage, dict[str, int], dict[str, int], str]:
     """The whole: a stage, what the server held before and after, and its log."""
     with serving(folder) as server:
-        asyncio.run(drive(server, 0, seed))  # what is made once
+        asyncio.run(drive(server, kills // 10, seed + 1, pause_s=pause_s))  # what is made once, and kept
         before = quiet(server)
         load_all(server)
         stage = asyncio.run(drive(server, kills, seed, pause_s=pause_s))

@@ -289,13 +289,19 @@ class Worker:
         questions, self._questions = self._questions, deque()
         self.end()
 
-        def tell(ended: asyncio.Future[str]) -> None:
-            error = InstanceLostError(ended.result())
+        def tell(how: str) -> None:
+            error = InstanceLostError(how)
             for question in questions:
                 question.set_exception(error)
             self.on_end(error)
 
-        self.loop.run_in_executor(None, self._ended_how).add_done_callback(tell)
+        def wait() -> None:
+            how = self._ended_how()
+            with contextlib.suppress(RuntimeError):  # the event loop has closed
+                self.loop.call_soon_threadsafe(tell, how)
+
+        # Not one of the event loop's own threads, on which others' large tensors wait.
+        threading.Thread(target=wait, name=f"end-{self.process.pid}", daemon=True).start()
 
     def _ended_how(self) -> str:
         """Wait for the end; says how it came about. On any thread."""
