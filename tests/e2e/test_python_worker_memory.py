@@ -18,7 +18,14 @@ from modserve.backends.python.instance import WorkerInstance
 from modserve.core.model_config import ModelConfig
 from modserve.testing.builders import instance_spec
 
-MODEL = "class TritonPythonModel:\n    def is_ready(self):\n        return True\n    def execute(self, requests):\n        pass\n"
+MODEL = """
+class TritonPythonModel:
+    def is_ready(self):
+        return True
+
+    def execute(self, requests):
+        pass
+"""
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from modserve.core.tensor import Tensor
 from .controls import CONTROLS, Metrics
 from .process import Worker
 from .worker import wire
-from .worker.wire import Frame, FrameWriter, Kind, Record, Status
+from .worker.records import Entry, Record, Status, write_records
+from .worker.wire import Frame, Kind
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class WorkerCalls:
     """
 
     def __init__(
-        self, worker: Worker, source: ModelSource, parents: Callable[[Sequence[int]], list[EngineRequest]]
+        self, worker: Worker, source: ModelSource, parents: Callable[[Sequence[int] | None], list[EngineRequest]]
     ) -> None:
         self._worker = worker
         self._models = source.models
@@ -60,16 +61,16 @@ class WorkerCalls:
             number = record.number
             respond = functools.partial(self._respond, number)
             try:
-                request = _request(record)
+                model, version, decoupled, of_batch = record.description.target
+                request = _request(record, model, version)
             except Exception as error:
                 respond(from_exception(error, "failed to read a call"), True)
                 continue
-            extras = record.extras
             self._calls[number] = self._models.submit(
                 request,
                 respond,
-                parent=self._parents(extras.get("parents", ())),
-                paced=bool(extras.get("decoupled")),
+                parent=self._parents(None if of_batch else record.extras.get("parents", ())),
+                paced=decoupled,
             )
 
     def _on(self, frame: Frame, method: str) -> None:
@@ -81,21 +82,19 @@ class WorkerCalls:
         worker = self._worker
         if final:
             self._calls.pop(number, None)
-        writer = FrameWriter(worker.arena.place)
         if isinstance(outcome, ModserveError):
-            status = Status.FINAL_ERROR if final else Status.ERROR
             extras = wire.pack({"code": outcome.code.name, "message": outcome.message})
-            writer.add(number, status, extras=extras)
+            entry = Entry(number, Status.FINAL_ERROR if final else Status.ERROR, extras=extras)
         elif outcome is None:
-            writer.add(number, Status.END)
+            entry = Entry(number, Status.END)
         else:
             tensors = outcome.outputs
-            sort = (tuple([(name, one.datatype.name, one.shape) for name, one in tensors.items()]), ())
-            extras = wire.pack({"parameters": outcome.parameters}) if outcome.parameters else b""
+            described = tuple([(name, one.datatype.name, one.shape) for name, one in tensors.items()])
             elements = [one.raw for one in tensors.values()]
             status = Status.FINAL if final else Status.RESPONSE
-            writer.add(number, status, worker.descriptions.write(sort), elements, outcome.id.encode(), extras)
-        worker.send(writer.frame(Kind.RESPONSE))
+            extras = wire.pack({"parameters": dict(outcome.parameters)}) if outcome.parameters else b""
+            entry = Entry(number, status, (described, (), ()), elements, extras=extras)
+        worker.send(write_records(worker.descriptions, worker.arena.place, Kind.RESPONSE, [entry]))
 
     def _control(self, frame: Frame) -> None:
         number = frame[2]
@@ -137,15 +136,14 @@ def _no_parents(numbers: Sequence[int]) -> list[EngineRequest]:
     return []
 
 
-def _request(record: Record) -> InferenceRequest:
+def _request(record: Record, model: str, version: int) -> InferenceRequest:
     _, _, description, extras, id, elements = record
     inputs = {
         name: Tensor.from_raw(datatype, shape, raw)
         for (name, datatype, shape, _), raw in zip(description.tensors, elements, strict=True)
     }
-    version = int(extras.get("version", -1))
     return InferenceRequest(
-        model_name=str(extras["model"]),
+        model_name=model,
         inputs=inputs,
         outputs=description.outputs,
         version=None if version < 0 else version,

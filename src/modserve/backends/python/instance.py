@@ -31,7 +31,8 @@ from .environment import Environment
 from .options import EXECUTION_TIMEOUT, BackendOptions
 from .process import Worker
 from .worker import wire
-from .worker.wire import Descriptions, Frame, FrameWriter, Kind, Location, Record, Status
+from .worker.records import INLINE_BYTES, Descriptions, Entry, Record, Status, write_records
+from .worker.wire import Frame, Kind, Location
 
 _log = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ class WorkerInstance:
         worker = self.worker
         size = sum([tensor.size for request in requests for tensor in request.tensors.values()])
         if size <= _LARGE_BYTES:
-            if size > wire.INLINE_BYTES:
+            if size > INLINE_BYTES:
                 worker.trim_later()
             frame = _execute_frame(requests, numbers, worker.descriptions, worker.arena.place)
             (worker.send if len(self._batches) == 1 else worker.send_soon)(frame)
@@ -191,8 +192,10 @@ class WorkerInstance:
         else:
             self.worker.send(writing.result())
 
-    def _requests(self, numbers: Sequence[int]) -> list[EngineRequest]:
-        """The requests that the worker works on: those with these numbers, or else all of them."""
+    def _requests(self, numbers: Sequence[int] | None) -> list[EngineRequest]:
+        """Those with these numbers; None stands for the batch that is executed. All, if none of them is open."""
+        if numbers is None:
+            numbers = self._batches[0].numbers if self._batches else ()
         some = [self._open[number] for number in numbers if number in self._open]
         return some or list(self._open.values())
 
@@ -321,16 +324,14 @@ def _execute_frame(
     descriptions: Descriptions,
     place: Callable[[Any, int], Location],
 ) -> bytes:
-    writer = FrameWriter(place)
+    entries = []
     for number, request in zip(numbers, requests, strict=True):
         tensors = request.tensors
-        sort = (
-            tuple([(name, tensor.datatype.name, tensor.shape) for name, tensor in tensors.items()]),
-            request.outputs,
-        )
+        described = tuple([(name, tensor.datatype.name, tensor.shape) for name, tensor in tensors.items()])
         elements = [tensor.raw for tensor in tensors.values()]
-        writer.add(number, Status.OPEN, descriptions.write(sort), elements, request.id.encode(), _extras(request))
-    return writer.frame(Kind.EXECUTE)
+        sort = described, request.outputs, ()
+        entries.append(Entry(number, Status.OPEN, sort, elements, request.id.encode(), _extras(request)))
+    return write_records(descriptions, place, Kind.EXECUTE, entries)
 
 
 def _extras(request: EngineRequest) -> bytes:

@@ -29,7 +29,8 @@ from modserve.core.errors import unavailable
 from . import exits
 from .output import Output
 from .worker import arena, wire
-from .worker.wire import Descriptions, Frame, FrameReader, Kind, Location, Record
+from .worker.records import Descriptions, Record, read_records
+from .worker.wire import Frame, FrameReader, Kind, Location
 
 _log = logging.getLogger(__name__)
 
@@ -237,7 +238,7 @@ class Worker:
 
     def records(self, frame: Frame) -> list[Record]:
         _, count, inline_at, body = frame
-        return wire.read_records(body, count, inline_at, self.descriptions, self._fetch)
+        return read_records(body, count, inline_at, self.descriptions, self._fetch)
 
     def _fetch(self, location: Location) -> memoryview:
         self.trim_later()
