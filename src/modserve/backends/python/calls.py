@@ -132,7 +132,7 @@ class WorkerCalls:
             _log.error("%s: %s", self._worker.who, error.message)
 
 
-def _no_parents(numbers: Sequence[int]) -> list[EngineRequest]:
+def _no_parents(numbers: Sequence[int] | None) -> list[EngineRequest]:
     return []
 
 
