@@ -231,7 +231,6 @@ RETURNS: dict[str, Callable[[Any], Any]] = {
     "too_many": lambda value: [response(output(value))] * 2,
     "no_list": lambda value: response(output(value)),
     "no_response": lambda value: [output(value)],
-    "no_tensors": lambda value: [response()],
     "wrong_type": lambda value: [response(output(value.astype(np.int32)))],
     "wrong_shape": lambda value: [response(output(value.reshape(-1)))],
     "wrong_rows": lambda value: [response(output(np.concatenate([value, value])))],

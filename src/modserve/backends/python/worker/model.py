@@ -294,7 +294,13 @@ def _checked(request: InferenceRequest, response: Any, name: str) -> InferenceRe
         request._ended = True
     else:
         sender.count(True, True)
-    return response.pruned(request._names)
+    pruned = response.pruned(request._names)
+    if pruned is not response and not pruned._tensors and pruned._error is None:
+        outputs = [tensor._name for tensor in response._tensors]
+        raise _refusal(
+            name, f"The response has the outputs {outputs}, and none of those that were requested: {list(request._names)}."
+        )
+    return pruned
 
 
 def _refusal(name: str, text: str) -> ModelError:
