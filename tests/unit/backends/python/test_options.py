@@ -40,7 +40,7 @@ def test_what_a_model_says() -> None:
     [
         (
             {"EXECUTION_MODE": "fork"},
-            "model 'm': parameter 'EXECUTION_MODE' is 'fork', expected 'process' or 'thread'",
+            "model 'm': parameter 'EXECUTION_MODE' is 'fork', expected 'process' or 'thread' or 'inline'",
         ),
         (
             {"FORCE_CPU_ONLY_INPUT_TENSORS": "true"},

@@ -349,7 +349,7 @@ PROBLEMS: list[tuple[Any, dict[str, Any], str]] = [
     (one, {"inputs": {}, "outputs": Y}, "it has no inputs"),
     (one, {"max_batch_size": -1}, "max_batch_size is -1, expected a number of 0 (no batch dimension) or more"),
     (one, {"max_batch_size": True}, "max_batch_size is True"),
-    (one, {"isolation": "container"}, "isolation is 'container', expected 'process' or 'thread'"),
+    (one, {"isolation": "container"}, "isolation is 'container', expected 'process', 'thread' or 'inline'"),
     (one, {"dynamic_batching": 3}, "dynamic_batching is 3, expected True, False or that part of a configuration"),
     (one, {"dynamic_batching": True}, "dynamic_batching needs a max_batch_size above 0"),
     (one, {"instances": 0}, "instances is 0, expected a number of 1 or more, or an instance_group"),
