@@ -9,6 +9,7 @@ import contextvars
 import functools
 import logging
 import queue
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -98,7 +99,7 @@ class LocalInstance:
 
     def _execute(self, requests: Sequence[EngineRequest]) -> None:
         server = self._server
-        server.executing = requests
+        server.executing, server.thread = requests, threading.get_ident()
         try:
             handles = [LocalRequest(request, self._decoupled) for request in requests]
             try:
@@ -236,7 +237,8 @@ class LocalServer:
     def __init__(self, who: str, source: ModelSource, before_wait: Callable[[str], None]) -> None:
         self.who = who
         self.executing: Sequence[EngineRequest] = ()
-        """The batch of an execution that is no task."""
+        """The batch of an execution that is no task, on `thread`."""
+        self.thread = 0
         self.open: weakref.WeakSet[EngineRequest] = weakref.WeakSet()
         """Those of tasks, and those that the model responds to after the execution."""
         self._models = source.models
@@ -276,7 +278,9 @@ class LocalServer:
         return self._models.infer(as_call(request), parent=self._parents())
 
     def _parents(self) -> list[EngineRequest]:
-        """Whom a call is made for: the batch of the task that makes it, or else all that the model works on."""
+        """Whom a call is made for: the batch of the execution that makes it, or else all that the model works on."""
+        if self.executing and self.thread == threading.get_ident():
+            return list(self.executing)
         batch = [request for each in _batch.get() if (request := each()) is not None]
         return batch or [*self.executing, *(request for request in self.open if request not in self.executing)]
 

@@ -45,7 +45,7 @@ BACKEND_OPTIONS: Mapping[str, str] = _WITHOUT_EFFECT | dict.fromkeys(
 )
 """Option → why it has no effect, or nothing: the `known_options` of the backend."""
 
-_PLACES = {"thread": "a thread", "inline": "the event loop"}
+_PLACES = {"thread": "in a thread", "inline": "on the event loop"}
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LONGEST_S = 86_400.0
 
@@ -103,7 +103,7 @@ def model_options(config: ModelConfig) -> ModelOptions:
     if options.in_server and options.environment_path is not None:
         raise invalid(
             f"model '{config.name}': parameters '{EXECUTION_MODE}' is '{options.execution_mode}' and "
-            f"'{ENVIRONMENT_PATH}' is '{options.environment_path}', but a model that runs in "
+            f"'{ENVIRONMENT_PATH}' is '{options.environment_path}', but a model that runs "
             f"{_PLACES[options.execution_mode]} of the server runs in the server's interpreter; leave one of the two "
             "out"
         )
