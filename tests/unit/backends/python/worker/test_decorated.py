@@ -142,6 +142,24 @@ def test_generators_are_decoupled() -> None:
 # The configuration
 
 
+@pytest.mark.parametrize("isolation", ["process", "thread", "inline"])
+def test_where_a_function_runs(isolation: str) -> None:
+    @model(isolation=isolation)
+    def f(x: float) -> float:
+        return x
+
+    parameters = None if isolation == "process" else {"EXECUTION_MODE": {"string_value": isolation}}
+    assert definition(f).config().get("parameters") == parameters
+
+
+def test_a_generator_cannot_run_on_the_event_loop() -> None:
+    def f(x: float) -> Iterator[float]:
+        yield x
+
+    with pytest.raises(TypeError, match="'inline', where a generator cannot wait for slow readers; expected 'process'"):
+        model(isolation="inline")(f)
+
+
 def test_batching_and_the_rest_of_the_configuration() -> None:
     policy = {"latest": {"num_versions": 1}}
 
