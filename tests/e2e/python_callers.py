@@ -120,6 +120,13 @@ def again():
     responses = [request.exec(), request.exec(), add(1, 2, model_version=1).exec()]
     return [each["SUM"] for each in outcomes(responses)]
 
+def every_argument():
+    memory = pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0)
+    request = add(1, 2, request_id="1", correlation_id=4, model_version=1, flags=0, timeout=60_000_000,
+                  preferred_memory=memory, parameters={"key": "value", "number": 3, "flag": True})
+    told = [request.request_id(), request.correlation_id(), request.flags(), request.timeout()]
+    return [*told, json.loads(request.parameters()), outcome(request.exec())["SUM"]]
+
 def large():
     values = np.arange(3_000_000, dtype=np.int32)
     request = pb_utils.InferenceRequest(
@@ -156,7 +163,12 @@ def cancelled():
     responses = one("count_MODE", 1_000_000).exec(decoupled=True)
     first = [outcome(next(responses)) for _ in range(3)]
     responses.cancel()
-    return first
+    return [*first, last_of(responses)]
+
+def last_of(responses):
+    *_, last = responses
+    responses.cancel()
+    return outcome(last)[:2] if last.has_error() else outcome(last)
 
 def forgotten():
     responses = one("count_MODE", 1_000_000).exec(decoupled=True)
@@ -226,13 +238,13 @@ def begins_at_once():
     responses = one("queued_MODE", 300).exec(decoupled=True)
     time.sleep(0.4)
     begun = time.monotonic()
-    return [[each for each in outcomes(responses) if each], time.monotonic() - begun < 0.2]
+    return [outcomes(responses), time.monotonic() - begun < 0.2]
 
 async def cancelled_decoupled():
     responses = await one("count_MODE", 1_000_000).async_exec(decoupled=True)
     first = outcome(next(responses))
     responses.cancel()
-    return first
+    return [first, last_of(responses)]
 
 async def refused():
     texts = []

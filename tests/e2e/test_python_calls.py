@@ -98,9 +98,11 @@ CALLS: dict[str, Any] = {
     "some_outputs": {"SUM": [8]},
     "many": list(range(1, 301)),
     "again": [[3], [3], [3]],
+    "every_argument": ["1", 4, 0, 60_000_000, {"key": "value", "number": 3, "flag": True}, [3]],
     "large": [True, True, True],
     "empty": [{"OUTPUT0": []}, [1, 0]],
-    "decoupled_twice": [out(0, 1, 2), out(0, 1, 2)],
+    "decoupled": [[*out(0, 1, 2), {}], [{}], [*out(0), {}]],
+    "decoupled_twice": [[*out(0, 1, 2), {}]] * 2,
     "begins_at_once": [out(1), True],
     "decoupled_single": [{"SUM": [8], "DIFFERENCE": [2]}],
     "ensemble": {"OUTPUT0": [7]},
@@ -115,12 +117,6 @@ CALLS: dict[str, Any] = {
 @pytest.mark.parametrize("what", CALLS)
 def test_calls(server: Any, mode: str, what: str) -> None:
     assert done(server, mode, what) == CALLS[what]
-
-
-def test_decoupled_calls(server: Any, mode: str) -> None:
-    """Triton's iterators end with an empty response, where the end came alone."""
-    got = done(server, mode, "decoupled")
-    assert [[each for each in one if each] for one in got] == [out(0, 1, 2), [], out(0)]
 
 
 ERRORS = [
@@ -141,8 +137,8 @@ def test_errors_of_calls(server: Any, mode: str) -> None:
 
 
 def test_errors_of_decoupled_calls(server: Any, mode: str) -> None:
-    got = [each for each in done(server, mode, "decoupled_error") if each]
-    assert got[-1][2] == "13 is refused"
+    error, end = done(server, mode, "decoupled_error")
+    assert (error[2], end) == ("13 is refused", {})
     assert done(server, mode, "decoupled_refused")[0][:2] == ["error", "NOT_FOUND"]
 
 
@@ -153,7 +149,15 @@ def test_cancelled_calls(server: Any, mode: str, notes: Path, model: str, what: 
     file = notes / f"count_{mode}"
     before = file.read_text() if file.exists() else ""
     got = done(server, mode, what, model=model)
-    assert got == (out(0, 1, 2) if what == "cancelled" else out(0)[0])
+    last = ["error", "CANCELLED"]
+    assert (
+        got
+        == {
+            "cancelled": [*out(0, 1, 2), last],
+            "forgotten": out(0)[0],
+            "cancelled_decoupled": [*out(0), last],
+        }[what]
+    )
     eventually(lambda: file.exists() and file.read_text() == before + "cancelled ")
 
 
@@ -178,7 +182,7 @@ def test_calls_that_wait_are_refused_on_the_event_loop(server: Any) -> None:
 GATHERED: dict[str, Any] = {
     "gathered": list(range(1, 51)),
     "gathered_slow": True,
-    "gathered_decoupled": [[], out(0), out(0, 1), out(0, 1, 2)],
+    "gathered_decoupled": [[*out(*range(number)), {}] for number in range(4)],
     "waited_for": "late",
 }
 
@@ -188,10 +192,7 @@ GATHERED: dict[str, Any] = {
     [(mode, what) for mode in EVERY_MODE for what in GATHERED if (mode, what) != ("inline", "gathered_decoupled")],
 )
 def test_asynchronous_calls(server: Any, mode: str, what: str) -> None:
-    got = done(server, mode, what, model="gatherer")
-    if what == "gathered_decoupled":
-        got = [[each for each in one if each] for one in got]
-    assert got == GATHERED[what]
+    assert done(server, mode, what, model="gatherer") == GATHERED[what]
 
 
 @every_mode

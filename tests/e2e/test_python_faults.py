@@ -181,7 +181,8 @@ UNLOADABLE = {
     ),
     "initialize_takes_nothing": (
         method("initialize(self)", "pass"),
-        r"Internal: TypeError: TritonPythonModel.initialize\(\) takes 1 positional argument but 2 were given.*",
+        r"Internal: TypeError: TritonPythonModel.initialize\(\) takes 1 positional argument but 2 were given"
+        r"\n\nAt:\n  P\(8\): initialize\n",
     ),
     "no_execute": (
         HEAD + "    pass\n",
@@ -422,7 +423,11 @@ def test_an_exception_fails_its_request_alone(story: Story, name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_wrong_responses_fail_their_request_alone(story: Story, name: str) -> None:
     outcome = story.outcomes[name]
-    assert (outcome.status, outcome.text.splitlines()[0]) == (500, REFUSED[name])
+    text, _, place = outcome.text.partition("\n\nAt:\n")
+    assert (outcome.status, text) == (500, REFUSED[name])
+    if text.startswith(FAILED):
+        line = MODEL.read_text().splitlines().index("    def execute(self, requests: list[Any]) -> Any:") + 1
+        assert place == f"  {story.paths['faulty']}({line}): execute\n"
     assert is_right(story.later[name])
 
 

@@ -166,6 +166,24 @@ class TritonPythonModel:
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 
+ASYNC_CANCELLED = """
+import asyncio
+
+class TritonPythonModel:
+    async def execute(self, requests):
+        (request,) = requests
+        with open(PATH, "a") as file:
+            file.write("not ")
+            file.flush()
+            for _ in range(500):
+                await asyncio.sleep(0.01)
+                if request.is_cancelled():
+                    file.write("cancelled ")
+                    break
+        sender = request.get_response_sender()
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 CONTROLS = """
 sequence_batching {{ {strategy} {{ }} max_sequence_idle_microseconds: 60000000 control_input [
   {{ name: "START" control [ {{ kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }} ] }},
@@ -207,6 +225,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Iterator[An
     for name, more in (("waits", ""), ("waits_decoupled", decoupled)):
         code = CANCELLED.replace("DECOUPLED", str(bool(more))).replace("PATH", repr(f"{notes}/{name}_MODE"))
         write_python(repository, name, code, number + more)
+    code = ASYNC_CANCELLED.replace("PATH", repr(f"{notes}/waits_async_MODE"))
+    write_python(repository, "waits_async", code, number + decoupled)
     with serving_python(repository, errors=["Traceback"]) as running:
         yield running
 
@@ -277,6 +297,7 @@ def test_sequences_of_several_clients(server: Any, mode: str) -> None:
 
 @every_mode
 def test_states_that_the_server_keeps(server: Any, mode: str, protocol: str) -> None:
+    """Beyond Triton, where Python models get their states, but what they give is not kept."""
     sums = []
     for step in range(3):
         how: dict[str, Any] = {"sequence_id": 9, "sequence_start": step == 0, "sequence_end": step == 2}
@@ -333,7 +354,7 @@ def expect(notes: Path, name: str, before: dict[str, str], text: str) -> None:
     eventually(lambda: file.exists() and file.read_text() == whole, 4)
 
 
-@pytest.mark.parametrize("name", ["waits", "waits_decoupled"])
+@pytest.mark.parametrize("name", ["waits", "waits_decoupled", "waits_async"])
 def test_a_client_cancels_its_stream(server: Any, mode: str, notes: Path, before: dict[str, str], name: str) -> None:
     with stream(server) as opened:
         opened.send(f"{name}_{mode}", {"IN": [1]})

@@ -335,7 +335,7 @@ def test_generate_stream(server: Any, mode: str) -> None:
     one = http(server.http_port, "POST", f"{path}/generate", json.dumps({"IN": [1, 2]}).encode())
     assert (one.status, one.json["OUT"]) == (200, [0, 0])
     many = http(server.http_port, "POST", f"{path}/generate", json.dumps(document).encode())
-    assert many.status == 400
+    assert many.status == (200 if TRITON else 400)
     assert "generate expects model to produce exactly 1 response, use generate stream" in many.json["error"]
 
 

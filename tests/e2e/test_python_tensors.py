@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from python_models import EVERY_MODE, infer, serving_python, tensors, write_python
+from python_models import EVERY_MODE, TRITON, infer, serving_python, tensors, write_python
 from repositories import CONFIG_TYPES
 from wire import http
 
@@ -128,6 +128,20 @@ class TritonPythonModel:
                 pb_utils.Tensor("TEXT", np.array([], np.object_))]) for _ in requests]
 """
 
+MISFITS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            how = pb_utils.get_input_tensor_by_name(request, "HOW").as_numpy().ravel()[0].decode()
+            a = np.zeros((1, 2), np.int64 if how == "type" else np.int32)
+            a = np.zeros((3, 2), np.int32) if how == "rows" else a
+            made = [pb_utils.Tensor("A", a), pb_utils.Tensor("B", np.zeros((1, 2), np.int32))]
+            made += [pb_utils.Tensor("C", np.zeros((1, 2), np.int32))] if how == "more" else []
+            responses.append(pb_utils.InferenceResponse(made[1:] if how == "missing" else made))
+        return responses
+"""
+
 CODES = {
     "UNKNOWN": ("400", "UNKNOWN"),
     "INTERNAL": ("500", "INTERNAL"),
@@ -171,6 +185,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     write_python(repository, "optional", OPTIONAL, optional, modes=EVERY_MODE)
     empty = tensors("input", IN="INT32 -1") + tensors("output", OUT="FP32 -1 3", TEXT="BYTES -1")
     write_python(repository, "empty", EMPTY, empty, modes=EVERY_MODE)
+    config = tensors("input", HOW="BYTES 1") + tensors("output", A="INT32 2", B="INT32 2") + " max_batch_size: 8"
+    write_python(repository, "misfits", MISFITS, config, modes=EVERY_MODE)
     with serving_python(repository, errors=["Traceback"]) as running:
         yield running
 
@@ -355,3 +371,24 @@ def test_what_execute_does_wrong(server: Any, mode: str, protocol: str, how: str
     for text in texts:
         assert text in response.message
     assert infer(server, protocol, f"errors_{mode}", how_inputs("good"))["OUT"] == [[1]]
+
+
+@pytest.mark.skipif(bool(TRITON), reason="Triton hands on whatever the model returns")
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("type", "output 'A' of model 'misfits_{mode}' is of type INT64, but the model configuration says TYPE_INT32"),
+        ("rows", "output 'A' of model 'misfits_{mode}' has shape [3,2], expected 1 in the first dimension"),
+        ("missing", "model 'misfits_{mode}' gave no output 'A'"),
+    ],
+)
+def test_outputs_that_do_not_fit(server: Any, mode: str, protocol: str, how: str, text: str) -> None:
+    model = f"misfits_{mode}"
+    response = infer(server, protocol, model, how_inputs(how))
+    assert response.status == CODES["INTERNAL"][protocol == "grpc"]
+    assert text.format(mode=mode) in response.message
+    assert infer(server, protocol, model, how_inputs(how), ["B"])["B"] == [[0, 0]]
+
+
+def test_outputs_that_nobody_knows(server: Any, mode: str, protocol: str) -> None:
+    assert set(infer(server, protocol, f"misfits_{mode}", how_inputs("more")).outputs) == {"A", "B"}

@@ -1,10 +1,10 @@
 """One batch on its way through an instance, and the work on it that is the same for all kinds of instance."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from modserve.backends.api import Executor, InstanceLostError, reuses_outputs
-from modserve.core.errors import Code, ModserveError, from_exception
+from modserve.backends.api import Executor, FinalResponse, InstanceLostError, reuses_outputs
+from modserve.core.errors import Code, ModserveError, from_exception, internal
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
 from modserve.core.response import InferenceResponse
@@ -12,7 +12,7 @@ from modserve.core.tensor import Array
 from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 
-from .batch import checked, copied, merge, requested_outputs, split
+from .batch import checked, copied, merge, requested_outputs, single, split
 from .memory import EngineMemory
 from .padding import PaddedLayout
 from .ragged import RaggedLayout
@@ -48,6 +48,7 @@ class Job:
         "members",
         "more",
         "refused",
+        "requests",
         "responses",
         "rows",
         "running",
@@ -65,6 +66,8 @@ class Job:
         self.rows = members if rows is None else rows
         self.timing = ExecutionTiming(sum([inflight.batch_size or 1 for inflight in self.rows]), close_reason)
         self.running: list[Running] = []
+        self.requests: list[RunningRequest] = []
+        """What the engine has of `running`."""
         self.responses: list[InferenceResponse] = []
         self.late: list[Inflight] = []
         """Those that were to be members, and whose deadline or queue limit had passed when the execution began."""
@@ -104,6 +107,7 @@ class Work:
         self._config = config
         self._layout = layout_of(config)
         self._reuses_outputs = reuses_outputs(engine)
+        self._responds_at_once = stateless and not config.decoupled and not self._reuses_outputs
         allocate = getattr(engine, "allocate", None)
         self._memory = None if allocate is None else EngineMemory(allocate, model.name)
 
@@ -159,9 +163,31 @@ class Work:
                 running.filler = running.ended = running.inflight not in members
         self.open.update([running for running in job.running if not running.filler])
         version, reuses = self._model.version, self._reuses_outputs
-        requests = [RunningRequest(running, self._config, version, deliver, reuses) for running in job.running]
+        job.requests = [RunningRequest(running, self._config, version, deliver, reuses) for running in job.running]
         job.timing.compute_input_end_ns = time.monotonic_ns()
-        return requests
+        return job.requests
+
+    def respond(self, job: Job, finals: Sequence[FinalResponse]) -> None:
+        """The engine has the final responses to all requests at once: together where that is possible."""
+        if len(finals) != len(job.requests):
+            raise internal(f"{self._who} ended {len(job.requests)} requests with {len(finals)} responses")
+        if self._responds_at_once and job.rows is job.members and not [each for each in job.running if each.ended]:
+            config, version = self._config, self._model.version
+            try:
+                job.responses = [
+                    single(outputs, running.inflight, config, version, parameters)
+                    for running, (outputs, parameters) in zip(job.running, finals, strict=True)
+                ]
+            except ModserveError:
+                job.responses = []  # some of them are no good: each has its own outcome
+            else:
+                for request in job.requests:
+                    request.end()
+                self.open.difference_update(job.running)
+                job.running = []
+                return
+        for request, (outputs, parameters) in zip(job.requests, finals, strict=True):
+            request.respond(outputs, parameters=parameters, final=True, wait=False)
 
     def lost(self, error: InstanceLostError) -> InstanceLostError:
         """The same, with the instance's name."""

@@ -13,12 +13,19 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, cast
 
-from modserve.backends.api import AsyncInstance, AsyncRequestInstance, Executor, InstanceLostError, reuses_outputs
+from modserve.backends.api import (
+    AsyncInstance,
+    AsyncRequestInstance,
+    Executor,
+    FinalResponse,
+    InstanceLostError,
+    reuses_outputs,
+)
 from modserve.core.errors import unavailable
 from modserve.core.model_config import ModelConfig
 from modserve.core.tensor import Array
@@ -37,6 +44,8 @@ _SHORT_NS = 1_000_000
 """An execution that takes less may keep others waiting inside the engine, where no other instance can take them."""
 
 OnLost: TypeAlias = Callable[[Instance, InstanceLostError], None]
+Outcome: TypeAlias = Mapping[str, Array] | Sequence[FinalResponse] | BaseException | None
+"""What an engine ends an execution with."""
 
 
 class LoopInstance(Instance):
@@ -171,11 +180,11 @@ class LoopInstance(Instance):
         finally:
             self._starting = False
 
-    def done(self, execution: "_Execution", outcome: Mapping[str, Array] | BaseException | None) -> None:
+    def done(self, execution: "_Execution", outcome: "Outcome") -> None:
         """The engine has ended an execution, on any thread."""
         self._post(partial(self._ended, execution, outcome, time.monotonic_ns()))
 
-    def _ended(self, execution: "_Execution", outcome: Mapping[str, Array] | BaseException | None, now_ns: int) -> None:
+    def _ended(self, execution: "_Execution", outcome: "Outcome", now_ns: int) -> None:
         if execution not in self._executions:
             return
         job = execution.job
@@ -184,12 +193,17 @@ class LoopInstance(Instance):
             return
         job.timing.compute_output_start_ns = now_ns
         if not self._merges:
+            if isinstance(outcome, Sequence):
+                try:
+                    self._work.respond(job, outcome)
+                except Exception as error:
+                    self._work.failed(job, error)
             self._over(execution)
         elif isinstance(outcome, Mapping) and _size(outcome) > LARGE_BYTES:
             taking = self.loop.run_in_executor(None, self._take, job, outcome)
             taking.add_done_callback(lambda _: self._over(execution))
         else:
-            self._take(job, outcome)
+            self._take(job, cast(Mapping[str, Array], outcome))
             self._over(execution)
 
     def _take(self, job: Job, outputs: Mapping[str, Array] | None) -> None:
@@ -285,7 +299,7 @@ class _Execution:
     instance: LoopInstance
     job: Job
 
-    def __call__(self, outcome: Mapping[str, Array] | BaseException | None = None) -> None:
+    def __call__(self, outcome: "Outcome" = None) -> None:
         self.instance.done(self, outcome)
 
 

@@ -236,6 +236,12 @@ class RunningRequest:
         if not self._ended:
             self._say(None, True, time.monotonic_ns())
 
+    def end(self) -> None:
+        """Its final response has gone another way."""
+        self._ended = True
+        if self._cancellation is not None:
+            self._cancellation.callbacks.clear()
+
     def reschedule(self) -> None:
         batching = self._config.sequence_batching
         if batching is None or not batching.iterative:

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from pool_bench import CONFIG, answer, member, refused, sink, until
 
-from modserve.backends.api import BatchDone, EngineRequest, InstanceHandle, InstanceLostError, RequestsDone
+from modserve.backends.api import (
+    BatchDone,
+    EngineRequest,
+    FinalResponse,
+    InstanceHandle,
+    InstanceLostError,
+    RequestsDone,
+)
 from modserve.core import dtypes
 from modserve.core.errors import Code, internal
 from modserve.core.model_config import DynamicBatching, ModelConfig
@@ -302,6 +309,61 @@ async def test_requests_one_by_one(benches: list[Bench]) -> None:
     requests[1].fail(internal("no"), wait=False)
     assert refused(two) == (Code.INTERNAL, "no")
     assert (sink(one).ended, bench.settled) == (1, 2)
+
+
+def final(value: int, rows: int = 1) -> FinalResponse:
+    return FinalResponse({"OUTPUT0": np.full((rows, 4), value, np.int32)}, {"of": value})
+
+
+async def test_all_final_responses_at_once(benches: list[Bench]) -> None:
+    bench = Bench(ByRequest())
+    benches.append(bench)
+    one, two = member(1), member(2)
+    bench.run(one, two)
+    [(requests, done)] = bench.engine.started
+    done([final(3), final(4)])
+    assert (answer(one), answer(two)) == ([[3] * 4], [[4] * 4])
+    assert [sink(each).responses[0].parameters for each in (one, two)] == [{"of": 3}, {"of": 4}]
+    assert (bench.freed, bench.settled, bench.statistics.execution_count) == (1, 2, 1)
+    assert bench.statistics.success.count == 2
+    with pytest.raises(RuntimeError, match="final response"):
+        requests[0].respond({}, wait=False)
+    del requests
+    bench.engine.started.clear()
+    assert sink(one).settled == 1
+
+
+async def test_a_response_that_is_no_good_among_those(benches: list[Bench]) -> None:
+    bench = Bench(ByRequest())
+    benches.append(bench)
+    one, two = member(1), member(2)
+    bench.run(one, two)
+    bench.engine.started[0][1]([final(3, rows=2), final(4)])
+    assert refused(one)[0] is Code.INTERNAL
+    assert answer(two) == [[4] * 4]
+    assert (bench.settled, bench.statistics.success.count, bench.statistics.fail.count) == (2, 1, 1)
+
+
+async def test_too_few_responses(benches: list[Bench]) -> None:
+    bench = Bench(ByRequest())
+    benches.append(bench)
+    one, two = member(1), member(2)
+    bench.run(one, two)
+    bench.engine.started[0][1]([final(3)])
+    text = "model 'model', instance 'model_0' ended 2 requests with 1 responses"
+    assert refused(one) == refused(two) == (Code.INTERNAL, text)
+
+
+async def test_a_cancelled_request_among_those(benches: list[Bench]) -> None:
+    bench = Bench(ByRequest())
+    benches.append(bench)
+    one, two = member(1), member(2)
+    bench.run(one, two)
+    one.cancel()
+    bench.engine.started[0][1]([final(3), final(4)])
+    assert answer(two) == [[4] * 4]
+    assert sink(one).settled == 1
+    assert (bench.settled, bench.statistics.success.count) == (2, 1)
 
 
 async def test_reports_keep_their_order_across_threads(benches: list[Bench]) -> None:

@@ -30,6 +30,7 @@ from .metrics import ModelMetric as ModelMetric
 from .metrics import ModelMetrics as ModelMetrics
 from .requests import Call as Call
 from .requests import EngineRequest as EngineRequest
+from .requests import FinalResponse as FinalResponse
 from .requests import ModelCaller as ModelCaller
 from .requests import OnResponse as OnResponse
 from .requests import Parents as Parents
@@ -127,8 +128,12 @@ class InstanceHandle(Protocol):
 
 BatchDone: TypeAlias = Callable[[Mapping[str, Array] | BaseException], None]
 """The end of an execution: its outputs, or why there are none. Any thread; the first call counts."""
-RequestsDone: TypeAlias = Callable[[BaseException | None], None]
-"""The end of an execution. An exception is the response to the requests that have no final one by then."""
+RequestsDone: TypeAlias = Callable[[BaseException | Sequence[FinalResponse] | None], None]
+"""The end of an execution. An exception is the response to the requests that have no final one by then.
+
+A sequence has the responses to all requests of the execution in order, none of which has had one: that is quicker than
+`EngineRequest.respond` for each.
+"""
 
 
 class _OnLoop(Protocol):

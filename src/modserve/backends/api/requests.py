@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from modserve.core.errors import ModserveError
 from modserve.core.request import InferenceRequest, ParameterValue
@@ -13,6 +13,13 @@ from modserve.core.tensor import Array, Tensor
 
 Values: TypeAlias = Mapping[str, Array | Tensor]
 """Outputs by name. `Tensor` is for engines that have the raw form of the protocol at hand, as of BYTES."""
+
+
+class FinalResponse(NamedTuple):
+    """The one response to a request, for an engine that ends an execution with those of all its requests."""
+
+    outputs: Values
+    parameters: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
 class EngineRequest(Protocol):

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from modserve.backends.api import Call, EngineRequest, ModelSource
-from modserve.core.errors import ModserveError, from_exception
+from modserve.core.errors import ModserveError, from_exception, unsupported
 from modserve.core.request import InferenceRequest
 from modserve.core.response import Outcome
 from modserve.core.tensor import Tensor
@@ -15,7 +15,8 @@ from modserve.core.tensor import Tensor
 from .controls import CONTROLS, Metrics
 from .process import Worker
 from .worker import wire
-from .worker.wire import Frame, FrameWriter, Kind, Record, Status
+from .worker.records import Entry, Record, Status, write_records
+from .worker.wire import Frame, Kind
 
 _log = logging.getLogger(__name__)
 
@@ -27,13 +28,14 @@ class WorkerCalls:
     """
 
     def __init__(
-        self, worker: Worker, source: ModelSource, parents: Callable[[Sequence[int]], list[EngineRequest]]
+        self, worker: Worker, source: ModelSource, parents: Callable[[Sequence[int] | None], list[EngineRequest]]
     ) -> None:
         self._worker = worker
         self._models = source.models
         self._metrics = Metrics(source.metrics)
         self._parents = parents
         self._calls: dict[int, Call] = {}
+        self._ended = False
         self.takers: dict[int, Callable[[Frame], None]] = {
             Kind.CALL: self._call,
             Kind.CANCEL_CALL: lambda frame: self._on(frame, "cancel"),
@@ -43,28 +45,38 @@ class WorkerCalls:
             Kind.DROP_METRIC: lambda frame: self._metrics.drop(wire.read_json(frame[3])),
         }
 
-    def close(self) -> None:
-        """The worker is gone: nobody waits for its calls any more."""
+    def end(self) -> None:
+        """The model is about to be finalized: nobody waits for its calls any more, and there are no more of them."""
+        self._ended = True
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.cancel()
+
+    def close(self) -> None:
+        """The worker is gone."""
+        self.end()
         self._metrics.close()
+
+    def _check_alive(self) -> None:
+        if self._ended:
+            raise unsupported("a model cannot call, load or look at other models while it is finalized")
 
     def _call(self, frame: Frame) -> None:
         for record in self._worker.records(frame):
             number = record.number
             respond = functools.partial(self._respond, number)
             try:
-                request = _request(record)
+                self._check_alive()
+                model, version, decoupled, of_batch = record.description.target
+                request = _request(record, model, version)
             except Exception as error:
                 respond(from_exception(error, "failed to read a call"), True)
                 continue
-            extras = record.extras
             self._calls[number] = self._models.submit(
                 request,
                 respond,
-                parent=self._parents(extras.get("parents", ())),
-                paced=bool(extras.get("decoupled")),
+                parent=self._parents(None if of_batch else record.extras.get("parents", ())),
+                paced=decoupled,
             )
 
     def _on(self, frame: Frame, method: str) -> None:
@@ -76,27 +88,26 @@ class WorkerCalls:
         worker = self._worker
         if final:
             self._calls.pop(number, None)
-        writer = FrameWriter(worker.arena.place)
         if isinstance(outcome, ModserveError):
-            status = Status.FINAL_ERROR if final else Status.ERROR
             extras = wire.pack({"code": outcome.code.name, "message": outcome.message})
-            writer.add(number, status, extras=extras)
+            entry = Entry(number, Status.FINAL_ERROR if final else Status.ERROR, extras=extras)
         elif outcome is None:
-            writer.add(number, Status.END)
+            entry = Entry(number, Status.END)
         else:
             tensors = outcome.outputs
-            sort = (tuple([(name, one.datatype.name, one.shape) for name, one in tensors.items()]), ())
-            extras = wire.pack({"parameters": outcome.parameters}) if outcome.parameters else b""
+            described = tuple([(name, one.datatype.name, one.shape) for name, one in tensors.items()])
             elements = [one.raw for one in tensors.values()]
             status = Status.FINAL if final else Status.RESPONSE
-            writer.add(number, status, worker.descriptions.write(sort), elements, outcome.id.encode(), extras)
-        worker.send(writer.frame(Kind.RESPONSE))
+            extras = wire.pack({"parameters": dict(outcome.parameters)}) if outcome.parameters else b""
+            entry = Entry(number, status, (described, (), ()), elements, extras=extras)
+        worker.send(write_records(worker.descriptions, worker.arena.place, Kind.RESPONSE, [entry]))
 
     def _control(self, frame: Frame) -> None:
         number = frame[2]
         operation, arguments = wire.read_json(frame[3])
         try:
             if operation in CONTROLS:
+                self._check_alive()
                 future = CONTROLS[operation](self._models, arguments)
                 future.add_done_callback(functools.partial(self._controlled, number))
             else:
@@ -128,15 +139,14 @@ class WorkerCalls:
             _log.error("%s: %s", self._worker.who, error.message)
 
 
-def _request(record: Record) -> InferenceRequest:
+def _request(record: Record, model: str, version: int) -> InferenceRequest:
     _, _, description, extras, id, elements = record
     inputs = {
         name: Tensor.from_raw(datatype, shape, raw)
         for (name, datatype, shape, _), raw in zip(description.tensors, elements, strict=True)
     }
-    version = int(extras.get("version", -1))
     return InferenceRequest(
-        model_name=str(extras["model"]),
+        model_name=model,
         inputs=inputs,
         outputs=description.outputs,
         version=None if version < 0 else version,

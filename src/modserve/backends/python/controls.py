@@ -11,8 +11,13 @@ from modserve.core.errors import invalid
 
 def _load(models: ModelCaller, arguments: Mapping[str, Any]) -> "Future[Any]":
     files = arguments.get("files")
-    decoded = None if files is None else {name: _bytes(content) for name, content in files.items()}
+    decoded = None if files is None else {_path(name): _bytes(content) for name, content in files.items()}
     return models.load(arguments["name"], arguments.get("config") or None, decoded)
+
+
+def _path(name: str) -> str:
+    """A file's path in the model's directory; models write ``file:`` before it, as clients do."""
+    return name.removeprefix("file:")
 
 
 def _bytes(content: bytes | str) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from modserve.backends.api import (
     EngineRequest,
+    FinalResponse,
     InstanceHandle,
     InstanceLostError,
     InstanceSpec,
@@ -30,7 +31,8 @@ from .environment import Environment
 from .options import EXECUTION_TIMEOUT, BackendOptions
 from .process import Worker
 from .worker import wire
-from .worker.wire import Descriptions, Frame, FrameWriter, Kind, Location, Record, Status
+from .worker.records import INLINE_BYTES, Descriptions, Entry, Record, Status, write_records
+from .worker.wire import Frame, Kind, Location
 
 _log = logging.getLogger(__name__)
 
@@ -136,10 +138,11 @@ class WorkerInstance:
             self._timer.cancel()
         self.worker.end()
         self._open.clear()
-        self._calls.close()
+        self._calls.end()
 
     def close(self) -> None:
         self.worker.stop(self._options.stop_timeout_s)
+        self._calls.close()
 
     def _ended(self, error: InstanceLostError) -> None:
         self._lost = error
@@ -163,7 +166,7 @@ class WorkerInstance:
         worker = self.worker
         size = sum([tensor.size for request in requests for tensor in request.tensors.values()])
         if size <= _LARGE_BYTES:
-            if size > wire.INLINE_BYTES:
+            if size > INLINE_BYTES:
                 worker.trim_later()
             frame = _execute_frame(requests, numbers, worker.descriptions, worker.arena.place)
             (worker.send if len(self._batches) == 1 else worker.send_soon)(frame)
@@ -185,8 +188,10 @@ class WorkerInstance:
         else:
             self.worker.send(writing.result())
 
-    def _requests(self, numbers: Sequence[int]) -> list[EngineRequest]:
-        """The requests that the worker works on: those with these numbers, or else all of them."""
+    def _requests(self, numbers: Sequence[int] | None) -> list[EngineRequest]:
+        """Those with these numbers; None stands for the batch that is executed. All, if none of them is open."""
+        if numbers is None:
+            numbers = self._batches[0].numbers if self._batches else ()
         some = [self._open[number] for number in numbers if number in self._open]
         return some or list(self._open.values())
 
@@ -196,14 +201,28 @@ class WorkerInstance:
         self._takers[frame[0]](frame)
 
     def _executed(self, frame: Frame) -> None:
-        for record in self.worker.records(frame):
-            self._give(record)
+        records = self.worker.records(frame)
+        finals = self._finals(records)
+        if finals is None:
+            for record in records:
+                self._give(record)
         batch = self._batches.popleft()
         if self._timer is not None:
             self._timer.cancel()
             if self._batches and self._execution_timeout_s is not None:
                 self._watch_time(self._execution_timeout_s)
-        batch.done(None)
+        batch.done(finals)
+
+    def _finals(self, records: list[Record]) -> list[FinalResponse] | None:
+        """The final responses of the batch, if that is what has come: as they do in most cases."""
+        numbers = self._batches[0].numbers
+        if [(each.number, each.status) for each in records] != [(number, Status.FINAL) for number in numbers]:
+            return None
+        for number in numbers:
+            self._open.pop(number, None)
+        return [
+            FinalResponse(_outputs(each), each.extras["parameters"] if each.extras else _NOTHING) for each in records
+        ]
 
     def _watch_time(self, limit_s: float) -> None:
         reason = f"an execution took longer than the {limit_s:g} s of '{EXECUTION_TIMEOUT}'"
@@ -221,7 +240,7 @@ class WorkerInstance:
 
     def _give(self, record: Record) -> bool:
         """Hand a response on; whether there is room for another. Nothing is left of a request after its last one."""
-        number, status, description, extras, _, elements = record
+        number, status, _, extras, _, _ = record
         request = self._open.get(number)
         if request is None:
             return True
@@ -237,11 +256,8 @@ class WorkerInstance:
         if status == Status.END:
             request.complete()
             return False
-        outputs = {
-            name: Tensor.from_raw(datatype, shape, raw)
-            for (name, datatype, shape, _), raw in zip(description.tensors, elements, strict=True)
-        }
-        return request.respond(outputs, parameters=extras.get("parameters", _NOTHING), final=final, wait=False)
+        parameters = extras.get("parameters", _NOTHING)
+        return request.respond(_outputs(record), parameters=parameters, final=final, wait=False)
 
     def _watch(self, frame: Frame) -> None:
         number = wire.read_number(frame[3])
@@ -287,6 +303,13 @@ _NOTHING: Mapping[str, Any] = {}
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 
 
+def _outputs(record: Record) -> dict[str, Tensor]:
+    return {
+        name: Tensor(datatype, shape, raw, None)
+        for (name, datatype, shape, _), raw in zip(record.description.tensors, record.elements, strict=True)
+    }
+
+
 def as_error(extras: Mapping[str, Any]) -> ModserveError:
     return ModserveError(Code[extras["code"]], str(extras["message"]))
 
@@ -297,16 +320,14 @@ def _execute_frame(
     descriptions: Descriptions,
     place: Callable[[Any, int], Location],
 ) -> bytes:
-    writer = FrameWriter(place)
+    entries = []
     for number, request in zip(numbers, requests, strict=True):
         tensors = request.tensors
-        sort = (
-            tuple([(name, tensor.datatype.name, tensor.shape) for name, tensor in tensors.items()]),
-            request.outputs,
-        )
+        described = tuple([(name, tensor.datatype.name, tensor.shape) for name, tensor in tensors.items()])
         elements = [tensor.raw for tensor in tensors.values()]
-        writer.add(number, Status.OPEN, descriptions.write(sort), elements, request.id.encode(), _extras(request))
-    return writer.frame(Kind.EXECUTE)
+        sort = described, request.outputs, ()
+        entries.append(Entry(number, Status.OPEN, sort, elements, request.id.encode(), _extras(request)))
+    return write_records(descriptions, place, Kind.EXECUTE, entries)
 
 
 def _extras(request: EngineRequest) -> bytes:

@@ -329,10 +329,10 @@ class LocalResponses:
             if self._over:
                 raise StopIteration
             outcome, self._over = self._outcomes.get()
-            if outcome is None:
-                raise StopIteration
             self._call.taken()
-            if isinstance(outcome, ModserveError):
+            if outcome is None:  # as in Triton, an end that comes alone is a response without outputs
+                self._before.append(worker_response.InferenceResponse.received([]))
+            elif isinstance(outcome, ModserveError):
                 self._before.append(_failure(outcome))
             else:
                 self._before.append(_received_response(outcome))
@@ -340,12 +340,11 @@ class LocalResponses:
         return self._before[self._at - 1]
 
     def cancel(self) -> None:
-        self._over = True
+        """The responses that have come are still to be had, and then an error that says that it was cancelled."""
         self._call.cancel()
 
     def __del__(self) -> None:
-        if not self._over:
-            self.cancel()
+        self.cancel()
 
 
 def _receive(

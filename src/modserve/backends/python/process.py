@@ -27,9 +27,11 @@ from modserve.backends.api import InstanceLostError
 from modserve.core import dtypes
 from modserve.core.errors import unavailable
 
+from . import exits
 from .output import Output
 from .worker import arena, wire
-from .worker.wire import Descriptions, Frame, FrameReader, Kind, Location, Record
+from .worker.records import Descriptions, Record, read_records
+from .worker.wire import Frame, FrameReader, Kind, Location
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class Worker:
         self._fds: list[int] = []
         self._socket: socket.socket
         self._questions: deque[Future[Any]] = deque()
+        self._last_words: deque[bytes] = deque(maxlen=0)  # what `_converse` is still to send; before, it takes nothing
         self._output: Output
         self._pidfd = -1
         self._listening = False
@@ -68,6 +71,8 @@ class Worker:
         self._reason = ""
         self._trimming: asyncio.TimerHandle | None = None
         self._ready: socket.socket | None = None
+        self._replies_due = 0
+        """Of the model's ``is_ready``."""
 
     def __repr__(self) -> str:
         return f"Worker({self.who}, process {self.process.pid})"
@@ -106,7 +111,7 @@ class Worker:
             ready.close()
             os.close(lifeline)
             os.close(written)
-        self._pidfd = _pidfd(self.process.pid)
+        self._pidfd = exits.file_of(self.process.pid)
         self.loop.call_soon_threadsafe(self._listen)
 
     def ask(self, kind: int, value: Any, timeout_s: float | None = None) -> Any:
@@ -155,11 +160,12 @@ class Worker:
         self._soon.append(frame)
 
     def send(self, frame: bytes) -> None:
-        """Never blocks. Nothing is sent to a process that has ended."""
+        """Never blocks. Nothing is sent to a process that has ended; `_converse` sends to one that is ending."""
         if self._soon:
             frame = b"".join([*self._soon, frame])
             self._soon.clear()
         if self._ended or not frame:
+            self._last_words.append(frame)
             return
         forgotten = self.arena.take_forgotten()
         if forgotten:
@@ -228,7 +234,7 @@ class Worker:
 
     def records(self, frame: Frame) -> list[Record]:
         _, count, inline_at, body = frame
-        return wire.read_records(body, count, inline_at, self.descriptions, self._fetch)
+        return read_records(body, count, inline_at, self.descriptions, self._fetch)
 
     def _fetch(self, location: Location) -> memoryview:
         self.trim_later()
@@ -255,8 +261,15 @@ class Worker:
     async def check_ready(self, timeout_s: float) -> bool:
         """What the model's ``is_ready`` returns. Raises TimeoutError."""
         assert self._ready is not None
+        self._replies_due += 1
         await self.loop.sock_sendall(self._ready, b"?")
-        return await asyncio.wait_for(self.loop.sock_recv(self._ready, 1), timeout_s) == b"1"
+        async with asyncio.timeout(timeout_s):
+            while True:
+                said = await self.loop.sock_recv(self._ready, 1)
+                # What it has said too late is about an earlier question.
+                self._replies_due -= 1
+                if not self._replies_due or not said:
+                    return said == b"1"
 
     # The end
 
@@ -283,36 +296,13 @@ class Worker:
 
     def _ended_how(self) -> str:
         """Wait for the end; says how it came about. On any thread."""
-        end = time.monotonic() + _EXIT_S
-        killed = "" if self._wait(end) else " had closed its connection, and was killed"
+        by_itself = exits.wait(self.process, time.monotonic() + _EXIT_S)
         with self._ending:
             self._reap()
             self._output.read_rest()
-        code = self.process.returncode
-        if self._reason:
-            killed = self._reason
-        elif not killed:
-            if code < 0:
-                with contextlib.suppress(ValueError):
-                    killed = f" was killed by {signal.Signals(-code).name}"
-                killed = killed or f" was killed by signal {-code}"
-            else:
-                killed = f" exited with status {code}"
-        return f"its process {self.process.pid}{killed}{self._output.last()}"
-
-    def _wait(self, end: float) -> bool:
-        """Whether the process ends before `end`; it is not reaped, so that its group is still its own."""
-        while True:
-            if self.process.returncode is not None:
-                return True
-            try:
-                if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                    return True
-            except ChildProcessError:
-                return True
-            if time.monotonic() >= end:
-                return False
-            time.sleep(0.002)
+        how = exits.describe(self.process.returncode) if by_itself else "had closed its connection, and was killed"
+        how = self._reason or how
+        return f"its process {self.process.pid} {how}{self._output.last()}"
 
     def _reap(self) -> None:
         """Kill what is left, also what the model has started, and take the exit status."""
@@ -321,7 +311,7 @@ class Worker:
 
     def kill_because(self, reason: str) -> None:
         """The end that the server makes; the event loop hears of it by the socket."""
-        self._reason = f" was killed: {reason}"
+        self._reason = f"was killed: {reason}"
         self.kill()
 
     def kill(self) -> None:
@@ -351,7 +341,7 @@ class Worker:
             frame = bytes(self._unsent) + wire.HEADER.pack(0, Kind.STOP, 0, 0)
             end = time.monotonic() + timeout_s
             self._converse(frame, end)
-            if not self._wait(min(end, time.monotonic() + _EXIT_S)):
+            if not exits.wait(self.process, min(end, time.monotonic() + _EXIT_S)):
                 _log.warning("%s did not end within %g s: it is killed", self.who, timeout_s)
             with self._ending:
                 self._reap()
@@ -377,7 +367,10 @@ class Worker:
         """Send and receive without the event loop until the process closes its socket."""
         poll = select.poll()
         poll.register(self._output.fd, select.POLLIN)
+        self._last_words = words = deque[bytes]()
         while (left := end - time.monotonic()) > 0:
+            while words:
+                unsent += words.popleft()
             poll.register(self._socket, select.POLLIN | (select.POLLOUT if unsent else 0))
             for fd, events in poll.poll(left * 1000):
                 if fd == self._output.fd:
@@ -411,11 +404,3 @@ class Worker:
         self._socket.close()
         if self._ready is not None:
             self._ready.close()
-
-
-def _pidfd(pid: int) -> int:
-    """A file descriptor that is readable when a child has ended; -1 where the system has no such thing."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1

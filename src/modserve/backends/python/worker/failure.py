@@ -8,6 +8,8 @@ from typing import Iterator, List, Optional, Tuple
 from .errors import ErrorCode, ModelError, TritonError, TritonModelException
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+AT = "\n\nAt:\n"
+"""What comes between a text and its places."""
 _FRAMES = 20
 _LENGTH = 4096
 _TRACEBACK = 32 * 1024
@@ -29,7 +31,7 @@ def of_exception(error: BaseException, before: str) -> ModelError:
         places.append((error.filename, error.lineno or 0, (error.text or "").strip()))
     places.reverse()
     lines = [f"  {file}({line}): {function}" for file, line, function in places[:_FRAMES]]
-    at = "\n\nAt:\n" + "\n".join(lines) + "\n" if lines else ""
+    at = AT + "\n".join(lines) + "\n" if lines else ""
     return ModelError(code.name, f"{before}{text}{at}", formatted(error))
 
 

@@ -69,7 +69,10 @@ class Host(Protocol):
 
 @runtime_checkable
 class ResponseIterator(Protocol):
-    """The responses of a decoupled model. `cancel` ends them; the same again gives those that have come once more."""
+    """The responses of a decoupled model; the same again gives those that have come once more.
+
+    The last one has no outputs where the end came alone. After `cancel` it is an error with the code CANCELLED.
+    """
 
     def __iter__(self) -> "Iterator[InferenceResponse]": ...
     def __next__(self) -> "InferenceResponse": ...

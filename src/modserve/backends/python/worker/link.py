@@ -8,13 +8,14 @@ worker one wake-up, and so does the response to a call that ``execute`` makes.
 import asyncio
 import socket
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from . import wire
 from .arena import Arena, Mirror
-from .wire import Descriptions, Frame, FrameReader, FrameWriter, Kind, Location, Record
+from .records import Descriptions, Entry, Record, read_records, write_records
+from .wire import Frame, FrameReader, Kind, Location
 
 
 class ServerGoneError(BaseException):
@@ -124,7 +125,7 @@ class Link:
 
     def records(self, frame: Frame) -> List[Record]:
         _, count, inline_at, body = frame
-        return wire.read_records(body, count, inline_at, self.descriptions, self._fetch)
+        return read_records(body, count, inline_at, self.descriptions, self._fetch)
 
     def _fetch(self, location: Location) -> memoryview:
         return memoryview(self._mirror.fetch(location))
@@ -135,12 +136,10 @@ class Link:
         with self._sending:
             self._send(frame)
 
-    def send_records(self, kind: int, records: Callable[[FrameWriter], None]) -> None:
-        """Send the frame that ``records(writer)`` fills."""
+    def send_records(self, kind: int, entries: Sequence[Entry]) -> None:
+        """Send a frame of records. Large elements are copied into shared memory meanwhile."""
         with self._sending:
-            writer = FrameWriter(self._place)
-            records(writer)
-            self._send(writer.frame(kind))
+            self._send(write_records(self.descriptions, self._place, kind, entries))
 
     def _send(self, frame: bytes) -> None:
         forgotten = self._arena.take_forgotten()

@@ -24,11 +24,12 @@ from . import host, library_path, wire
 from . import model as python_model
 from .errors import ErrorCode, ModelError, TritonError
 from .link import Link, ServerGoneError
-from .remote import RemoteRequest, RemoteServer, add_response, batch
+from .records import Entry, Status
+from .remote import RemoteRequest, RemoteServer, batch, entry
 from .request import InferenceRequest
 from .response import InferenceResponse
 from .tensor import Tensor
-from .wire import Frame, FrameWriter, Kind, Status
+from .wire import Frame, Kind
 
 _F_SETSIG = 10
 """Linux: the signal that a file descriptor sends in place of SIGIO."""
@@ -217,20 +218,17 @@ class Worker:
         responses: List[Optional[InferenceResponse]],
         failure: Optional[InferenceResponse],
     ) -> None:
-        server = self._server
-
-        def write(writer: FrameWriter) -> None:
-            for index, handle in enumerate(handles):
-                if handle.ended:
-                    continue
-                response = failure or (responses[index] if responses else None)
-                if response is not None:
-                    handle.ended = True
-                    add_response(writer, server, handle.number, response, True)
-                elif handle.rescheduled:
-                    writer.add(handle.number, Status.RESCHEDULED)
-
-        self._link.send_records(Kind.EXECUTED, write)
+        entries = []
+        for index, handle in enumerate(handles):
+            if handle.ended:
+                continue
+            response = failure or (responses[index] if responses else None)
+            if response is not None:
+                handle.ended = True
+                entries.append(entry(handle.number, response, True))
+            elif handle.rescheduled:
+                entries.append(Entry(handle.number, Status.RESCHEDULED))
+        self._link.send_records(Kind.EXECUTED, entries)
 
     # Execution on an event loop
 

@@ -88,21 +88,21 @@ class LoadedModel:
         complete = getattr(self._class, "auto_complete_config", None)
         if complete is None:
             return None
-        config = self._run(lambda: complete(ModelConfig(config_json)), "")
+        config = self._run(lambda: complete(ModelConfig(config_json)), "auto_complete_config")
         if not isinstance(config, ModelConfig):
             raise ModelError(
                 "INVALID_ARG",
                 f"auto_complete_config function in model '{self.name}' must return a valid pb.ModelConfig object, not "
                 f"{type(config).__name__} ({self._place('auto_complete_config')})",
             )
-        return str(self._run(lambda: json.dumps(config._model_config), ""))
+        return str(self._run(lambda: json.dumps(config._model_config), "auto_complete_config"))
 
     def initialize(self, arguments: Dict[str, str]) -> None:
         """Make the instance, and call its `initialize` if it has one."""
-        self._instance = self._run(self._class, "")
+        self._instance = self._run(self._class, "__init__")
         initialize = getattr(self._instance, "initialize", None)
         if initialize is not None:
-            self._run(lambda: initialize(arguments), "")
+            self._run(lambda: initialize(arguments), "initialize")
         is_ready = getattr(self._instance, "is_ready", None)
         self.has_is_ready = callable(is_ready)
         self.is_ready_is_async = inspect.iscoroutinefunction(is_ready)
@@ -142,7 +142,7 @@ class LoadedModel:
                     returned = self._complete(returned)
             return settled(requests, returned, self.name)
         except BaseException as error:
-            failed, returned = failure.of_exception(error, self._before), None
+            failed, returned = self._failure(error, self._before, "execute"), None
         _end(requests)
         del requests  # the error's traceback has this frame
         raise failed
@@ -155,7 +155,7 @@ class LoadedModel:
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
-            failed, returned = failure.of_exception(error, self._before), None
+            failed, returned = self._failure(error, self._before, "execute"), None
         _end(requests)
         del requests  # the error's traceback has this frame
         raise failed
@@ -169,7 +169,7 @@ class LoadedModel:
             returned = self._instance.is_ready()
             return asyncio.run(returned) if inspect.iscoroutine(returned) else returned
 
-        return self._readiness(self._run(ready, ""))
+        return self._readiness(self._run(ready, "is_ready"))
 
     async def is_ready_async(self) -> bool:
         """As `is_ready`, on the running event loop."""
@@ -198,7 +198,7 @@ class LoadedModel:
         finalize = getattr(self._instance, "finalize", None)
         try:
             if finalize is not None:
-                self._run(finalize, "")
+                self._run(finalize, "finalize")
         finally:
             self._execute = _not_initialized
             self._instance = None
@@ -206,12 +206,12 @@ class LoadedModel:
                 self._loop.close()
             self._scope.close()
 
-    def _run(self, function: Callable[[], Any], before: str) -> Any:
+    def _run(self, function: Callable[[], Any], method: str) -> Any:
         try:
             with self._of:
                 return function()
         except BaseException as error:
-            failed = failure.of_exception(error, before)
+            failed = self._failure(error, "", method)
         raise failed
 
     def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -225,6 +225,14 @@ class LoadedModel:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(coroutine)
+
+    def _failure(self, error: BaseException, before: str, method: str) -> ModelError:
+        """What went wrong in, or with, a method of the model: its place is told where no line of the model raised."""
+        failed = failure.of_exception(error, before)
+        runs = method != "execute" or self._execute is not _not_initialized
+        if runs and failure.AT not in failed.message:
+            failed.message = f"{failed.message.rstrip()}{failure.AT}  {self._place(method)}: {method}\n"
+        return failed
 
     def _place(self, method: str) -> str:
         code = getattr(inspect.unwrap(getattr(self._class, method, None) or len), "__code__", None)

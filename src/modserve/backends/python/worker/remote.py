@@ -10,10 +10,11 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional
 from . import wire
 from .errors import ErrorCode, TritonError, TritonModelException
 from .link import Link
+from .records import Entry, Record, Status
 from .request import InferenceRequest
 from .response import InferenceResponse
 from .tensor import Tensor
-from .wire import Frame, FrameWriter, Kind, Record, Status
+from .wire import Frame, Kind
 
 SEQUENCE_START, SEQUENCE_END = 1, 2
 """Flags of a request."""
@@ -48,9 +49,7 @@ class RemoteRequest:
             server.link.look()  # a model that only sends reads nothing else, and would not hear that it shall wait
             if self.paused:
                 server.link.wait(lambda: not self.paused)
-        server.link.send_records(
-            Kind.RESPOND, lambda writer: add_response(writer, server, self.number, response, final)
-        )
+        server.link.send_records(Kind.RESPOND, [entry(self.number, response, final)])
 
     def is_cancelled(self) -> bool:
         if self.cancelled or self.ended:
@@ -195,23 +194,22 @@ class RemoteServer:
         number = next(self._numbers)
         call = self._calls[number] = _Call()
         inputs = request.inputs()
-        extras = {
-            "model": request.model_name,
-            "version": request.model_version,
-            "parameters": call_parameters(request),
-            "timeout": request.timeout(),
-            "decoupled": decoupled,
-            "parents": batch.get() or self.executing,
-        }
-        sort = (
-            tuple([(one.name(), one.datatype, tuple(one.dims)) for one in inputs]),
-            tuple(request._names),
-        )
-        description = self.link.descriptions.write(sort)
-        elements = [one.raw_form() for one in inputs]
-        id, packed = request.request_id().encode(), wire.pack(extras)
+        described = tuple([(one.name(), one.datatype, tuple(one.dims)) for one in inputs])
+        numbers = batch.get() or self.executing
+        of_batch = numbers is self.executing and bool(numbers)
+        target = request.model_name, request.model_version, decoupled, of_batch
         self.link.send_records(
-            Kind.CALL, lambda writer: writer.add(number, Status.OPEN, description, elements, id, packed)
+            Kind.CALL,
+            [
+                Entry(
+                    number,
+                    Status.OPEN,
+                    (described, tuple(request._names), target),
+                    [one.raw_form() for one in inputs],
+                    request.request_id().encode(),
+                    _extras(request, () if of_batch else numbers),
+                )
+            ],
         )
         return number, call
 
@@ -265,7 +263,11 @@ class RemoteServer:
 
 
 class RemoteResponses:
-    """Implements `host.ResponseIterator`. Responses are kept, since the iterator may begin anew."""
+    """Implements `host.ResponseIterator`. Responses are kept, since the iterator may begin anew.
+
+    As in Triton, an end that comes alone is a response without outputs, and the last one of a call that is cancelled is
+    an error with that code.
+    """
 
     def __init__(self, server: RemoteServer, number: int, call: _Call) -> None:
         self._server = server
@@ -294,44 +296,37 @@ class RemoteResponses:
                 server.over(self._number)
             elif record.status == Status.RESPONSE:
                 server.link.send(wire.number_frame(Kind.TAKEN, self._number))
-            if record.status == Status.END:
-                raise StopIteration
             response = _response(record)
             self._before.append(response)
             self._at += 1
             return response
 
     def cancel(self) -> None:
-        self._server.cancel(self._number)
-        self._call.over = True
+        if not self._call.over:
+            self._server.link.send(wire.number_frame(Kind.CANCEL_CALL, self._number))
 
     def __del__(self) -> None:
-        if not self._call.over:
-            self.cancel()
+        self.cancel()
+        self._server.over(self._number)
 
 
 _FINAL = frozenset({Status.FINAL, Status.FINAL_ERROR, Status.END})
 _ERRORS = frozenset({Status.ERROR, Status.FINAL_ERROR})
 
 
-def add_response(
-    writer: FrameWriter, server: RemoteServer, number: int, response: Optional[InferenceResponse], final: bool
-) -> None:
-    """Write a response into a frame."""
+def entry(number: int, response: Optional[InferenceResponse], final: bool) -> Entry:
+    """A response as a record."""
     if response is None:
-        writer.add(number, Status.END)
-        return
+        return Entry(number, Status.END)
     error = response.error()
     if error is not None:
-        status = Status.FINAL_ERROR if final else Status.ERROR
-        writer.add(number, status, extras=wire.pack({"code": ErrorCode(error.code()).name, "message": error.message()}))
-        return
+        extras = wire.pack({"code": ErrorCode(error.code()).name, "message": error.message()})
+        return Entry(number, Status.FINAL_ERROR if final else Status.ERROR, extras=extras)
     tensors = response.output_tensors()
-    sort = (tuple([(one.name(), one.datatype, tuple(one.dims)) for one in tensors]), ())
+    described = tuple([(one.name(), one.datatype, tuple(one.dims)) for one in tensors])
     extras = wire.pack({"parameters": response.values}) if response.values else b""
     elements = [one.raw_form() for one in tensors]
-    status = Status.FINAL if final else Status.RESPONSE
-    writer.add(number, status, server.link.descriptions.write(sort), elements, extras=extras)
+    return Entry(number, Status.FINAL if final else Status.RESPONSE, (described, (), ()), elements, extras=extras)
 
 
 def _response(record: Record) -> InferenceResponse:
@@ -343,6 +338,12 @@ def _response(record: Record) -> InferenceResponse:
         for (name, datatype, shape, _), raw in zip(description.tensors, elements)
     ]
     return InferenceResponse.received(outputs, None, extras.get("parameters"))
+
+
+def _extras(request: InferenceRequest, parents: Tuple[int, ...]) -> bytes:
+    """What few calls have."""
+    extras = {"parameters": call_parameters(request), "timeout": request.timeout(), "parents": parents}
+    return wire.pack(extras) if any(extras.values()) else b""
 
 
 def call_parameters(request: InferenceRequest) -> Dict[str, Any]:

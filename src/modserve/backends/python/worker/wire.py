@@ -1,23 +1,12 @@
 """What a server and the worker of a Python model say to each other: frames over a socket pair.
 
-A frame is a header and a body. The body is JSON, text, or records, and one record is a request or a response:
-
-    header   bytes of the body, kind, number of records, argument (a call's number, or where the inline area is)
-    record   number, status, lengths of what follows: description, extras, id, tensors
-             description: names, datatypes and shapes of the tensors, and the requested outputs, as JSON
-             extras: what few requests have, as JSON; nothing for most
-             id: the request's, UTF-8
-             for each tensor where its elements are: inline in this frame, or in shared memory (`arena`)
-    inline   the elements of small tensors, each at a multiple of 16 bytes
-
-The same descriptions come again and again: both sides keep them by their bytes, so that a usual request costs neither
-side any JSON. No element is ever interpreted here, and nothing that comes from the other side is ever executed.
+A frame is a header (bytes of the body, kind, number of records, and an argument: a call's number, or where in the body
+the records end) and a body, which is JSON, text, offsets, a number, or records: requests and responses (`records`).
 """
 
 import json
-import math
 import struct
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 VERSION = 1
 """Of this format. A worker runs the code of its server, so that both always have the same."""
@@ -26,11 +15,6 @@ Buffer = Union[bytes, bytearray, memoryview]
 
 HEADER = struct.Struct("<QHHI")
 """Bytes of the body, kind, records, argument."""
-_RECORD = struct.Struct("<QHHIII")
-"""Number, status, tensors, and bytes of description, extras and id."""
-_LOCATION = struct.Struct("<BQQQQ")
-"""Where the elements of a tensor are: which memory, offset and capacity of the block, start in it, size; in bytes."""
-_ALIGN = 16
 
 
 class Kind:
@@ -70,24 +54,7 @@ class Kind:
 _KINDS = frozenset(value for name, value in vars(Kind).items() if name.isupper())
 
 
-class Status:
-    """Of a record."""
-
-    RESPONSE = 0  # a response, and more may come
-    FINAL = 1  # the last response
-    END = 2  # no more responses; this is none
-    ERROR = 3  # the extras have `code` and `message`
-    FINAL_ERROR = 4
-    RESCHEDULED = 5
-    OPEN = 6  # the request's sender has the word
-
-
 LEVELS = ("ERROR", "WARNING", "INFO", "VERBOSE")
-
-INLINE_BYTES = 16 * 1024
-"""A larger tensor goes through shared memory: one copy in place of four, for some microseconds more."""
-MAX_INLINE_BYTES = 128 * 1024
-"""All inline tensors of a frame together: so much fits into a socket at once."""
 
 INLINE, SERVERS, WORKERS = 0, 1, 2
 """The memory a tensor's elements are in: this frame, or the shared memory that the server or the worker owns."""
@@ -101,201 +68,6 @@ class Location(NamedTuple):
     capacity: int
     start: int
     size: int
-
-
-class Described(NamedTuple):
-    """A tensor but for its elements. `datatype` is what each side makes of the name; `size` is -1 for BYTES."""
-
-    name: str
-    datatype: Any
-    shape: Tuple[int, ...]
-    size: int
-
-
-class Description(NamedTuple):
-    """What all requests or responses of a sort have in common."""
-
-    tensors: Tuple[Described, ...]
-    outputs: Tuple[str, ...]
-
-
-class Record(NamedTuple):
-    """One request or response as it came. `elements` are the tensors' raw forms, in the description's order."""
-
-    number: int
-    status: int
-    description: Description
-    extras: Dict[str, Any]
-    id: str
-    elements: List[Any]
-
-
-SIZES = {
-    "BOOL": 1,
-    "UINT8": 1,
-    "UINT16": 2,
-    "UINT32": 4,
-    "UINT64": 8,
-    "INT8": 1,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "FP16": 2,
-    "BF16": 2,
-    "FP32": 4,
-    "FP64": 8,
-}
-"""Bytes of an element; BYTES have no fixed size."""
-
-Sort = Tuple[Tuple[Tuple[str, str, Tuple[int, ...]], ...], Tuple[str, ...]]
-"""A description as a key: name, datatype and shape of each tensor, and the requested outputs."""
-
-_KEPT = 1024
-"""Descriptions kept on each side; more than that, and shapes vary too much for any to come again."""
-
-
-class Descriptions:
-    """The descriptions that have been used lately, in both forms. `datatypes` makes of a name what this side uses."""
-
-    def __init__(self, datatypes: Callable[[str], Any] = str) -> None:
-        self._datatypes = datatypes
-        self._written: Dict[Sort, bytes] = {}
-        self._read: Dict[bytes, Description] = {}
-
-    def write(self, sort: Sort) -> bytes:
-        written = self._written.get(sort)
-        if written is None:
-            if len(self._written) >= _KEPT:
-                self._written.clear()
-            written = self._written[sort] = pack(sort)
-        return written
-
-    def read(self, written: bytes) -> Description:
-        """Raises ValueError or KeyError for what is no description."""
-        description = self._read.get(written)
-        if description is None:
-            if len(self._read) >= _KEPT:
-                self._read.clear()
-            description = self._read[written] = _read(written, self._datatypes)
-        return description
-
-
-def _read(written: bytes, datatypes: Callable[[str], Any]) -> Description:
-    tensors, outputs = json.loads(written) if written else ((), ())
-    described = []
-    for name, datatype, dims in tensors:
-        shape = tuple([int(dim) for dim in dims])
-        size = -1 if datatype == "BYTES" else math.prod(shape) * SIZES[datatype]
-        described.append(Described(str(name), datatypes(datatype), shape, size))
-    return Description(tuple(described), tuple([str(name) for name in outputs]))
-
-
-Place = Callable[[Buffer, int], Optional[Location]]
-"""Puts elements of that many bytes into shared memory, and says where. None: they must go inline."""
-
-
-class FrameWriter:
-    """Makes one frame of records."""
-
-    __slots__ = ("_count", "_inline", "_inline_size", "_place", "_records", "_size")
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._records: List[Buffer] = []
-        self._inline: List[Buffer] = []
-        self._inline_size = 0
-        self._size = 0
-        self._count = 0
-
-    def add(
-        self,
-        number: int,
-        status: int,
-        description: bytes = b"",
-        elements: Sequence[Buffer] = (),
-        id: bytes = b"",
-        extras: bytes = b"",
-    ) -> None:
-        """A record. `elements` are contiguous, as bytes or views of bytes."""
-        record = _RECORD.pack(number, status, len(elements), len(description), len(extras), len(id))
-        parts = self._records
-        parts.append(record)
-        parts.append(description)
-        size = len(record) + len(description)
-        if extras:
-            parts.append(extras)
-            size += len(extras)
-        if id:
-            parts.append(id)
-            size += len(id)
-        for one in elements:
-            length = len(one)
-            place = None
-            if length > INLINE_BYTES or self._inline_size + length > MAX_INLINE_BYTES:
-                place = self._place(one, length)
-            if place is not None:
-                parts.append(_LOCATION.pack(*place))
-            else:
-                parts.append(_LOCATION.pack(INLINE, 0, 0, self._inline_size, length))
-                if length:
-                    self._inline.append(one)
-                    self._inline_size += length
-                    if short := -length % _ALIGN:
-                        self._inline.append(bytes(short))
-                        self._inline_size += short
-            size += _LOCATION.size
-        self._size += size
-        self._count += 1
-
-    def frame(self, kind: int) -> bytes:
-        pad = bytes(-self._size % _ALIGN)
-        inline_at = self._size + len(pad)
-        header = HEADER.pack(inline_at + self._inline_size, kind, self._count, inline_at)
-        return b"".join([header, *self._records, pad, *self._inline])
-
-
-def read_records(
-    body: memoryview, count: int, inline_at: int, descriptions: Descriptions, fetch: Callable[[Location], Any]
-) -> List[Record]:
-    """The records of a frame. `fetch` makes a view of elements in shared memory.
-
-    Raises ValueError for what no `FrameWriter` makes.
-    """
-    records = []
-    at, end = 0, len(body)
-    for _ in range(count):
-        number, status, tensors, of_description, of_extras, of_id = _RECORD.unpack_from(body, at)
-        at += _RECORD.size
-        written = bytes(body[at : at + of_description])
-        at += of_description
-        description = descriptions.read(written)
-        extras: Dict[str, Any] = {}
-        if of_extras:
-            extras = json.loads(bytes(body[at : at + of_extras]))
-            at += of_extras
-        id = ""
-        if of_id:
-            id = str(body[at : at + of_id], "utf-8", "replace")
-            at += of_id
-        described = description.tensors
-        if tensors != len(described):
-            raise ValueError("a record has as many tensors as its description")
-        elements: List[Any] = []
-        for index in range(tensors):
-            memory, offset, capacity, start, size = _LOCATION.unpack_from(body, at)
-            at += _LOCATION.size
-            expected = described[index].size
-            if size != expected and expected != -1:
-                raise ValueError("a tensor has as many bytes as its shape says")
-            if memory:
-                elements.append(fetch(Location(memory, offset, capacity, start, size)))
-                continue
-            start += inline_at
-            if start + size > end:
-                raise ValueError("inline elements are in the frame")
-            elements.append(body[start : start + size])
-        records.append(Record(number, status, description, extras, id, elements))
-    return records
 
 
 def number_frame(kind: int, number: int) -> bytes:
