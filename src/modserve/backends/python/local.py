@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from modserve.backends.api import EngineRequest, InstanceSpec, ModelCaller, ModelSource
+from modserve.backends.api import EngineRequest, FinalResponse, InstanceSpec, ModelCaller, ModelSource
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, internal
 from modserve.core.request import InferenceRequest
@@ -97,7 +97,9 @@ class LocalInstance:
 
     # Executions
 
-    def _execute(self, requests: Sequence[EngineRequest]) -> None:
+    # With the final responses of all requests, where `_settle` leaves them to the caller
+
+    def _execute(self, requests: Sequence[EngineRequest]) -> list[FinalResponse] | None:
         server = self._server
         server.executing, server.thread = requests, threading.get_ident()
         try:
@@ -106,12 +108,12 @@ class LocalInstance:
                 responses = self._model.execute([self._received(handle) for handle in handles])
             except ModelError as error:
                 _fail(handles, self._failed(error))
-            else:
-                self._settle(handles, responses)
+                return None
+            return self._settle(handles, responses)
         finally:
             server.executing = ()
 
-    async def _execute_async(self, requests: Sequence[EngineRequest]) -> None:
+    async def _execute_async(self, requests: Sequence[EngineRequest]) -> list[FinalResponse] | None:
         handles = [LocalRequest(request, self._decoupled) for request in requests]
         _batch.set(tuple([weakref.ref(request) for request in requests]))
         self._server.open.update(requests)
@@ -119,8 +121,8 @@ class LocalInstance:
             responses = await self._model.execute_async([self._received(handle) for handle in handles])
         except ModelError as error:
             _fail(handles, self._failed(error))
-        else:
-            self._settle(handles, responses)
+            return None
+        return self._settle(handles, responses)
 
     def _received(self, handle: "LocalRequest") -> worker_request.InferenceRequest:
         request = handle.request
@@ -151,7 +153,7 @@ class LocalInstance:
             decoupled=self._decoupled,
         )
 
-    def _settle(self, handles: "list[LocalRequest]", responses: python_model.Responses) -> None:
+    def _settle(self, handles: "list[LocalRequest]", responses: python_model.Responses) -> list[FinalResponse] | None:
         for handle, response in zip(handles, responses, strict=True):
             if handle.ended:
                 continue
@@ -159,6 +161,7 @@ class LocalInstance:
                 self._server.open.add(handle.request)
             else:
                 handle.send(response, True)
+        return None
 
 
 def _fail(handles: "list[LocalRequest]", error: ModserveError) -> None:
@@ -188,8 +191,8 @@ class LocalRequest:
         if error is not None:
             request.fail(ModserveError(Code[ErrorCode(error.code()).name], error.message()), final=final)
             return
-        outputs = {one._name: as_core(one) for one in response.output_tensors()}
-        request.respond(outputs, parameters=response.values or _NOTHING, final=final)
+        outputs, parameters = as_final(response)
+        request.respond(outputs, parameters=parameters, final=final)
 
     def fail(self, error: ModserveError) -> None:
         self.ended = True
@@ -208,6 +211,11 @@ class LocalRequest:
 
 
 _NOTHING: Mapping[str, Any] = {}
+
+
+def as_final(response: worker_response.InferenceResponse) -> FinalResponse:
+    """A response without an error."""
+    return FinalResponse({one._name: as_core(one) for one in response.output_tensors()}, response.values or _NOTHING)
 
 
 # Tensors, over the same memory

@@ -37,9 +37,17 @@ def attached(made: InlineInstance) -> InlineInstance:
 
 
 def start(made: InlineInstance, *requests: FakeRequest) -> list[Any]:
-    """What the end of the execution will be: a list that is empty until then."""
+    """What the end of the execution will be: a list that is empty until then. Responses reach the requests."""
     outcomes: list[Any] = []
-    made.start_requests(engine(*requests), outcomes.append)
+
+    def done(outcome: Any) -> None:
+        if isinstance(outcome, list):
+            for request, (outputs, parameters) in zip(requests, outcome, strict=True):
+                request.respond(outputs, parameters=parameters, final=True)
+            outcome = "all"
+        outcomes.append(outcome)
+
+    made.start_requests(engine(*requests), done)
     return outcomes
 
 
@@ -59,10 +67,24 @@ async def test_a_plain_execute_runs_at_once(tmp_path: Path) -> None:
     assert isinstance(made, AsyncRequestInstance)
     assert made.max_in_flight == 1
     requests = [FakeRequest(1, 2), FakeRequest(3, raw=True)]
-    assert start(made, *requests) == [None]
+    assert start(made, *requests) == ["all"]
     assert [each.events for each in requests] == [[{"OUT": [2, 4]}], [{"OUT": [6]}]]
     made.detach()
     made.close()
+
+
+async def test_some_responses_of_a_batch_come_by_themselves(tmp_path: Path) -> None:
+    code = """
+    def execute(self, requests):
+        requests[0].get_response_sender().send(response(value(requests[0])), flags=1)
+        error = pb_utils.InferenceResponse(error=pb_utils.TritonError("odd"))
+        return [None, error, response(value(requests[2]))]
+    """
+    made = attached(instance(InlineInstance, tmp_path, code))
+    requests = [FakeRequest(1), FakeRequest(2), FakeRequest(3)]
+    assert start(made, *requests) == [None]
+    assert [requests[0].events, requests[2].events] == [[{"OUT": [1]}], [{"OUT": [3]}]]
+    assert requests[1].events[0].message == "odd"
 
 
 async def test_what_a_plain_execute_raises(tmp_path: Path) -> None:
@@ -86,7 +108,7 @@ async def test_coroutines_run_at_the_same_time(tmp_path: Path) -> None:
         models.calls[place][2].set_result(result(np.full(1, 10, np.float32)))
         await turns()
         assert requests[place].events == [{"OUT": [11 + place]}]
-        assert outcomes[place] == [None]
+        assert outcomes[place] == ["all"]
     made.detach()
     await asyncio.to_thread(made.close)
 
@@ -104,10 +126,12 @@ async def test_what_a_coroutine_raises(tmp_path: Path) -> None:
 
 async def test_what_goes_wrong_with_a_response_ends_the_execution(tmp_path: Path) -> None:
     class BrokenRequest(FakeRequest):
-        def respond(self, *arguments: Any, **more: Any) -> bool:
+        def fail(self, *arguments: Any, **more: Any) -> bool:
             raise ValueError("broken")
 
-    code = DOUBLE.replace("def execute", "async def execute")
+    code = (
+        "async def execute(self, requests):\n    return [pb_utils.InferenceResponse(error=pb_utils.TritonError('x'))]"
+    )
     made = attached(instance(InlineInstance, tmp_path, code))
     outcomes = start(made, BrokenRequest(1))
     await turns()
@@ -188,10 +212,11 @@ async def test_what_waits_elsewhere_is_fine(tmp_path: Path) -> None:
     """
     made = attached(await asyncio.to_thread(instance, InlineInstance, tmp_path, code))
     request = FakeRequest(1)
-    ended = asyncio.Event()
-    made.start_requests(engine(request), lambda _: ended.set())
-    await asyncio.wait_for(ended.wait(), 10)
-    assert request.events == [{"OUT": [True]}]
+    ended = asyncio.get_running_loop().create_future()
+    made.start_requests(engine(request), ended.set_result)
+    ((outputs, _),) = await asyncio.wait_for(ended, 10)
+    assert outputs["OUT"].array.tolist() == [True]
+    assert not request.events
 
 
 async def test_a_coroutine_that_is_not_declared(tmp_path: Path) -> None:
