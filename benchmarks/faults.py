@@ -210,8 +210,8 @@ class Stage:
     """Requests that are to end their workers, not sent yet."""
     loads: int = 0
     failed_loads: collections.Counter[str] = field(default_factory=collections.Counter)
-    memory_mb: list[int] = field(default_factory=list)
-    """Of the server, after each hundredth death."""
+    held: list[dict[str, int]] = field(default_factory=list)
+    """What the server held after each hundredth death."""
     number: int = 0
 
 
@@ -293,8 +293,8 @@ async def killer(stage: Stage, kills: int, pause_s: float) -> None:
     """End workers, one way or another, until enough have died."""
     chance, since = stage.chance, dict[int, float]()
     while (deaths := stage.deaths.total()) < kills:
-        if deaths >= 100 * (len(stage.memory_mb) + 1):
-            stage.memory_mb.append(stage.server.held()["MB"])
+        if deaths >= 100 * (len(stage.held) + 1):
+            stage.held.append(stage.server.held())
         await asyncio.sleep(chance.random() * 2 * pause_s)
         workers, now = stage.server.workers(), time.monotonic()
         if len(workers) < sum(INSTANCES.values()) / 2:
@@ -404,7 +404,7 @@ def load_all(server: Server) -> None:
 def run(folder: Path, kills: int, seed: int, pause_s: float) -> tuple[Stage, dict[str, int], dict[str, int], str]:
     """The whole: a stage, what the server held before and after, and its log."""
     with serving(folder) as server:
-        asyncio.run(drive(server, 0, seed))  # what is made once
+        asyncio.run(drive(server, kills // 10, seed + 1, pause_s=pause_s))  # what is made once, and kept
         before = quiet(server)
         load_all(server)
         stage = asyncio.run(drive(server, kills, seed, pause_s=pause_s))
@@ -443,7 +443,9 @@ def main() -> None:
         if len(values) > 1:
             cuts = statistics.quantiles(values, n=100, method="inclusive")
             print(f"\nrecovery, {name}: p50 {cuts[49]:.2f} s, p99 {cuts[98]:.2f} s", end="")
-    print(f"\n\nheld before: {before}\nheld after:  {after}\nMB at each 100th death: {stage.memory_mb}")
+    print(f"\n\nheld before: {before}\nheld after:  {after}")
+    for number, held in enumerate(stage.held, 1):
+        print(f"after {number}00 deaths: {held}")
     print(f"\nfailed loads: {dict(stage.failed_loads)}")
     for text, count in collections.Counter([*tally.wrong, *tally.missing]).most_common(20):
         print(f"{count} × {text}", file=sys.stderr)

@@ -149,15 +149,12 @@ def test_cancelled_calls(server: Any, mode: str, notes: Path, model: str, what: 
     file = notes / f"count_{mode}"
     before = file.read_text() if file.exists() else ""
     got = done(server, mode, what, model=model)
-    last = ["error", "CANCELLED"]
-    assert (
-        got
-        == {
-            "cancelled": [*out(0, 1, 2), last],
-            "forgotten": out(0)[0],
-            "cancelled_decoupled": [*out(0), last],
-        }[what]
-    )
+    if what == "forgotten":
+        assert got == out(0)[0]
+    else:
+        *first, last = got
+        assert first == out(*range(3 if what == "cancelled" else 1))
+        assert last in ({}, ["error", "CANCELLED"])  # the model may end the call before it is cancelled here
     eventually(lambda: file.exists() and file.read_text() == before + "cancelled ")
 
 

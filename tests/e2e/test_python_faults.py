@@ -261,7 +261,7 @@ def unload(server: ServerProcess, story: Story, name: str) -> None:
     began = time.monotonic()
     call(server.http_port, f"repository/models/{name}/unload", {}, 60.0)
     # The names of the shared memory of its instances, or of its first one, before that has a name.
-    eventually(lambda: not any(f"'{name}'" in each for each in open_files(server.pid)))
+    eventually(lambda: not any(f"'{name}'" in each for each in open_files(server.pid)), 40.0)
     story.unloads[name] = time.monotonic() - began
 
 
@@ -482,7 +482,7 @@ def test_nobody_else_notices(story: Story) -> None:
         assert len(lost) <= (neighbour.model == "pair")
         assert neighbour.wrong == lost
         assert neighbour.count > 20
-        assert neighbour.longest_s < 5.0
+        assert neighbour.longest_s < 10.0
 
 
 def test_the_other_instance_goes_on(story: Story) -> None:
@@ -523,7 +523,7 @@ def test_what_cannot_be_loaded_says_why(story: Story, name: str) -> None:
 @pytest.mark.parametrize("name", [*ENDINGS, *READY])
 def test_an_end_that_goes_wrong(story: Story, name: str) -> None:
     assert story.loads[name].status == 200
-    assert story.unloads[name] < 10.0
+    assert story.unloads[name] < 40.0  # all end at once here; an engine that does not end is given up after 60 s
     assert (ENDINGS | READY)[name][1] in story.log
 
 

@@ -96,6 +96,39 @@ ensemble_scheduling {
 }
 """
 
+SHAPES = """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            tensor = pb_utils.get_input_tensor_by_name(request, "IN")
+            array = tensor.as_numpy()
+            assert list(array.shape) == tensor.shape()
+            shape = np.array([list(array.shape)] * (len(array) if array.ndim == 1 else 1), np.int32)
+            made = [pb_utils.Tensor("OUT", array * 2), pb_utils.Tensor("SHAPE", shape)]
+            responses.append(pb_utils.InferenceResponse(made))
+        return responses
+"""
+
+TEXTS = """
+class TritonPythonModel:
+    def execute(self, requests):
+        fixed, mixed = np.array([b"ab", b"c"], "S5"), np.array(["é", 5, None, b"x"], np.object_)
+        made = [pb_utils.Tensor("FIXED", fixed), pb_utils.Tensor("MIXED", mixed)]
+        return [pb_utils.InferenceResponse(made) for _ in requests]
+"""
+
+IN_PLACE = """
+class TritonPythonModel:
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
+            array += 1
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]))
+        return responses
+"""
+
 WRONG = {
     "no_class": ("class Other: pass", "class TritonPythonModel"),
     "no_execute": ("class TritonPythonModel: pass", "does not implement `execute` method"),
@@ -134,6 +167,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         (repository / f"renamed_{mode}" / "1" / "model.py").rename(repository / f"renamed_{mode}" / "1" / "other.py")
         (repository / f"ensemble_{mode}" / "1").mkdir(parents=True)
         (repository / f"ensemble_{mode}" / "config.pbtxt").write_text(ENSEMBLE.replace("MODE", mode))
+    four = 'name: "{}" data_type: TYPE_FP32 dims: [ {} ] reshape {{ shape: [ {} ] }}'
+    for name, dims, shape in (("scalars", "1", ""), ("matrix", "4", "2, 2")):
+        config = f"input {{ {four.format('IN', dims, shape)} }} output {{ {four.format('OUT', dims, shape)} }}"
+        config += tensors("output", SHAPE="INT32 -1")
+        write_python(repository, name, SHAPES, config + ("max_batch_size: 4" if name == "scalars" else ""))
+    write_python(
+        repository,
+        "texts",
+        TEXTS,
+        tensors("input", IN="INT32 1") + tensors("output", FIXED="BYTES -1", MIXED="BYTES -1"),
+    )
+    write_python(repository, "in_place", IN_PLACE, tensors("input", IN="INT32 -1") + tensors("output", OUT="INT32 -1"))
     text = tensors("input", TEXT="BYTES 1") + tensors("output", UPPER="BYTES 1", LENGTH="INT32 1") + "max_batch_size: 8"
     write_python(repository, "upper", UPPER, text)
     spread = tensors("input", LENGTH="INT32 1") + tensors("output", SPREAD="FP32 -1") + "max_batch_size: 8"
@@ -176,6 +221,28 @@ def test_versions(server: Any, mode: str, protocol: str) -> None:
 
 def test_another_file_name(server: Any, mode: str) -> None:
     assert infer(server, "http", f"renamed_{mode}", {"IN": [1]})["OUT"][0] == 1
+
+
+def test_elements_without_dimensions(server: Any, mode: str, protocol: str) -> None:
+    response = infer(server, protocol, f"scalars_{mode}", {"IN": np.array([[3], [4]], np.float32)})
+    assert (response["OUT"], response["SHAPE"]) == ([[6], [8]], [[2], [2]])
+
+
+def test_other_dimensions(server: Any, mode: str, protocol: str) -> None:
+    response = infer(server, protocol, f"matrix_{mode}", {"IN": np.arange(4, dtype=np.float32)})
+    assert (response["OUT"], response["SHAPE"]) == ([0, 2, 4, 6], [[2, 2]])
+
+
+def test_what_may_be_a_text(server: Any, mode: str, protocol: str) -> None:
+    response = infer(server, protocol, f"texts_{mode}", {"IN": [1]})
+    assert (response["FIXED"], response["MIXED"]) == ([b"ab", b"c"], ["é".encode(), b"5", b"None", b"x"])
+
+
+@pytest.mark.parametrize("count", [2, 300_000])
+def test_inputs_are_the_models_own(server: Any, protocol: str, count: int) -> None:
+    """In a process; in a thread of the server they may be a client's, and read-only."""
+    sent = np.arange(count, dtype=np.int32)
+    assert infer(server, protocol, "in_place_process", {"IN": sent})["OUT"] == (sent + 1).tolist()
 
 
 def test_ensembles_of_python_models(server: Any, mode: str, protocol: str) -> None:

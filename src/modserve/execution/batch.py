@@ -154,15 +154,13 @@ def single(
     version: int,
     parameters: Mapping[str, ParameterValue],
 ) -> InferenceResponse:
-    """One of the responses to one request. Raises INTERNAL as `split` does.
+    """One of the responses to one request. Raises INTERNAL as `split` does, but for outputs that are not there.
 
-    Decoupled models may give any of the requested outputs in a response, with any number of rows.
+    Models that respond to each request may leave outputs out, as Triton's may; decoupled ones may give any number of
+    rows.
     """
-    names = member.output_names
-    rows: int | None = member.batch_size
-    if config.decoupled:
-        names = tuple(name for name in names if name in outputs)
-        rows = None
+    names = tuple([name for name in member.output_names if name in outputs])
+    rows = None if config.decoupled else member.batch_size
     tensors = {
         name: _as_it_is(name, output, rows, config)
         if isinstance(output := outputs.get(name), Tensor)

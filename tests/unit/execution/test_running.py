@@ -199,7 +199,7 @@ async def test_a_cancelled_request_is_over_when_the_engine_ends_it(bench: Bench)
 @pytest.mark.parametrize(
     ("model", "outputs", "message"),
     [
-        (CONFIG, {}, "model 'model' gave no output 'OUTPUT0'"),
+        (CONFIG, {"OUTPUT0": None}, "model 'model' gave no output 'OUTPUT0'"),
         (CONFIG, rows(1, 2), "output 'OUTPUT0' of model 'model' has shape [2,4], expected 1 in the first dimension"),
         (DECOUPLED, {"OUTPUT0": np.array(1, np.int32)}, "expected a row or more in the first dimension"),
         (DECOUPLED, {"OUTPUT0": np.zeros((1, 4))}, "is of type float64, but the model configuration says TYPE_INT32"),
@@ -216,6 +216,18 @@ async def test_a_wrong_response_is_told(model: Any, outputs: dict[str, Any], mes
     code, text = refused(entry)
     assert code is Code.INTERNAL
     assert message in text
+    bench.pool.close()
+
+
+@pytest.mark.parametrize("model", [CONFIG, DECOUPLED], ids=["one response", "decoupled"])
+async def test_outputs_may_be_left_out(model: Any) -> None:
+    bench = Bench(1, model, by_request=True)
+    entry = member(1)
+    execution = bench.run(entry)
+    execution.requests[0].respond({}, final=True)
+    end(execution)
+    await bench.until_settled(1)
+    assert [response.outputs for response in sink(entry).responses] == [{}]
     bench.pool.close()
 
 

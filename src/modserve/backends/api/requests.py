@@ -91,7 +91,7 @@ class EngineRequest(Protocol):
         final: bool = False,
         wait: bool = True,
     ) -> bool:
-        """Give a response. For models that are not decoupled it is the final one; decoupled ones may leave outputs out.
+        """Give a response. For models that are not decoupled it is the final one. Outputs may be left out.
 
         `parameters` are those of the response. Returns whether there is room for another one: the client has less than
         64 MiB of this request's responses still to take, or than the server has memory for. Without room, the call

@@ -61,6 +61,11 @@ class WorkerCalls:
         if self._ended:
             raise unsupported("a model cannot call, load or look at other models while it is finalized")
 
+    def forget(self) -> None:
+        """After `close`, when nothing comes any more: refer to nothing that refers back."""
+        self.takers.clear()
+        self._parents = _no_parents
+
     def _call(self, frame: Frame) -> None:
         for record in self._worker.records(frame):
             number = record.number
@@ -137,6 +142,10 @@ class WorkerCalls:
             self._metrics.change(*wire.read_json(frame[3]))
         except ModserveError as error:
             _log.error("%s: %s", self._worker.who, error.message)
+
+
+def _no_parents(numbers: Sequence[int] | None) -> list[EngineRequest]:
+    return []
 
 
 def _request(record: Record, model: str, version: int) -> InferenceRequest:

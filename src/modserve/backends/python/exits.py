@@ -1,9 +1,15 @@
 """How a process ends, for those who wait for it. The functions block, on any thread but the event loop's."""
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import time
+from collections import deque
+from collections.abc import Callable
+
+from .output import Output
 
 _LOOK_S = 0.002
 
@@ -39,3 +45,31 @@ def describe(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
+
+
+def converse(sock: socket.socket, output: Output, words: deque[bytes], take: Callable[[], bool], end: float) -> None:
+    """Send `words`, and receive by `take` and `output`, until the other side closes `sock` or `take` is false.
+
+    No longer than until `end`. `take` may add words; it raises OSError as `sock` does.
+    """
+    unsent = b""
+    poll = select.poll()
+    poll.register(output.fd, select.POLLIN)
+    while (left := end - time.monotonic()) > 0:
+        while words:
+            unsent += words.popleft()
+        poll.register(sock, select.POLLIN | (select.POLLOUT if unsent else 0))
+        for fd, events in poll.poll(left * 1000):
+            if fd == output.fd:
+                if not output.read():
+                    poll.unregister(fd)
+                continue
+            try:
+                if events & select.POLLOUT:
+                    unsent = unsent[sock.send(unsent) :]
+                if events & (select.POLLIN | select.POLLHUP) and not take():
+                    return
+            except BlockingIOError:
+                continue
+            except OSError:
+                return

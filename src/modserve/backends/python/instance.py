@@ -110,7 +110,7 @@ class WorkerInstance:
         return completed
 
     def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
-        self.worker.who = who
+        self.worker.rename(who)
         facts = self._ask(Kind.INITIALIZE, {"decoupled": spec.config.decoupled, "arguments": arguments})
         if facts["is_ready"]:
             self.check_ready = self._check_ready
@@ -143,6 +143,11 @@ class WorkerInstance:
     def close(self) -> None:
         self.worker.stop(self._options.stop_timeout_s)
         self._calls.close()
+        # What refers to itself is not freed before the cyclic garbage collector comes, which may be never.
+        self._takers.clear()
+        self._calls.forget()
+        self._handle = self._timer = None
+        self.__dict__.pop("check_ready", None)
 
     def _ended(self, error: InstanceLostError) -> None:
         self._lost = error

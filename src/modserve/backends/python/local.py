@@ -348,7 +348,7 @@ class LocalResponses:
         return self._before[self._at - 1]
 
     def cancel(self) -> None:
-        """The responses that have come are still to be had, and then an error that says that it was cancelled."""
+        """The responses that have come are still to be had, and then the end, mostly an error of the code CANCELLED."""
         self._call.cancel()
 
     def __del__(self) -> None:

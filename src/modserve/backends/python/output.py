@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
 
@@ -21,11 +20,11 @@ _LONGEST_LINE = 8 * 1024
 
 
 class Output:
-    """The pipe `fd` that a worker writes to. Never blocks."""
+    """The pipe `fd` that a worker writes to; `who` begins each line in the log. Never blocks."""
 
-    def __init__(self, fd: int, who: Callable[[], str]) -> None:
+    def __init__(self, fd: int, who: str) -> None:
         self.fd = fd
-        self._who = who
+        self.who = who
         self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
         self._line = b""
         os.set_blocking(fd, False)
@@ -76,4 +75,4 @@ class Output:
             text = line.decode("utf-8", "replace").rstrip()
             if text:
                 self._kept.append(text if len(text) <= _KEPT_LINE else f"{text[:_KEPT_LINE]}…")
-                _log.info("%s: %s", self._who(), text)
+                _log.info("%s: %s", self.who, text)

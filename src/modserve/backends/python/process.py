@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -47,8 +46,8 @@ class Worker:
     """One process. `take` gets its frames, `on_end` its end; both on the event loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, who: str) -> None:
-        self.take: Callable[[Frame], None] = lambda frame: None
-        self.on_end: Callable[[InstanceLostError], None] = lambda error: None
+        self.take: Callable[[Frame], None] = _ignore
+        self.on_end: Callable[[InstanceLostError], None] = _ignore
         self.loop = loop
         self.who = who
         self.descriptions = Descriptions(dtypes.BY_NAME.__getitem__)
@@ -61,7 +60,7 @@ class Worker:
         self._fds: list[int] = []
         self._socket: socket.socket
         self._questions: deque[Future[Any]] = deque()
-        self._last_words: deque[bytes] = deque(maxlen=0)  # what `_converse` is still to send; before, it takes nothing
+        self._last_words: deque[bytes] = deque(maxlen=0)  # for one that is ending; before, it takes nothing
         self._output: Output
         self._pidfd = -1
         self._listening = False
@@ -77,6 +76,9 @@ class Worker:
     def __repr__(self) -> str:
         return f"Worker({self.who}, process {self.process.pid})"
 
+    def rename(self, who: str) -> None:
+        self.who = self._output.who = who
+
     # Start. On a loading thread
 
     def spawn(self, python: str, variables: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
@@ -89,8 +91,8 @@ class Worker:
         lifeline, held = os.pipe()
         output, written = os.pipe()
         passed = (theirs.fileno(), servers, workers, lifeline, ready.fileno())
-        self._socket, self._output = ours, Output(output, lambda: self.who)
-        self._fds = [workers, held]
+        self._socket, self._output = ours, Output(output, self.who)
+        self._fds = [held]
         ours.setblocking(False)
         self._ready.setblocking(False)
         try:
@@ -160,7 +162,7 @@ class Worker:
         self._soon.append(frame)
 
     def send(self, frame: bytes) -> None:
-        """Never blocks. Nothing is sent to a process that has ended; `_converse` sends to one that is ending."""
+        """Never blocks. Nothing is sent to a process that has ended; `stop` sends to one that is ending."""
         if self._soon:
             frame = b"".join([*self._soon, frame])
             self._soon.clear()
@@ -201,15 +203,19 @@ class Worker:
     def _read(self) -> bool:
         """Whether there may be more to read."""
         try:
-            count = self._socket.recv_into(self._frames.room())
+            more = self._take_some()
         except BlockingIOError:
             return False
         except OSError:
-            count = 0
-        if count and self._receive(count):
-            return True
-        self._died()
-        return False
+            more = False
+        if not more:
+            self._died()
+        return more
+
+    def _take_some(self) -> bool:
+        """Take what has come. False at the end of all that can be understood; raises OSError as a socket does."""
+        count = self._socket.recv_into(self._frames.room())
+        return count > 0 and self._receive(count)
 
     def _receive(self, count: int) -> bool:
         """False after what the server does not understand: whatever else comes may be as wrong."""
@@ -286,13 +292,19 @@ class Worker:
         questions, self._questions = self._questions, deque()
         self.end()
 
-        def tell(ended: asyncio.Future[str]) -> None:
-            error = InstanceLostError(ended.result())
+        def tell(how: str) -> None:
+            error = InstanceLostError(how)
             for question in questions:
                 question.set_exception(error)
             self.on_end(error)
 
-        self.loop.run_in_executor(None, self._ended_how).add_done_callback(tell)
+        def wait() -> None:
+            how = self._ended_how()
+            with contextlib.suppress(RuntimeError):  # the event loop has closed
+                self.loop.call_soon_threadsafe(tell, how)
+
+        # Not one of the event loop's own threads, on which others' large tensors wait.
+        threading.Thread(target=wait, name=f"end-{self.process.pid}", daemon=True).start()
 
     def _ended_how(self) -> str:
         """Wait for the end; says how it came about. On any thread."""
@@ -338,9 +350,10 @@ class Worker:
         """Have the model finalized, and end the process, by force after `timeout_s`. Not on the event loop's thread."""
         self._end_on_loop()
         if self.process.returncode is None:
-            frame = bytes(self._unsent) + wire.HEADER.pack(0, Kind.STOP, 0, 0)
+            stop = wire.HEADER.pack(0, Kind.STOP, 0, 0)
+            words = self._last_words = deque([bytes(self._unsent), stop])
             end = time.monotonic() + timeout_s
-            self._converse(frame, end)
+            exits.converse(self._socket, self._output, words, self._take_some, end)
             if not exits.wait(self.process, min(end, time.monotonic() + _EXIT_S)):
                 _log.warning("%s did not end within %g s: it is killed", self.who, timeout_s)
             with self._ending:
@@ -363,44 +376,22 @@ class Worker:
         while not ended.wait(1.0) and not self.loop.is_closed():
             pass
 
-    def _converse(self, unsent: bytes, end: float) -> None:
-        """Send and receive without the event loop until the process closes its socket."""
-        poll = select.poll()
-        poll.register(self._output.fd, select.POLLIN)
-        self._last_words = words = deque[bytes]()
-        while (left := end - time.monotonic()) > 0:
-            while words:
-                unsent += words.popleft()
-            poll.register(self._socket, select.POLLIN | (select.POLLOUT if unsent else 0))
-            for fd, events in poll.poll(left * 1000):
-                if fd == self._output.fd:
-                    if not self._output.read():
-                        poll.unregister(fd)
-                    continue
-                try:
-                    if events & select.POLLOUT:
-                        unsent = unsent[self._socket.send(unsent) :]
-                    if events & (select.POLLIN | select.POLLHUP):
-                        count = self._socket.recv_into(self._frames.room())
-                        if not count:
-                            return
-                        if not self._receive(count):
-                            return
-                except BlockingIOError:
-                    continue
-                except OSError:
-                    return
-
     def _close_all(self) -> None:
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._fds = []
         self.arena.close()
+        self._mirror.close()
         self._output.close()
+        # Nothing that refers back to here: the cyclic garbage collector may be long in coming.
+        self.take, self.on_end = _ignore, _ignore
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
         self._socket.close()
         if self._ready is not None:
             self._ready.close()
+
+
+def _ignore(_: object) -> None: ...

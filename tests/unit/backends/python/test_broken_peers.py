@@ -42,6 +42,7 @@ def test_an_arena_that_has_closed_touches_no_other_file() -> None:
     mine = arena.Arena(memory, wire.SERVERS)
     location, array = mine.allocate(100_000)
     array[:] = 7
+    held = mine.hold(location)
     mine.close()
     mine.close()
     other = arena.new_file("other")
@@ -50,7 +51,9 @@ def test_an_arena_that_has_closed_touches_no_other_file() -> None:
         with pytest.raises(OSError, match="Bad file descriptor"):
             mine.allocate(1 << 20)
         assert os.fstat(other).st_size == 0
-        assert mine.hold(location)[-1] == 7  # what somebody reads stays
+        assert held[-1] == 7  # what somebody reads stays
+        with pytest.raises(ValueError, match="in use"):
+            mine.hold(location)
     finally:
         os.close(other)
 

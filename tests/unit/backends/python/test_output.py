@@ -25,7 +25,7 @@ class Written(NamedTuple):
 @pytest.fixture
 def written() -> Iterator[Written]:
     reading, writing = os.pipe()
-    output = Output(reading, lambda: "model 'm'")
+    output = Output(reading, "model 'm'")
     yield Written(output, writing)
     output.close()
 

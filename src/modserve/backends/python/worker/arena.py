@@ -141,6 +141,8 @@ class Arena:
     def close(self) -> None:
         """Nothing is allocated any more. The file lives on in its mappings, as long as somebody refers to these."""
         with self._lock:
+            self._blocks.clear()
+            self._free.clear()
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
@@ -196,6 +198,13 @@ class Mirror:
         while self._released:
             released.append(self._released.popleft())
         return released
+
+    def close(self) -> None:
+        """Nothing is fetched any more. Mappings end when nobody reads them any more."""
+        self._mappings.clear()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def forget(self, offset: int) -> None:
         """The owner has given up a block: the mapping ends when nobody reads it any more."""

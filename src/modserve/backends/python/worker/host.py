@@ -71,7 +71,8 @@ class Host(Protocol):
 class ResponseIterator(Protocol):
     """The responses of a decoupled model; the same again gives those that have come once more.
 
-    The last one has no outputs where the end came alone. After `cancel` it is an error with the code CANCELLED.
+    The last one has no outputs where the end came alone. After `cancel` it is an error with the code CANCELLED,
+    unless the called model has ended before.
     """
 
     def __iter__(self) -> "Iterator[InferenceResponse]": ...

@@ -70,7 +70,9 @@ def _die_with_server(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
         fcntl.fcntl(lifeline, _F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-        if select.select([lifeline], [], [], 0)[0]:
+        poll = select.poll()  # select() takes no file descriptors above 1023
+        poll.register(lifeline, select.POLLIN)
+        if poll.poll(0):
             os._exit(1)  # it has closed before
     else:
         threading.Thread(target=lambda: (os.read(lifeline, 1), os._exit(1)), daemon=True).start()

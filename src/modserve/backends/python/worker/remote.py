@@ -265,8 +265,8 @@ class RemoteServer:
 class RemoteResponses:
     """Implements `host.ResponseIterator`. Responses are kept, since the iterator may begin anew.
 
-    As in Triton, an end that comes alone is a response without outputs, and the last one of a call that is cancelled is
-    an error with that code.
+    As in Triton, an end that comes alone is a response without outputs. A call that is cancelled ends with an error of
+    that code, unless the called model has ended it before.
     """
 
     def __init__(self, server: RemoteServer, number: int, call: _Call) -> None:

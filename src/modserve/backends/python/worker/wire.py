@@ -110,7 +110,7 @@ def read_offsets(body: memoryview) -> List[int]:
 Frame = Tuple[int, int, int, memoryview]
 """Kind, records, argument and body. The body is memory of its own, which nobody writes to again."""
 
-_SCRATCH_BYTES = 256 * 1024
+_SCRATCH_BYTES = 64 * 1024
 _MAX_BYTES = 1 << 36
 """Of a body. What announces more is no frame: tensors of such sizes are in shared memory."""
 

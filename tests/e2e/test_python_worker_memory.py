@@ -1,0 +1,77 @@
+"""What is left of a worker process in the server's memory: nothing, without the cyclic garbage collector."""
+
+import asyncio
+import gc
+import os
+import signal
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from server_process import eventually
+
+from modserve.backends.api import InstanceLostError, ModelSource
+from modserve.backends.python.backend import PythonBackend
+from modserve.backends.python.instance import WorkerInstance
+from modserve.core.model_config import ModelConfig
+from modserve.testing.builders import instance_spec
+
+MODEL = """
+class TritonPythonModel:
+    def is_ready(self):
+        return True
+
+    def execute(self, requests):
+        pass
+"""
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Handle:
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.error: asyncio.Future[InstanceLostError] = self.loop.create_future()
+
+    def lost(self, error: InstanceLostError) -> None:
+        self.error.set_result(error)
+
+
+def make(path: Path, loop: asyncio.AbstractEventLoop) -> WorkerInstance:
+    config = ModelConfig(name="m", backend="python")
+    model = PythonBackend().open(ModelSource(config, 1, path, path.parent, loop=loop))
+    instance = model.instance(instance_spec(config))
+    assert isinstance(instance, WorkerInstance)
+    return instance
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["killed", "closed"])
+async def test_nothing_is_left_of_a_worker(tmp_path: Path, no_collector: None, dies: bool) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    files = len(os.listdir("/proc/self/fd"))
+    instance = await asyncio.to_thread(make, path, asyncio.get_running_loop())
+    handle = Handle()
+    instance.attach(handle)
+    _, block = instance.worker.arena.allocate(1 << 20)
+    block[:] = 1
+    worker, array = weakref.ref(instance.worker), weakref.ref(block)
+    assert isinstance(block, np.ndarray)
+    if dies:
+        os.killpg(instance.worker.process.pid, signal.SIGKILL)
+        assert "was killed by SIGKILL" in (await asyncio.wait_for(handle.error, 20)).message
+    instance.detach()
+    await asyncio.to_thread(instance.close)
+    del instance, handle, block
+    await asyncio.sleep(0)
+    eventually(lambda: worker() is None)  # the thread that has waited for the end may be about to go
+    assert array() is None
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= files)
