@@ -246,6 +246,15 @@ async def cancelled_decoupled():
     responses.cancel()
     return [first, last_of(responses)]
 
+async def refused():
+    texts = []
+    for call in (add_sub, decoupled, ready):
+        try:
+            call()
+        except pb_utils.TritonModelException as error:
+            texts.append(str(error))
+    return texts
+
 async def failing():
     return outcomes(await asyncio.gather(add(666, 1).async_exec(), add(1, 1, model="nosuch").async_exec()))
 

@@ -1,6 +1,7 @@
 """Models written in Python, and calls of them that are the same over both protocols.
 
-Each model is in the repository twice, as ``name_process`` and as ``name_thread``: both behave alike. Tests that use
+Each model is in the repository twice, as ``name_process`` and as ``name_thread``: both behave alike. Those that do not
+wait are there as ``name_inline``, too, on the server's event loop. Tests that use
 `serving_python` run against a Triton, too, if TRITON_SERVER_CMD has a command that starts one, with ``{repository}``,
 ``{http_port}``, ``{grpc_port}`` and ``{metrics_port}`` in it; what is peculiar to modserve fails there.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tritonclient.grpc
 import tritonclient.http
 from repositories import CONFIG_TYPES
@@ -29,6 +31,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from wire import HOST, SECONDS, http
 
 MODES = ("process", "thread")
+EVERY_MODE = (*MODES, "inline")
+every_mode = pytest.mark.parametrize("mode", EVERY_MODE)
 PROTOCOLS = ("http", "grpc")
 TRITON = os.getenv("TRITON_SERVER_CMD", "")
 
@@ -65,8 +69,8 @@ def write_python(
         head = "import json\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n"
         (directory / "model.py").write_text(head + textwrap.dedent(code).replace("MODE", mode))
         lines = ['backend: "python"', config.replace("MODE", mode)]
-        if mode == "thread":
-            lines.append('parameters { key: "EXECUTION_MODE" value { string_value: "thread" } }')
+        if mode != "process":
+            lines.append(f'parameters {{ key: "EXECUTION_MODE" value {{ string_value: "{mode}" }} }}')
         (directory.parent / "config.pbtxt").write_text("\n".join(lines))
         for path, text in (files or {}).items():
             file = directory / path

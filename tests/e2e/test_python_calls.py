@@ -1,6 +1,7 @@
 """Models written in Python that call other models: by `exec` and `async_exec`, with one response or many."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from python_callers import ASYNC_EXECUTE, CALLER, COUNT, INITIALIZING, PLAIN, SLOW, SYNC_EXECUTE
 from python_models import (
+    EVERY_MODE,
     PROTOCOLS,
     TRITON,
     at_once,
+    every_mode,
     infer,
     serving_python,
     stream,
@@ -51,7 +54,8 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Iterator[Any]:
     repository = tmp_path_factory.mktemp("python_calls")
     sums = tensors("output", SUM="INT32 -1", DIFFERENCE="INT32 -1")
-    write_python(repository, "add", PLAIN, tensors("input", A="INT32 -1", B="INT32 -1") + sums)
+    numbers = tensors("input", A="INT32 -1", B="INT32 -1")
+    write_python(repository, "add", PLAIN, numbers + sums, modes=EVERY_MODE)
     number = tensors("input", IN="INT32 1") + tensors("output", OUT="INT32 1")
     for name in ("slow", "pool"):
         code = SLOW.replace("PATH", repr(f"{notes}/{name}_MODE"))
@@ -63,6 +67,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Iterator[An
     write_python(repository, "caller", CALLER + SYNC_EXECUTE, what)
     write_python(repository, "other", CALLER + SYNC_EXECUTE, what)
     write_python(repository, "gatherer", CALLER + ASYNC_EXECUTE, what)
+    # What sleeps does so in a thread: on the event loop, all would sleep.
+    code = re.sub("(slow|pool|queued|count)_MODE", r"\1_thread", CALLER) + ASYNC_EXECUTE
+    write_python(repository, "gatherer", code, what, modes=["inline"])
     write_python(repository, "initializing", INITIALIZING, what)
     write_identity(repository, "identity_empty")
     (repository / "ensemble" / "1").mkdir(parents=True)
@@ -162,6 +169,13 @@ def test_models_that_wait_for_themselves(server: Any, mode: str, what: str) -> N
     assert done(server, mode, "add_sub") == {"SUM": [8], "DIFFERENCE": [2]}
 
 
+def test_calls_that_wait_are_refused_on_the_event_loop(server: Any) -> None:
+    got = done(server, "inline", "refused", model="gatherer")
+    assert len(got) == 3
+    for text in got:
+        assert "would hold up the whole server, on whose event loop the model runs" in text
+
+
 GATHERED: dict[str, Any] = {
     "gathered": list(range(1, 51)),
     "gathered_slow": True,
@@ -170,16 +184,21 @@ GATHERED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", GATHERED)
+@pytest.mark.parametrize(
+    ("mode", "what"),
+    [(mode, what) for mode in EVERY_MODE for what in GATHERED if (mode, what) != ("inline", "gathered_decoupled")],
+)
 def test_asynchronous_calls(server: Any, mode: str, what: str) -> None:
     assert done(server, mode, what, model="gatherer") == GATHERED[what]
 
 
+@every_mode
 def test_errors_of_asynchronous_calls(server: Any, mode: str) -> None:
     got = done(server, mode, "failing", model="gatherer")
     assert [each[1] for each in got] == ["INVALID_ARG", "NOT_FOUND"]
 
 
+@every_mode
 def test_a_call_may_be_too_late(server: Any, mode: str) -> None:
     """As in Triton, the time-out of a call is one for the queue."""
     slow, late, patient = done(server, mode, "timeout", model="gatherer")
@@ -197,8 +216,9 @@ def test_readiness_may_be_looked_up_while_loading(server: Any, mode: str) -> Non
     assert done(server, mode, "-", model="initializing") is False
 
 
+@every_mode
 def test_a_client_that_leaves_takes_the_calls_along(server: Any, mode: str, notes: Path) -> None:
-    file = notes / f"slow_{mode}"
+    file = notes / f"slow_{mode.replace('inline', 'thread')}"
     before = file.read_text() if file.exists() else ""
     with stream(server) as opened:
         opened.send(f"gatherer_{mode}", {"WHAT": np.array(["waiting"], np.object_)})

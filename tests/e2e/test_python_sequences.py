@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 import tritonclient.grpc
-from python_models import TRITON, Response, at_once, infer, infer_inputs, serving_python, stream, tensors, write_python
+from python_models import (
+    EVERY_MODE,
+    TRITON,
+    Response,
+    at_once,
+    every_mode,
+    infer,
+    infer_inputs,
+    serving_python,
+    stream,
+    tensors,
+    write_python,
+)
 from server_process import eventually
 from tritonclient.utils import InferenceServerException
 from wire import HOST, connect
@@ -202,10 +214,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, notes: Path) -> Iterator[An
     write_python(repository, "batch", BATCH, batch)
     for strategy, id in (("direct", "TYPE_UINT64"), ("oldest", "TYPE_STRING")):
         config = tensors("input", IN="INT32 1") + tensors("output", OUT="BYTES 1") + "max_batch_size: 4"
-        write_python(repository, strategy, CONTROLLED, config + CONTROLS.format(strategy=strategy, id=id))
-    write_python(repository, "stateful", STATEFUL, number + "max_batch_size: 4" + STATE)
+        write_python(
+            repository, strategy, CONTROLLED, config + CONTROLS.format(strategy=strategy, id=id), modes=EVERY_MODE
+        )
+    write_python(repository, "stateful", STATEFUL, number + "max_batch_size: 4" + STATE, modes=EVERY_MODE)
     iterative = "sequence_batching { iterative_sequence: true }"
-    write_python(repository, "again", AGAIN, number + iterative)
+    write_python(repository, "again", AGAIN, number + iterative, modes=EVERY_MODE)
     decoupled = "model_transaction_policy { decoupled: true }"
     write_python(repository, "iterative", ITERATIVE, number + iterative + decoupled)
     for name, more in (("waits", ""), ("waits_decoupled", decoupled)):
@@ -250,6 +264,7 @@ def test_what_is_raised_fails_the_batch(server: Any, mode: str) -> None:
 # Sequences
 
 
+@every_mode
 @pytest.mark.parametrize(("strategy", "ids"), [("direct", [5, 2**60]), ("oldest", ["five", "six"])])
 def test_controls_of_sequences(server: Any, mode: str, strategy: str, ids: list[Any]) -> None:
     seen: dict[Any, list[Any]] = {id: [] for id in ids}
@@ -266,6 +281,7 @@ def test_controls_of_sequences(server: Any, mode: str, strategy: str, ids: list[
             assert each == common | {"START": start, "END": end, "flags": start + 2 * end, "sum": (1, 3, 6)[step]}
 
 
+@every_mode
 def test_sequences_of_several_clients(server: Any, mode: str) -> None:
     def run(index: int) -> list[Any]:
         id = f"client {index}"
@@ -279,6 +295,7 @@ def test_sequences_of_several_clients(server: Any, mode: str) -> None:
     assert at_once(8, run) == [[index * step for step in range(1, 11)] for index in range(8)]
 
 
+@every_mode
 def test_states_that_the_server_keeps(server: Any, mode: str, protocol: str) -> None:
     """Beyond Triton, where Python models get their states, but what they give is not kept."""
     sums = []
@@ -288,6 +305,7 @@ def test_states_that_the_server_keeps(server: Any, mode: str, protocol: str) -> 
     assert sums == [[[1]], [[3]], [[6]]]
 
 
+@every_mode
 def test_a_sequence_must_begin(server: Any, mode: str, protocol: str) -> None:
     response = infer(server, protocol, f"direct_{mode}", {"IN": [[1]]}, sequence_id=77)
     assert "must specify the START flag on the first request of the sequence" in response.message
@@ -296,16 +314,19 @@ def test_a_sequence_must_begin(server: Any, mode: str, protocol: str) -> None:
 # Requests that run again
 
 
+@every_mode
 def test_requests_that_run_again(server: Any, mode: str, protocol: str) -> None:
     for times in (3, 1, 20):
         assert infer(server, protocol, f"again_{mode}", {"IN": [times]})["OUT"] == [times]
 
 
+@every_mode
 def test_several_requests_that_run_again(server: Any, mode: str) -> None:
     results = at_once(4, lambda _: infer(server, "grpc", f"again_{mode}", {"IN": [1]})["OUT"])
     assert results == [[1]] * 4
 
 
+@every_mode
 def test_a_request_that_runs_again_has_no_response(server: Any, mode: str, protocol: str) -> None:
     response = infer(server, protocol, f"again_{mode}", {"IN": [99]})
     assert "Expected a None object in the execute function return list for reschduled request" in response.message

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from python_models import (
+    EVERY_MODE,
     PROTOCOLS,
     TRITON,
     Response,
     at_once,
     events,
+    every_mode,
     infer,
     infer_inputs,
     serving_python,
@@ -152,7 +154,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, progress: Path) -> Iterator
     repository = tmp_path_factory.mktemp("python_streams")
     scripted = tensors("input", SCRIPT="BYTES 1", VALUES="INT32 -1") + tensors("output", OUT="BYTES 1")
     write_python(repository, "scripted", SCRIPTED, scripted + DECOUPLED)
-    write_python(repository, "single", SCRIPTED, scripted)
+    write_python(repository, "single", SCRIPTED, scripted, modes=EVERY_MODE)
     code = REPEAT.replace("PROGRESS", repr(f"{progress}/MODE")).replace("PARAMETERS", "{}")
     repeat = tensors("input", IN="INT32 2") + tensors("output", INDEX="INT32 1", OUT="UINT8 -1")
     write_python(repository, "repeat", code, repeat + DECOUPLED + " max_batch_size: 4")
@@ -160,7 +162,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, progress: Path) -> Iterator
     write_python(repository, "numbered", code, repeat + DECOUPLED + " max_batch_size: 4 dynamic_batching { }")
     config = tensors("input", IN="INT32 3") + tensors("output", OUT="INT32 1")
     write_python(repository, "async_many", ASYNC.replace("DECOUPLED", "True"), config + DECOUPLED)
-    write_python(repository, "async_single", ASYNC.replace("DECOUPLED", "False"), config)
+    write_python(repository, "async_single", ASYNC.replace("DECOUPLED", "False"), config, modes=EVERY_MODE)
     with serving_python(repository, errors=["Traceback"]) as running:
         yield running
 
@@ -258,6 +260,7 @@ SINGLE: dict[str, tuple[list[Any], str]] = {
 }
 
 
+@every_mode
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("name", SINGLE)
 def test_senders_of_single_responses(server: Any, mode: str, protocol: str, name: str) -> None:
@@ -377,6 +380,7 @@ def test_failing_coroutines(server: Any, mode: str) -> None:
     assert "model.py(" in responses[-1].message
 
 
+@every_mode
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_coroutines_with_single_responses(server: Any, mode: str, protocol: str) -> None:
     def run(index: int) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from python_models import MODES, TRITON, infer, serving_python, tensors, write_python
+from python_models import EVERY_MODE, TRITON, infer, serving_python, tensors, write_python
 from repositories import CONFIG_TYPES
 from wire import http
 
@@ -163,34 +163,42 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "add_sub",
         ADD_SUB,
         tensors("input", **numbers) + tensors("output", OUTPUT0="FP32 4", OUTPUT1="FP32 4"),
+        modes=EVERY_MODE,
     )
     for datatype in CONFIG_TYPES:
         code = BY_DLPACK if datatype == "BF16" else AGAIN
         config = tensors("input", IN=f"{datatype} -1") + tensors("output", OUT=f"{datatype} -1")
         write_python(repository, f"identity_{datatype}", code, config + " max_batch_size: 8", modes=modes_of(datatype))
     plain = tensors("input", IN="FP32 -1 -1") + tensors("output", OUT="FP32 -1 -1")
-    write_python(repository, "dlpack", BY_DLPACK, plain)
-    write_python(repository, "dlpack_numpy", BY_NUMPY, plain)
-    write_python(repository, "strided", STRIDED, plain)
-    write_python(repository, "seen", SEEN, tensors("input", IN="INT32 -1") + tensors("output", SEEN="BYTES 1"))
+    write_python(repository, "dlpack", BY_DLPACK, plain, modes=EVERY_MODE)
+    write_python(repository, "dlpack_numpy", BY_NUMPY, plain, modes=EVERY_MODE)
+    write_python(repository, "strided", STRIDED, plain, modes=EVERY_MODE)
+    write_python(
+        repository, "seen", SEEN, tensors("input", IN="INT32 -1") + tensors("output", SEEN="BYTES 1"), modes=EVERY_MODE
+    )
     three = tensors("output", A="INT32 1", B="INT32 1", C="INT32 1")
-    write_python(repository, "two", TWO, tensors("input", IN="INT32 -1") + three)
-    write_python(repository, "parameters", PARAMETERS, tensors("input", IN="INT32 -1") + three)
+    write_python(repository, "two", TWO, tensors("input", IN="INT32 -1") + three, modes=EVERY_MODE)
+    write_python(repository, "parameters", PARAMETERS, tensors("input", IN="INT32 -1") + three, modes=EVERY_MODE)
     how = tensors("input", HOW="BYTES 1") + tensors("output", OUT="INT32 1")
-    write_python(repository, "errors", ERRORS, how + "max_batch_size: 8 dynamic_batching { }")
+    write_python(repository, "errors", ERRORS, how + "max_batch_size: 8 dynamic_batching { }", modes=EVERY_MODE)
     optional = tensors("input", A="INT32 1 optional", B="INT32 1 optional") + tensors("output", OUT="INT32 1")
-    write_python(repository, "optional", OPTIONAL, optional)
+    write_python(repository, "optional", OPTIONAL, optional, modes=EVERY_MODE)
     empty = tensors("input", IN="INT32 -1") + tensors("output", OUT="FP32 -1 3", TEXT="BYTES -1")
-    write_python(repository, "empty", EMPTY, empty)
+    write_python(repository, "empty", EMPTY, empty, modes=EVERY_MODE)
     config = tensors("input", HOW="BYTES 1") + tensors("output", A="INT32 2", B="INT32 2") + " max_batch_size: 8"
-    write_python(repository, "misfits", MISFITS, config)
+    write_python(repository, "misfits", MISFITS, config, modes=EVERY_MODE)
     with serving_python(repository, errors=["Traceback"]) as running:
         yield running
 
 
+@pytest.fixture(params=EVERY_MODE)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 def modes_of(datatype: str) -> tuple[str, ...]:
-    """Each datatype has a process, but only three of them a thread, too: their code is the same."""
-    return MODES if datatype in ("FP32", "BYTES", "BF16") else ("process",)
+    """Each datatype has a process, but only three of them the other modes, too: their code is the same."""
+    return EVERY_MODE if datatype in ("FP32", "BYTES", "BF16") else ("process",)
 
 
 # The first example: sums and differences
@@ -232,7 +240,6 @@ def test_every_datatype(server: Any, protocol: str, datatype: str, mode: str) ->
     assert response.outputs["OUT"].dtype == sent.dtype
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["", "été", "a" * 70_000])
 def test_texts_of_json(server: Any, mode: str, name: str) -> None:
     document = {"inputs": [{"name": "IN", "datatype": "BYTES", "shape": [1, 2], "data": [name, "b"]}]}

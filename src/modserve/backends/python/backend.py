@@ -1,7 +1,7 @@
 """Models written in Python, as Triton's python backend runs them: a ``model.py`` with a class ``TritonPythonModel``.
 
 Each instance is a process of its own (`instance`), or, where the model's parameters say so, a thread of the server
-(`thread`). Both run the same code of the package `worker`.
+(`thread`), or runs on its event loop (`inline`). All run the same code of the package `worker`.
 """
 
 import json
@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from modserve.backends.api import AsyncRequestInstance, InstanceSpec, ModelSource, RequestInstance
 from modserve.core import dtypes
@@ -18,12 +18,18 @@ from modserve.core.errors import invalid, unavailable
 from modserve.core.model_config import DescribedTensor, ModelDescription
 
 from . import environment, options
+from .inline import InlineInstance
 from .instance import WorkerInstance
 from .process import Worker
 from .thread import ThreadInstance
 
 _log = logging.getLogger(__name__)
 
+_IN_SERVER: Mapping[str, type[ThreadInstance] | type[InlineInstance]] = {
+    "thread": ThreadInstance,
+    "inline": InlineInstance,
+}
+_Instance: TypeAlias = WorkerInstance | ThreadInstance | InlineInstance
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 
@@ -64,7 +70,7 @@ class PythonModel:
         for warning in options.warnings(source.config):
             _log.warning("%s", warning)
         self._environment = environment.prepare(source, self._options, self._backend_options, os.environ)
-        self._first: WorkerInstance | ThreadInstance | None = None
+        self._first: _Instance | None = None
 
     def describe(self) -> ModelDescription | None:
         """What ``auto_complete_config`` says. The process that runs it becomes the first instance."""
@@ -101,12 +107,12 @@ class PythonModel:
         if self._first is not None:
             self._first.close()
 
-    def _start(self, who: str) -> WorkerInstance | ThreadInstance:
+    def _start(self, who: str) -> _Instance:
         source = self._source
         load = {"path": str(source.path), "name": self._name}
-        if self._options.execution_mode == "thread":
+        if self._options.in_server:
             with self._hints():
-                return ThreadInstance(who, source, load)
+                return _IN_SERVER[self._options.execution_mode](who, source, load)
         if source.loop is None:
             raise unavailable(f"{who}: a worker process needs a server, whose event loop it is driven from")
         worker = Worker(source.loop, who)

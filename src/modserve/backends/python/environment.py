@@ -59,7 +59,7 @@ def prepare(
     A model that runs in a thread has the server's interpreter. Raises INVALID_ARG if the environment is not there, is
     no good or cannot run a worker, and UNAVAILABLE if there is no room for it.
     """
-    if model.execution_mode == "thread":
+    if model.in_server:
         return _environment(_of_server(inherited), None)
     name = source.config.name
     version_directory = source.model_directory / str(source.version)
@@ -207,7 +207,7 @@ def missing_module_hint(
         source.model_directory / str(source.version),
         source.model_directory,
         python,
-        in_thread=model.execution_mode == "thread",
+        mode=model.execution_mode,
         installs=backend.install_requirements,
     )
 

@@ -147,7 +147,7 @@ def _model(name: str, target: object) -> _Model:
         raise invalid(
             f"model '{name}' is {target!r}, expected an object that modserve.model has decorated, or its place"
         )
-    if definition.isolation == "thread":
+    if definition.isolation != "process":
         return _Model(importing.hold(target), os.getcwd(), definition.config())
     module = sys.modules.get(getattr(target, "__module__", ""))
     file = getattr(module, "__file__", None)

@@ -11,12 +11,12 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar, get_args
 
 from modserve.core.errors import invalid
 from modserve.core.model_config import ModelConfig
 
-ExecutionMode = Literal["process", "thread"]
+ExecutionMode = Literal["process", "thread", "inline"]
 
 EXECUTION_MODE = "EXECUTION_MODE"
 ENVIRONMENT_PATH = "EXECUTION_ENV_PATH"
@@ -45,6 +45,7 @@ BACKEND_OPTIONS: Mapping[str, str] = _WITHOUT_EFFECT | dict.fromkeys(
 )
 """Option → why it has no effect, or nothing: the `known_options` of the backend."""
 
+_PLACES = {"thread": "in a thread", "inline": "on the event loop"}
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LONGEST_S = 86_400.0
 
@@ -62,6 +63,11 @@ class ModelOptions:
     environment_path: str | None = None
     cpu_only_inputs: bool = True
     execution_timeout_s: float | None = None
+
+    @property
+    def in_server(self) -> bool:
+        """The model runs in the server's process, and its interpreter."""
+        return self.execution_mode != "process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +88,24 @@ class BackendOptions:
 def model_options(config: ModelConfig) -> ModelOptions:
     """Raises INVALID_ARG, with the model's name and what would be right."""
     where, values = f"model '{config.name}': parameter", config.parameters
-    mode = _choice(where, values, EXECUTION_MODE, {"process": "process", "thread": "thread"}, "process")
+    modes: Mapping[str, ExecutionMode] = {mode: mode for mode in get_args(ExecutionMode)}
     options = ModelOptions(
-        execution_mode=cast(ExecutionMode, mode),
+        execution_mode=_choice(where, values, EXECUTION_MODE, modes, "process"),
         environment_path=_text(where, values, ENVIRONMENT_PATH, "a conda-pack archive or an environment's directory"),
         cpu_only_inputs=_choice(where, values, CPU_ONLY_INPUTS, {"yes": True, "no": False}, True),
         execution_timeout_s=_seconds(where, values, EXECUTION_TIMEOUT, 0.0) or None,
     )
-    if options.execution_mode == "thread" and options.execution_timeout_s is not None:
+    if options.in_server and options.execution_timeout_s is not None:
         raise invalid(
             f"model '{config.name}': parameter '{EXECUTION_TIMEOUT}' ends a process, but '{EXECUTION_MODE}' is "
-            "'thread'; leave one of the two out"
+            f"'{options.execution_mode}'; leave one of the two out"
         )
-    if options.execution_mode == "thread" and options.environment_path is not None:
+    if options.in_server and options.environment_path is not None:
         raise invalid(
-            f"model '{config.name}': parameters '{EXECUTION_MODE}' is 'thread' and '{ENVIRONMENT_PATH}' is "
-            f"'{options.environment_path}', but a model that runs in a thread of the server runs in the server's "
-            f"interpreter; leave one of the two out"
+            f"model '{config.name}': parameters '{EXECUTION_MODE}' is '{options.execution_mode}' and "
+            f"'{ENVIRONMENT_PATH}' is '{options.environment_path}', but a model that runs "
+            f"{_PLACES[options.execution_mode]} of the server runs in the server's interpreter; leave one of the two "
+            "out"
         )
     return options
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from modserve.core.errors import invalid
 
 from . import environment_cache, interpreter
-from .options import ENVIRONMENT_PATH, EXECUTION_MODE, INSTALL_REQUIREMENTS
+from .options import ENVIRONMENT_PATH, EXECUTION_MODE, INSTALL_REQUIREMENTS, ExecutionMode
 
 _log = logging.getLogger(__name__)
 
@@ -126,22 +126,22 @@ def _contents(path: Path, seen: set[Path]) -> Iterator[bytes]:
 
 
 def missing_module_hint(
-    module: str, version_directory: Path, model_directory: Path, python: str, *, in_thread: bool, installs: bool
+    module: str, version_directory: Path, model_directory: Path, python: str, *, mode: ExecutionMode, installs: bool
 ) -> str:
     """What to do about a model that fails with ModuleNotFoundError: a sentence to follow the error.
 
-    `python` is the interpreter that the model runs in, or would run in; `in_thread` says that it is the server's, and
-    `installs` that the server installs requirements.
+    `python` is the interpreter that the model runs in, or would run in; `installs` says that the
+    server installs requirements.
     """
     path = file_of(version_directory, model_directory)
     by_hand = f"install it there ('{python} -m pip install …')"
     if path is None:
         name_one = f"name an environment that has it by the parameter '{ENVIRONMENT_PATH}'"
-        ways = [by_hand, f"leave out '{EXECUTION_MODE}' and {name_one}" if in_thread else name_one]
+        ways = [by_hand, f"leave out '{EXECUTION_MODE}' and {name_one}" if mode != "process" else name_one]
         where = f"'{module}' is no module of {python}, which the model runs in"
-    elif in_thread:
+    elif mode != "process":
         return (
-            f"'{module}' is no module of {python}, which the model runs in, since its '{EXECUTION_MODE}' is 'thread'; "
+            f"'{module}' is no module of {python}, which the model runs in, since its '{EXECUTION_MODE}' is '{mode}'; "
             f"'{path}' is for models that run in a process of their own"
         )
     elif installs:

@@ -231,6 +231,13 @@ def test_the_key_of_requirements(tmp_path: Path) -> None:
         ),
         (
             True,
+            ModelOptions("inline"),
+            BackendOptions(),
+            "'cv2' is no module of /py, which the model runs in, since its 'EXECUTION_MODE' is 'inline'; '{file}' is "
+            "for models that run in a process of their own",
+        ),
+        (
+            True,
             ModelOptions(environment_path="/env"),
             BackendOptions(install_requirements=True),
             "'cv2' is no module of the environment '/env' of model 'm'",

@@ -54,6 +54,11 @@ def in_thread(x: float) -> float:
     return x
 
 
+@model(isolation="inline")
+def on_loop(x: float) -> float:
+    return x
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "some_functions.py").write_text(FUNCTIONS)
@@ -166,11 +171,12 @@ async def test_an_object_of_a_script_is_imported_from_its_file(monkeypatch: pyte
     assert f"imported('script.py:f', {str(tmp_path)!r})" in await model_file(f)
 
 
-async def test_an_object_for_a_thread_is_used_as_it_is() -> None:
+@pytest.mark.parametrize("inside", [in_thread, on_loop])
+async def test_an_object_inside_the_server_is_used_as_it_is(inside: Any) -> None:
     before = set(importing.HELD)
-    repository = FunctionRepository({"m": in_thread}, model_config.from_json)
+    repository = FunctionRepository({"m": inside}, model_config.from_json)
     (target,) = set(importing.HELD) - before
-    assert importing.imported(target, "") is in_thread
+    assert importing.imported(target, "") is inside
     lease = await repository.fetch((await repository.look())["m"], 1)
     assert f"imported({target!r}, " in (lease.path / "1" / "model.py").read_text()
     await lease.release()

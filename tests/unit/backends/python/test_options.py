@@ -40,7 +40,7 @@ def test_what_a_model_says() -> None:
     [
         (
             {"EXECUTION_MODE": "fork"},
-            "model 'm': parameter 'EXECUTION_MODE' is 'fork', expected 'process' or 'thread'",
+            "model 'm': parameter 'EXECUTION_MODE' is 'fork', expected 'process' or 'thread' or 'inline'",
         ),
         (
             {"FORCE_CPU_ONLY_INPUT_TENSORS": "true"},
@@ -50,6 +50,11 @@ def test_what_a_model_says() -> None:
             {"EXECUTION_ENV_PATH": "a\0b"},
             "model 'm': parameter 'EXECUTION_ENV_PATH' is 'a\0b', expected a conda-pack archive or an environment's "
             "directory",
+        ),
+        (
+            {"EXECUTION_MODE": "inline", "EXECUTION_ENV_PATH": "/envs/a"},
+            "model 'm': parameters 'EXECUTION_MODE' is 'inline' and 'EXECUTION_ENV_PATH' is '/envs/a', but a model "
+            "that runs on the event loop of the server runs in the server's interpreter; leave one of the two out",
         ),
         (
             {"EXECUTION_MODE": "thread", "EXECUTION_ENV_PATH": "/envs/a"},
@@ -115,9 +120,13 @@ def test_an_execution_may_have_a_limit() -> None:
     assert refusal(lambda: options.model_options(config(EXECUTION_TIMEOUT_SECONDS="0"))) == (
         "model 'm': parameter 'EXECUTION_TIMEOUT_SECONDS' is '0', expected seconds, more than 0 and at most 86400"
     )
-    refused = refusal(lambda: options.model_options(config(EXECUTION_TIMEOUT_SECONDS="1", EXECUTION_MODE="thread")))
+
+
+@pytest.mark.parametrize("mode", ["thread", "inline"])
+def test_only_a_process_can_be_ended(mode: str) -> None:
+    refused = refusal(lambda: options.model_options(config(EXECUTION_TIMEOUT_SECONDS="1", EXECUTION_MODE=mode)))
     assert refused == (
-        "model 'm': parameter 'EXECUTION_TIMEOUT_SECONDS' ends a process, but 'EXECUTION_MODE' is 'thread'; leave "
+        f"model 'm': parameter 'EXECUTION_TIMEOUT_SECONDS' ends a process, but 'EXECUTION_MODE' is '{mode}'; leave "
         "one of the two out"
     )
 

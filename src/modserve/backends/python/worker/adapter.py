@@ -256,8 +256,9 @@ def _compare(definition: Definition, config: Dict[str, Any]) -> None:
 def _ignored(definition: Definition, config: Dict[str, Any]) -> Iterator[str]:
     """What a declaration in a model repository says that only a config.pbtxt can say there."""
     mode = config.get("parameters", {}).get("EXECUTION_MODE", {}).get("string_value", "process")
-    if definition.isolation == "thread" and mode != "thread":
-        yield "isolation='thread' has no effect in a model repository: its config.pbtxt says EXECUTION_MODE"
+    if definition.isolation not in ("process", mode):
+        isolation = f"isolation='{definition.isolation}'"
+        yield f"{isolation} has no effect in a model repository: its config.pbtxt says EXECUTION_MODE"
     count = sum(group.get("count", 1) for group in config.get("instance_group", []))
     if definition.options.instances not in (1, count) and isinstance(definition.options.instances, int):
         yield "instances has no effect in a model repository: its config.pbtxt has instance_group"

@@ -55,7 +55,8 @@ def model(
     streams one response for each value; ``async def`` works for both.
 
     `instances` is a number, or the ``instance_group`` of a configuration; `isolation` is ``"process"`` (each instance
-    in a process of its own) or ``"thread"`` (in the server's). `config` has other parts of a configuration, as JSON.
+    in a process of its own), ``"thread"`` (in the server's) or ``"inline"`` (on the server's event loop, for some
+    microseconds of work). `config` has other parts of a configuration, as JSON.
     A class is made once for each instance; its ``__init__`` takes nothing or a `Context`; ``close()`` and
     ``is_ready()`` are optional.
 

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from .fields import Declaration, Field, as_mapping, declared, hinted, is_stream, output_fields, type_hints
 
-ISOLATIONS = ("process", "thread")
+ISOLATIONS = ("process", "thread", "inline")
 _RESERVED = {
     "backend": "it is always python",
     "dynamic_batching": "say it as dynamic_batching=…",
@@ -102,8 +102,8 @@ class Definition(NamedTuple):
         batching = self.dynamic_batching
         if batching is not None:
             config["dynamic_batching"] = dict(batching)
-        if self.isolation == "thread":
-            mode = {"EXECUTION_MODE": {"string_value": "thread"}}
+        if self.isolation != "process":
+            mode = {"EXECUTION_MODE": {"string_value": self.isolation}}
             config["parameters"] = {**config.get("parameters", {}), **mode}
         return config
 
@@ -137,6 +137,10 @@ def define(target: Any, options: Options) -> Definition:
     inner = inspect.unwrap(getattr(called, "func", called))
     streams = inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner) or is_stream(returned)
     is_async = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
+    if streams and options.isolation == "inline":
+        raise ValueError(
+            "isolation is 'inline', where a generator cannot wait for slow readers; expected 'process' or 'thread'"
+        )
     definition = Definition(target, options, inputs, outputs, streams, is_async, method, _takes_context(target))
     forms = {each.form for each in (*inputs, *outputs)}
     if definition.by_row and "list" in forms:
@@ -154,7 +158,7 @@ def _check(options: Options) -> None:
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
         raise ValueError(f"max_batch_size is {size!r}, expected a number of 0 (no batch dimension) or more")
     if options.isolation not in ISOLATIONS:
-        raise ValueError(f"isolation is {options.isolation!r}, expected 'process' or 'thread'")
+        raise ValueError(f"isolation is {options.isolation!r}, expected 'process', 'thread' or 'inline'")
     batching: Any = options.dynamic_batching
     if not (batching is None or isinstance(batching, (bool, collections.abc.Mapping))):
         raise ValueError(

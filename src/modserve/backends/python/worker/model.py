@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import json
 from types import ModuleType
-from typing import Any, Awaitable, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Coroutine, Dict, List, Optional, Sequence
 
 from . import adapter, decorated, failure, host, modules
 from .errors import ModelError
@@ -74,6 +74,7 @@ class LoadedModel:
         self.name = name
         self.is_async = False
         self.has_is_ready = False
+        self.is_ready_is_async = False
         self._class = kind
         self._scope = scope
         self._of = _Of(of_host if scope.isolated else None)
@@ -102,7 +103,9 @@ class LoadedModel:
         initialize = getattr(self._instance, "initialize", None)
         if initialize is not None:
             self._run(lambda: initialize(arguments), "initialize")
-        self.has_is_ready = callable(getattr(self._instance, "is_ready", None))
+        is_ready = getattr(self._instance, "is_ready", None)
+        self.has_is_ready = callable(is_ready)
+        self.is_ready_is_async = inspect.iscoroutinefunction(is_ready)
         execute = self._checked_execute()
         self.is_async = inspect.iscoroutinefunction(execute) or inspect.iscoroutinefunction(
             getattr(execute, "__call__", None)  # noqa: B004
@@ -135,7 +138,7 @@ class LoadedModel:
         try:
             with self._of:
                 returned = self._execute(list(requests))  # which is the model's to change
-                if inspect.iscoroutine(returned):
+                if type(returned) is not list and inspect.iscoroutine(returned):
                     returned = self._complete(returned)
             return settled(requests, returned, self.name)
         except BaseException as error:
@@ -211,7 +214,14 @@ class LoadedModel:
             failed = self._failure(error, "", method)
         raise failed
 
-    def _complete(self, coroutine: Awaitable[Any]) -> Any:
+    def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if asyncio._get_running_loop() is not None:
+            coroutine.close()
+            raise ModelError(
+                "INTERNAL",
+                f"{self._before}`execute` returned a coroutine without being declared 'async def' "
+                f"({self._place('execute')})",
+            )
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(coroutine)

@@ -30,7 +30,7 @@ class Tensor:
 
     def __init__(self, name: Union[str, bytes], numpy_array: "np.ndarray[Any, Any]") -> None:
         """Raises TypeError where an argument has another type, and TritonModelException where it cannot be a tensor."""
-        self._name = checked_name(name)
+        self._name = name if type(name) is str and name else checked_name(name)
         if not isinstance(numpy_array, np.ndarray):
             raise TypeError(
                 f"Tensor(): '{self._name}' needs a numpy array (numpy.ndarray), not {type_name(numpy_array)}"

@@ -142,6 +142,24 @@ def test_generators_are_decoupled() -> None:
 # The configuration
 
 
+@pytest.mark.parametrize("isolation", ["process", "thread", "inline"])
+def test_where_a_function_runs(isolation: str) -> None:
+    @model(isolation=isolation)
+    def f(x: float) -> float:
+        return x
+
+    parameters = None if isolation == "process" else {"EXECUTION_MODE": {"string_value": isolation}}
+    assert definition(f).config().get("parameters") == parameters
+
+
+def test_a_generator_cannot_run_on_the_event_loop() -> None:
+    def f(x: float) -> Iterator[float]:
+        yield x
+
+    with pytest.raises(TypeError, match="'inline', where a generator cannot wait for slow readers; expected 'process'"):
+        model(isolation="inline")(f)
+
+
 def test_batching_and_the_rest_of_the_configuration() -> None:
     policy = {"latest": {"num_versions": 1}}
 
@@ -349,7 +367,7 @@ PROBLEMS: list[tuple[Any, dict[str, Any], str]] = [
     (one, {"inputs": {}, "outputs": Y}, "it has no inputs"),
     (one, {"max_batch_size": -1}, "max_batch_size is -1, expected a number of 0 (no batch dimension) or more"),
     (one, {"max_batch_size": True}, "max_batch_size is True"),
-    (one, {"isolation": "container"}, "isolation is 'container', expected 'process' or 'thread'"),
+    (one, {"isolation": "container"}, "isolation is 'container', expected 'process', 'thread' or 'inline'"),
     (one, {"dynamic_batching": 3}, "dynamic_batching is 3, expected True, False or that part of a configuration"),
     (one, {"dynamic_batching": True}, "dynamic_batching needs a max_batch_size above 0"),
     (one, {"instances": 0}, "instances is 0, expected a number of 1 or more, or an instance_group"),

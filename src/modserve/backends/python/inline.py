@@ -1,0 +1,109 @@
+"""An instance of a Python model on the server's event loop, for light transforms that the user trusts.
+
+A plain ``execute`` runs where the server starts it, and every request of the server waits meanwhile. An ``async def
+execute`` is a task of the loop, with others of the same instance at the same time.
+"""
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from modserve.backends.api import EngineRequest, FinalResponse, InstanceHandle, InstanceSpec, ModelSource, RequestsDone
+from modserve.core.errors import invalid
+
+from .local import LocalInstance, LocalRequest, as_final
+from .options import EXECUTION_MODE
+from .worker import model as python_model
+from .worker.errors import TritonModelException
+
+_AT_A_TIME = 64
+"""Executions of an ``async def execute``."""
+_LONGEST_END_S = 10.0
+"""How long tasks that have been cancelled may take to end."""
+
+
+class InlineInstance(LocalInstance):
+    """Implements `backends.api.AsyncRequestInstance`."""
+
+    def __init__(self, who: str, source: ModelSource, load: Mapping[str, Any]) -> None:
+        self.max_in_flight = 1
+        self._thread = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = threading.Event()
+        self._idle.set()
+        super().__init__(who, source, load, self._refuse_to_wait)
+
+    def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
+        if spec.config.decoupled:
+            raise invalid(
+                f"model '{spec.config.name}' is decoupled, but its '{EXECUTION_MODE}' is 'inline', where a model "
+                "cannot wait for slow readers of its responses; expected 'process' or 'thread'"
+            )
+        super().initialize(who, spec, arguments)
+        if self._model.is_async:
+            self.max_in_flight = _AT_A_TIME
+
+    async def _check_ready(self) -> bool:
+        if self._model.is_ready_is_async:
+            return await self._model.is_ready_async()
+        return await super()._check_ready()
+
+    def attach(self, handle: InstanceHandle) -> None:
+        self._loop = handle.loop
+        self._thread = threading.get_ident()
+
+    def start_requests(self, requests: Sequence[EngineRequest], done: RequestsDone) -> None:
+        if self._model.is_async:
+            task = self._loop.create_task(self._run(requests, done))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+        else:
+            done(self._execute(requests))
+
+    async def _run(self, requests: Sequence[EngineRequest], done: RequestsDone) -> None:
+        try:
+            finals = await self._execute_async(requests)
+        except BaseException as error:
+            done(error)
+        else:
+            done(finals)
+
+    def _settle(self, handles: list[LocalRequest], responses: python_model.Responses) -> list[FinalResponse] | None:
+        """All responses go together, which is quicker, unless some are missing, are errors, or were sent before."""
+        finals = []
+        for handle, response in zip(handles, responses, strict=True):
+            if handle.ended or response is None or response.has_error():
+                return super()._settle(handles, responses)
+            finals.append(as_final(response))
+        for handle in handles:
+            handle.ended = True
+        return finals
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not self._tasks:
+            self._idle.set()
+
+    def detach(self) -> None:
+        if self._tasks:
+            self._idle.clear()
+            for task in self._tasks:
+                task.cancel()
+
+    def close(self) -> None:
+        if threading.get_ident() != self._thread:
+            self._idle.wait(_LONGEST_END_S)
+        super().close()
+
+    def _refuse_to_wait(self, what: str) -> None:
+        """Raises `TritonModelException` on the event loop's thread, where nothing would ever come."""
+        if threading.get_ident() == self._thread:
+            raise TritonModelException(
+                f"{what} would hold up the whole server, on whose event loop the model runs, since its "
+                f"'{EXECUTION_MODE}' is 'inline': {_WAYS.get(what, _OTHER_WAY)}"
+            )
+
+
+_WAYS = {"exec()": "expected 'await request.async_exec()' in an 'async def execute', or the mode 'thread' or 'process'"}
+_OTHER_WAY = "expected the mode 'thread' or 'process'"

@@ -1,0 +1,385 @@
+"""What a Python model inside the server is made of, whichever thread it runs on: no process, no copies.
+
+Inputs are the arrays that the server has, which are read-only where they lie over a client's bytes; outputs belong to
+the server once they are returned.
+"""
+
+import asyncio
+import contextvars
+import functools
+import logging
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from modserve.backends.api import EngineRequest, FinalResponse, InstanceSpec, ModelCaller, ModelSource
+from modserve.core import dtypes
+from modserve.core.errors import Code, ModserveError, internal
+from modserve.core.request import InferenceRequest
+from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.tensor import Tensor
+
+from .controls import CONTROLS, Metrics
+from .worker import model as python_model
+from .worker import request as worker_request
+from .worker import response as worker_response
+from .worker import tensor as worker_tensor
+from .worker.errors import ErrorCode, ModelError, TritonError, TritonModelException
+from .worker.remote import SEQUENCE_END, SEQUENCE_START, call_parameters
+
+_log = logging.getLogger(__name__)
+
+_batch: "contextvars.ContextVar[tuple[weakref.ref[EngineRequest], ...]]" = contextvars.ContextVar("batch", default=())
+"""The requests that this task works on. A context that outlives them does not keep them."""
+
+
+class LocalInstance:
+    """The life of an instance inside the server, and its executions.
+
+    ``before_wait(what)`` is called before the model waits for the server, with a name for that; it may raise
+    `TritonModelException`.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        source: ModelSource,
+        load: Mapping[str, Any],
+        before_wait: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._who = who
+        self._version = source.version
+        self._server = LocalServer(who, source, before_wait)
+        self._model: python_model.LoadedModel
+        try:
+            self._model = python_model.load(of_host=self._server, isolated=True, **load)
+        except ModelError as error:
+            raise self._failed(error) from None
+
+    # On loading threads. Raises what is wrong with the model
+
+    def complete(self, config: str) -> str | None:
+        """What ``auto_complete_config`` makes of a configuration; None if the model has no such method."""
+        try:
+            return self._model.auto_complete_config(config)
+        except ModelError as error:
+            raise self._failed(error) from None
+
+    def initialize(self, who: str, spec: InstanceSpec, arguments: Mapping[str, str]) -> None:
+        self._who = self._server.who = who
+        self._name = spec.config.name
+        self._decoupled = spec.config.decoupled
+        try:
+            self._model.initialize(dict(arguments))
+        except ModelError as error:
+            raise self._failed(error) from None
+        if self._model.has_is_ready:
+            self.check_ready = self._check_ready
+
+    def close(self) -> None:
+        try:
+            self._model.finalize()
+        except ModelError as error:
+            self._failed(error)
+        finally:
+            self._server.close()
+
+    async def _check_ready(self) -> bool:
+        return await asyncio.get_running_loop().run_in_executor(None, self._model.is_ready)
+
+    def _failed(self, error: ModelError) -> ModserveError:
+        if error.traceback:
+            _log.error("%s: %s", self._who, error.traceback)
+        return ModserveError(Code[error.code], error.message)
+
+    # Executions
+
+    # With the final responses of all requests, where `_settle` leaves them to the caller
+
+    def _execute(self, requests: Sequence[EngineRequest]) -> list[FinalResponse] | None:
+        server = self._server
+        server.executing, server.thread = requests, threading.get_ident()
+        try:
+            handles = [LocalRequest(request, self._decoupled) for request in requests]
+            try:
+                responses = self._model.execute([self._received(handle) for handle in handles])
+            except ModelError as error:
+                _fail(handles, self._failed(error))
+                return None
+            return self._settle(handles, responses)
+        finally:
+            server.executing = ()
+
+    async def _execute_async(self, requests: Sequence[EngineRequest]) -> list[FinalResponse] | None:
+        handles = [LocalRequest(request, self._decoupled) for request in requests]
+        _batch.set(tuple([weakref.ref(request) for request in requests]))
+        self._server.open.update(requests)
+        try:
+            responses = await self._model.execute_async([self._received(handle) for handle in handles])
+        except ModelError as error:
+            _fail(handles, self._failed(error))
+            return None
+        return self._settle(handles, responses)
+
+    def _received(self, handle: "LocalRequest") -> worker_request.InferenceRequest:
+        request = handle.request
+        inputs = [received_tensor(name, tensor) for name, tensor in request.tensors.items()]
+        parameters, timeout_ns = request.parameters, request.timeout_ns
+        if not parameters and not timeout_ns:  # as few requests have any
+            return worker_request.InferenceRequest.received(
+                handle,
+                inputs,
+                request.outputs,
+                request.id,
+                model_name=self._name,
+                model_version=self._version,
+                decoupled=self._decoupled,
+            )
+        return worker_request.InferenceRequest.received(
+            handle,
+            inputs,
+            request.outputs,
+            request.id,
+            request.correlation_id,
+            SEQUENCE_START * request.sequence_start + SEQUENCE_END * request.sequence_end,
+            timeout_ns // 1000,
+            request.priority,
+            parameters,
+            model_name=self._name,
+            model_version=self._version,
+            decoupled=self._decoupled,
+        )
+
+    def _settle(self, handles: "list[LocalRequest]", responses: python_model.Responses) -> list[FinalResponse] | None:
+        for handle, response in zip(handles, responses, strict=True):
+            if handle.ended:
+                continue
+            if response is None:
+                self._server.open.add(handle.request)
+            else:
+                handle.send(response, True)
+        return None
+
+
+def _fail(handles: "list[LocalRequest]", error: ModserveError) -> None:
+    for handle in handles:
+        if not handle.ended:
+            handle.fail(error)
+
+
+class LocalRequest:
+    """Implements `worker.host.RequestHandle`."""
+
+    __slots__ = ("_decoupled", "ended", "request")
+
+    def __init__(self, request: EngineRequest, decoupled: bool) -> None:
+        self._decoupled = decoupled
+        self.request = request
+        self.ended = False
+
+    def send(self, response: worker_response.InferenceResponse | None, final: bool) -> None:
+        if final or not self._decoupled:  # which has one response
+            self.ended = True
+        request = self.request
+        if response is None:
+            request.complete()
+            return
+        error = response.error()
+        if error is not None:
+            request.fail(ModserveError(Code[ErrorCode(error.code()).name], error.message()), final=final)
+            return
+        outputs, parameters = as_final(response)
+        request.respond(outputs, parameters=parameters, final=final)
+
+    def fail(self, error: ModserveError) -> None:
+        self.ended = True
+        self.request.fail(error)
+
+    def is_cancelled(self) -> bool:
+        return self.request.cancelled
+
+    def reschedule(self) -> None:
+        self.ended = True
+        self.request.reschedule()
+
+    def let_go(self) -> None:
+        if not self.ended:
+            self.fail(internal("the model let go of a request without a final response"))
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+def as_final(response: worker_response.InferenceResponse) -> FinalResponse:
+    """A response without an error."""
+    return FinalResponse({one._name: as_core(one) for one in response.output_tensors()}, response.values or _NOTHING)
+
+
+# Tensors, over the same memory
+
+
+def received_tensor(name: str, tensor: Tensor) -> worker_tensor.Tensor:
+    """A tensor of the server as a model has it. Its array is read-only where it lies over a client's bytes."""
+    raw = tensor.received
+    if raw is None:
+        return worker_tensor.Tensor.received(name, tensor.datatype.name, tensor.shape, None, tensor.array)
+    if type(raw) is not bytes:
+        raw = memoryview(raw).toreadonly()
+    return worker_tensor.Tensor.received(name, tensor.datatype.name, tensor.shape, raw)
+
+
+def as_core(tensor: worker_tensor.Tensor) -> Tensor:
+    """A tensor of a model as the server has it."""
+    datatype, array = dtypes.BY_NAME[tensor.datatype], tensor._array
+    if datatype.size and array is not None:
+        return Tensor(datatype, array.shape, None, array)  # whose type is that of the array, always
+    return Tensor(datatype, tuple(tensor.dims), tensor.raw_form(), None)
+
+
+class LocalServer:
+    """Implements `worker.host.Host`. ``before_wait`` is as in `LocalInstance`."""
+
+    def __init__(self, who: str, source: ModelSource, before_wait: Callable[[str], None]) -> None:
+        self.who = who
+        self.executing: Sequence[EngineRequest] = ()
+        """The batch of an execution that is no task, on `thread`."""
+        self.thread = 0
+        self.open: weakref.WeakSet[EngineRequest] = weakref.WeakSet()
+        """Those of tasks, and those that the model responds to after the execution."""
+        self._models = source.models
+        self._metrics = Metrics(source.metrics)
+        self._before_wait = before_wait
+
+    def close(self) -> None:
+        self._metrics.close()
+
+    def log(self, level: str, message: str) -> None:
+        _log.log(_LEVELS[level], "%s: %s", self.who, message)
+
+    def call(self, request: worker_request.InferenceRequest) -> worker_response.InferenceResponse:
+        self._before_wait("exec()")
+        try:
+            return _received_response(self._infer(request).result())
+        except ModserveError as error:
+            return _failure(error)
+
+    async def call_async(self, request: worker_request.InferenceRequest) -> worker_response.InferenceResponse:
+        try:
+            return _received_response(await asyncio.wrap_future(self._infer(request)))
+        except ModserveError as error:
+            return _failure(error)
+
+    def call_decoupled(self, request: worker_request.InferenceRequest) -> "LocalResponses":
+        self._before_wait("exec(decoupled=True)")
+        return LocalResponses(self._models, as_call(request), self._parents())
+
+    async def call_decoupled_async(self, request: worker_request.InferenceRequest) -> "LocalResponses":
+        self._before_wait("async_exec(decoupled=True)")  # for the next response, each time
+        responses = LocalResponses(self._models, as_call(request), self._parents())
+        await asyncio.wrap_future(responses.begun)
+        return responses
+
+    def _infer(self, request: worker_request.InferenceRequest) -> "Future[InferenceResponse]":
+        return self._models.infer(as_call(request), parent=self._parents())
+
+    def _parents(self) -> list[EngineRequest]:
+        """Whom a call is made for: the batch of the execution that makes it, or else all that the model works on."""
+        if self.executing and self.thread == threading.get_ident():
+            return list(self.executing)
+        batch = [request for each in _batch.get() if (request := each()) is not None]
+        return batch or [*self.executing, *(request for request in self.open if request not in self.executing)]
+
+    def control(self, operation: str, arguments: Mapping[str, Any]) -> Any:
+        try:
+            if operation in CONTROLS:
+                self._before_wait(_WAITS[operation])
+                return CONTROLS[operation](self._models, arguments).result()
+            return self._metrics.control(operation, arguments)
+        except ModserveError as error:
+            raise TritonModelException(error.message, code=ErrorCode[error.code.name]) from error
+
+    def metric(self, metric: int, operation: str, value: float) -> None:
+        try:
+            self._metrics.change(metric, operation, value)
+        except ModserveError as error:
+            raise TritonModelException(error.message, code=ErrorCode[error.code.name]) from error
+
+    def drop_metric(self, metric: int) -> None:
+        self._metrics.drop(metric)
+
+
+_LEVELS = {"ERROR": logging.ERROR, "WARNING": logging.WARNING, "INFO": logging.INFO, "VERBOSE": logging.DEBUG}
+_WAITS = {"load": "load_model()", "unload": "unload_model()", "ready": "is_model_ready()"}
+
+
+class LocalResponses:
+    """Implements `worker.host.ResponseIterator`. The call begins at once; `begun` is done when something has come."""
+
+    def __init__(self, models: ModelCaller, request: InferenceRequest, parents: list[EngineRequest]) -> None:
+        self.begun: Future[None] = Future()
+        self._outcomes: queue.SimpleQueue[tuple[Outcome, bool]] = queue.SimpleQueue()
+        self._before: list[worker_response.InferenceResponse] = []
+        self._at = 0
+        self._over = False
+        self._call = models.submit(
+            request, functools.partial(_receive, self._outcomes, self.begun), parent=parents, paced=True
+        )
+
+    def __iter__(self) -> "LocalResponses":
+        self._at = 0
+        return self
+
+    def __next__(self) -> worker_response.InferenceResponse:
+        if self._at == len(self._before):
+            if self._over:
+                raise StopIteration
+            outcome, self._over = self._outcomes.get()
+            self._call.taken()
+            if outcome is None:  # as in Triton, an end that comes alone is a response without outputs
+                self._before.append(worker_response.InferenceResponse.received([]))
+            elif isinstance(outcome, ModserveError):
+                self._before.append(_failure(outcome))
+            else:
+                self._before.append(_received_response(outcome))
+        self._at += 1
+        return self._before[self._at - 1]
+
+    def cancel(self) -> None:
+        """The responses that have come are still to be had, and then the end, mostly an error of the code CANCELLED."""
+        self._call.cancel()
+
+    def __del__(self) -> None:
+        self.cancel()
+
+
+def _receive(
+    outcomes: "queue.SimpleQueue[tuple[Outcome, bool]]", begun: "Future[None]", outcome: Outcome, final: bool
+) -> None:
+    """Take a response of a call; it does not refer to the iterator, which cancels the call when it is forgotten."""
+    outcomes.put((outcome, final))
+    if not begun.done() and begun.set_running_or_notify_cancel():
+        begun.set_result(None)
+
+
+def as_call(request: worker_request.InferenceRequest) -> InferenceRequest:
+    return InferenceRequest(
+        model_name=request.model_name,
+        inputs={one.name(): as_core(one) for one in request.inputs()},
+        outputs=tuple(request._names),
+        version=None if request.model_version < 0 else request.model_version,
+        id=request.request_id(),
+        parameters=call_parameters(request),
+        timeout_ns=request.timeout() * 1000,
+    )
+
+
+def _received_response(response: InferenceResponse) -> worker_response.InferenceResponse:
+    tensors = [received_tensor(name, tensor) for name, tensor in response.outputs.items()]
+    return worker_response.InferenceResponse.received(tensors, None, dict(response.parameters) or None)
+
+
+def _failure(error: ModserveError) -> worker_response.InferenceResponse:
+    return worker_response.InferenceResponse.received([], TritonError(error.message, ErrorCode[error.code.name]))
