@@ -87,7 +87,8 @@ REFUSED = {
     "'<class 'modserve_worker.tensor.Tensor'>'.",
     "an_exception": f"{FAILED}Expected an 'InferenceResponse' object in the execute function return list, found type "
     "'<class 'ValueError'>'.",
-    "wrong_name": f"{FAILED}The response has the outputs ['OUTPUTT'], and none of those that were requested: ['OUTPUT'].",
+    "wrong_name": f"{FAILED}The response has the outputs ['OUTPUTT'], and none of those that were requested: "
+    "['OUTPUT'].",
     "wrong_type": f"{OUTPUT} is of type INT32, but the model configuration says TYPE_FP32",
     "wrong_shape": f"{OUTPUT} has shape [2], expected 1 in the first dimension, as in the inputs",
     "wrong_rows": f"{OUTPUT} has shape [2,2], expected 1 in the first dimension, as in the inputs",

@@ -306,9 +306,9 @@ def _checked(request: InferenceRequest, response: Any, name: str) -> InferenceRe
         sender.count(True, True)
     pruned = response.pruned(request._names)
     if pruned is not response and not pruned._tensors and pruned._error is None:
-        outputs = [tensor._name for tensor in response._tensors]
+        outputs, requested = [tensor._name for tensor in response._tensors], list(request._names)
         raise _refusal(
-            name, f"The response has the outputs {outputs}, and none of those that were requested: {list(request._names)}."
+            name, f"The response has the outputs {outputs}, and none of those that were requested: {requested}."
         )
     return pruned
 
