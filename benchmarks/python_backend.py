@@ -1,4 +1,4 @@
-"""What models in Python cost: the same model.py files in worker processes, in threads of the server, and under Triton.
+"""What models in Python cost: the same model.py files in processes, in threads, on the event loop, and under Triton.
 
     python benchmarks/python_backend.py                              # prints the report; some 40 minutes
     python benchmarks/python_backend.py --write                      # and puts it, and its picture, into the docs
@@ -33,7 +33,9 @@ from overhead import ROOT, Contender, Load, ServerProcess, Way
 from python_workloads import Workload, check, grpc_body, http_body, workloads, write_repository
 
 PICTURE = ROOT / "docs" / "performance" / "python_backend.svg"
-PROCESS, THREAD, TRITON = "modserve, process", "modserve, thread", "Triton"
+PROCESS, THREAD, INLINE, TRITON = "modserve, process", "modserve, thread", "modserve, inline", "Triton"
+NOT_INLINE = ("bls", "numbers")
+"""A model that waits for another one, and a decoupled one, cannot run on the event loop."""
 PROTOCOLS = ("HTTP", "gRPC")
 IDLE_SECONDS = 25
 """After the last request, before memory is looked at once more: servers may give some back when they rest."""
@@ -130,12 +132,14 @@ class Entry:
 
 @contextmanager
 def entries(models: Sequence[str], directory: Path) -> Iterator[list[Entry]]:
-    """Process mode first, then thread mode, then Triton, if there is a command for it."""
+    """The modes one after the other, then Triton, if there is a command for it."""
     with ExitStack() as stack:
         served = []
-        for name, thread in ((PROCESS, False), (THREAD, True)):
-            repository = write_repository(directory / name, models, thread)
-            served.append(Entry(Contender(name, stack.enter_context(overhead.server(repository))), models))
+        for name in (PROCESS, THREAD, INLINE):
+            chosen = [model for model in models if name != INLINE or model not in NOT_INLINE]
+            repository = write_repository(directory / name, chosen, name.rpartition(" ")[2])
+            if chosen:
+                served.append(Entry(Contender(name, stack.enter_context(overhead.server(repository))), chosen))
         if template := os.environ.get("TRITON_SERVER_CMD"):
             served.append(_triton(stack, template, models, directory))
         yield served

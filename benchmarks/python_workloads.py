@@ -25,7 +25,7 @@ NUMBERS = 100
 """Responses to a request of the decoupled model."""
 LARGE = 4_000_000
 """Elements of FP32: 16 MB."""
-_THREAD_MODE = 'parameters { key: "EXECUTION_MODE" value { string_value: "thread" } }\n'
+_MODE = 'parameters {{ key: "EXECUTION_MODE" value {{ string_value: "{}" }} }}\n'
 _DATATYPES = {"float32": "FP32", "int32": "INT32"}
 
 
@@ -60,13 +60,13 @@ def write_onnx(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
 
 
-def write_repository(directory: Path, models: Sequence[str], thread: bool = False) -> Path:
-    """The models of these names, and those that they call; in threads of the server if `thread`."""
+def write_repository(directory: Path, models: Sequence[str], mode: str = "") -> Path:
+    """The models of these names, and those that they call. `mode` is their EXECUTION_MODE, if they are to name one."""
     for name in dict.fromkeys([*models, *(["add_sub"] if "bls" in models else [])]):
         shutil.copytree(MODELS / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
-        if thread:
+        if mode:
             with (directory / name / "config.pbtxt").open("a") as config:
-                config.write(_THREAD_MODE)
+                config.write(_MODE.format(mode))
         if name == "onnx_inside":
             write_onnx(directory / name / "1" / "perceptron.onnx")
     return directory

@@ -38,14 +38,14 @@ def test_each_model_has_a_workload() -> None:
     assert sorted(python_workloads.workloads()) == NAMES
 
 
-@pytest.mark.parametrize("thread", [False, True])
-def test_repository(tmp_path: Path, thread: bool) -> None:
-    written = python_workloads.write_repository(tmp_path, NAMES, thread)
+@pytest.mark.parametrize("mode", ["", "thread"])
+def test_repository(tmp_path: Path, mode: str) -> None:
+    written = python_workloads.write_repository(tmp_path, NAMES, mode)
     for name in NAMES:
         ast.parse((written / name / "1" / "model.py").read_text())
         config = (written / name / "config.pbtxt").read_text()
         assert 'backend: "python"' in config
-        assert ("EXECUTION_MODE" in config) is thread
+        assert ("EXECUTION_MODE" in config) is bool(mode)
     assert (written / "onnx_inside" / "1" / "perceptron.onnx").stat().st_size > 3 * 64 * 64 * 4
 
 
