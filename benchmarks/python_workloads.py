@@ -64,6 +64,10 @@ def write_repository(directory: Path, models: Sequence[str], mode: str = "") -> 
     """The models of these names, and those that they call. `mode` is their EXECUTION_MODE, if they are to name one."""
     for name in dict.fromkeys([*models, *(["add_sub"] if "bls" in models else [])]):
         shutil.copytree(MODELS / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+        if name == "batched_add_sub":
+            shutil.copytree(
+                MODELS / "add_sub" / "1", directory / name / "1", ignore=shutil.ignore_patterns("__pycache__")
+            )
         if mode:
             with (directory / name / "config.pbtxt").open("a") as config:
                 config.write(_MODE.format(mode))

@@ -24,17 +24,32 @@ def file_of(pid: int) -> int:
 
 def wait(process: "subprocess.Popen[bytes]", end: float) -> bool:
     """Whether a child ends before `end`, in seconds. It is not reaped, so that its group is still its own."""
-    while True:
-        if process.returncode is not None:
-            return True
+    if process.returncode is not None:
+        return True
+    file = file_of(process.pid)
+    if file >= 0:
         try:
-            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                return True
-        except ChildProcessError:
-            return True
+            return _is_readable(file, end)
+        finally:
+            os.close(file)
+    while not _has_ended(process.pid):
         if time.monotonic() >= end:
             return False
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # the system has no way to wait for a child, but not for ever
+    return True
+
+
+def _is_readable(file: int, end: float) -> bool:
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(max(0.0, end - time.monotonic()) * 1000))
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
 
 
 def describe(code: int) -> str:

@@ -12,21 +12,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 import numpy as np
 
-NUMPY_TYPES: "Dict[str, Any]" = {
-    "BOOL": np.bool_,
-    "UINT8": np.uint8,
-    "UINT16": np.uint16,
-    "UINT32": np.uint32,
-    "UINT64": np.uint64,
-    "INT8": np.int8,
-    "INT16": np.int16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "FP16": np.float16,
-    "FP32": np.float32,
-    "FP64": np.float64,
-    "BYTES": np.object_,
-}
+from . import dtypes
+
+NUMPY_TYPES: "Dict[str, Any]" = {**dtypes.NUMPY_TYPES, "BYTES": np.object_}
 """The type of the arrays that functions get and return."""
 _DATATYPES = {np.dtype(kind): name for name, kind in NUMPY_TYPES.items()}
 _PLAIN: "Dict[Any, str]" = {bool: "BOOL", int: "INT64", float: "FP64", str: "BYTES", bytes: "BYTES"}
