@@ -222,6 +222,6 @@ def test_a_client_that_leaves_takes_the_calls_along(server: Any, mode: str, note
     before = file.read_text() if file.exists() else ""
     with stream(server) as opened:
         opened.send(f"gatherer_{mode}", {"WHAT": np.array(["waiting"], np.object_)})
-        time.sleep(0.2)
+        eventually(lambda: file.exists() and file.read_text() == before + "begun ")
         opened.client.stop_stream(cancel_requests=True)
-    eventually(lambda: file.exists() and file.read_text() == before + "cancelled ", 2.5)
+    eventually(lambda: file.read_text() == before + "begun cancelled ", 2.5)
