@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from modserve import InferenceServer, Settings
-from modserve.backends.onnxruntime import OnnxRuntimeBackend
+from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend
 from overhead import ROOT, put_into_report
 
 CALLERS = 16

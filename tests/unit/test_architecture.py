@@ -36,7 +36,9 @@ RULES = {
     "config": rule("core pb", "google.protobuf"),
     "protocol": rule("core pb", "google.protobuf numpy orjson"),
     "settings": rule("core protocol.restricted", "pydantic shtab yaml"),
-    "backends": rule("core", "numpy onnxruntime"),
+    "backends": rule(
+        "core", "numpy onnxruntime openvino torch tensorflow xgboost lightgbm treelite sklearn skops joblib mlflow"
+    ),
     "resources": rule("core"),
     "repository": rule("core"),
     "observability": rule("core", "prometheus_client"),

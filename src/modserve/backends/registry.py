@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from modserve.core.errors import internal, invalid
 
+from . import catalogue
 from .api import Backend, BackendModel, Executor, InstanceSpec
 
 GROUP = "modserve.backends"
@@ -32,12 +33,14 @@ class BackendRegistry:
 
     @property
     def names(self) -> list[str]:
-        return sorted({*self._entries, *self._loaded})
+        """The backends that can run models here: those whose library is installed."""
+        return sorted({*catalogue.available(self._entries), *self._loaded})
 
     def get(self, name: str) -> Backend:
         """The backend called `name`.
 
-        Raises INVALID_ARG for an unknown name, INTERNAL if it cannot be imported or lacks a part of the backend API.
+        Raises INVALID_ARG for an unknown name and for one whose library is not installed, INTERNAL if it cannot be
+        imported or lacks a part of the backend API.
         """
         backend = self._loaded.get(name)
         if backend is None:
@@ -54,11 +57,22 @@ class BackendRegistry:
 
     def _import(self, name: str) -> Backend:
         entry = self._entries[name]
+        engine = catalogue.BY_BACKEND.get(name)
+        if engine is not None and not engine.installed and engine.install:
+            raise invalid(
+                f"backend '{name}' needs {engine.library}, which is not installed here: {engine.install}; installed "
+                f"backends are: {', '.join(self.names)}"
+            )
         try:
             return cast(Backend, entry.load()())
         except BaseException as error:  # SystemExit, too: the package may have been written to run as a program
             text = str(error) or type(error).__name__
-            raise internal(f"failed to load backend '{name}' ({entry.value}): {text}") from error
+            what = f"failed to load backend '{name}' ({entry.value})"
+            if engine is not None and engine.install:
+                version = f" {engine.version}" if engine.version else ""
+                what += f", which needs {engine.library}{version}"
+                text += f"; to install it anew: {engine.install.replace('install', 'install --force-reinstall', 1)}"
+            raise internal(f"{what}: {text}") from error
 
 
 def new_instance(model: BackendModel, spec: InstanceSpec) -> Executor:

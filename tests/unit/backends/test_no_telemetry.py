@@ -11,7 +11,7 @@ def test_onnxruntime_reports_to_nobody(tmp_path: Path) -> None:
     silencing = ("CI", "GITHUB_ACTIONS", "TF_BUILD", "ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS")
     environment = {name: value for name, value in os.environ.items() if name not in silencing}
     subprocess.run(
-        [sys.executable, "-c", "import modserve.backends.onnxruntime"],
+        [sys.executable, "-c", "import modserve.backends.onnxruntime.backend"],
         env={**environment, "HOME": str(tmp_path)},
         check=True,
     )

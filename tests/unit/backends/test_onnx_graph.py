@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from modserve.backends.onnx_graph import MOST_NODES, depends_on_data, file_depends_on_data
+from modserve.backends.onnxruntime.graph import MOST_NODES, depends_on_data, file_depends_on_data
 
 ROOT = Path(__file__).parents[3]
 X = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])

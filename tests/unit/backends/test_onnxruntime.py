@@ -11,10 +11,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from modserve.backends import onnxruntime_options
 from modserve.backends.api import ModelSource, Placement
-from modserve.backends.onnxruntime import OnnxRuntimeBackend, OnnxRuntimeModel
-from modserve.backends.onnxruntime_options import visible_gpus
+from modserve.backends.onnxruntime import options as onnxruntime_options
+from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend, OnnxRuntimeModel
+from modserve.backends.onnxruntime.options import visible_gpus
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
@@ -629,7 +629,7 @@ def gpu_sessions(monkeypatch: pytest.MonkeyPatch) -> list[FakeSession]:
 
     monkeypatch.setattr(ort, "InferenceSession", make)
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
-    monkeypatch.setattr("modserve.backends.onnxruntime._gpu_devices", lambda: ["nvidia0", "nvidia1"])
+    monkeypatch.setattr("modserve.backends.onnxruntime.backend._gpu_devices", lambda: ["nvidia0", "nvidia1"])
     return made
 
 

@@ -4,16 +4,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from modserve.backends import catalogue
 from modserve.backends.api import InstanceSpec, Placement
 from modserve.backends.identity import IdentityBackend
-from modserve.backends.onnxruntime import OnnxRuntimeBackend
-from modserve.backends.registry import BackendRegistry, new_instance
+from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend
+from modserve.backends.registry import GROUP, BackendRegistry, new_instance
 from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import InstanceKind, ModelConfig
 from modserve.testing import PuppetBackend, config, instance_spec
@@ -57,6 +59,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         sys.modules.pop(name, None)
 
 
+INSTALLED = catalogue.available(entry.name for entry in entry_points(group=GROUP))
+"""Of this package; the engines that are there depend on what else is installed."""
+
+
 def refusal(registry: BackendRegistry, name: str) -> tuple[Code, str]:
     with pytest.raises(ModserveError) as caught:
         registry.get(name)
@@ -74,9 +80,23 @@ def test_installed_backends(name: str, kind: type) -> None:
 
 
 def test_an_unknown_name_lists_the_installed_ones() -> None:
-    assert refusal(BackendRegistry({"zebra": PuppetBackend()}), "tensorrt") == (
+    assert {"identity", "onnxruntime", "python", "repeat"} <= {*INSTALLED}
+    assert refusal(BackendRegistry({"zebra": PuppetBackend()}), "dali") == (
         Code.INVALID_ARG,
-        "unable to find backend 'tensorrt', installed backends are: identity, onnxruntime, python, repeat, zebra",
+        f"unable to find backend 'dali', installed backends are: {', '.join([*INSTALLED, 'zebra'])}",
+    )
+
+
+def test_a_backend_whose_library_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "is_installed", lambda module: module != "openvino")
+    registry = BackendRegistry()
+    assert "openvino" not in registry.names
+    assert "pytorch" in registry.names
+    others = ", ".join(registry.names)
+    assert refusal(registry, "openvino") == (
+        Code.INVALID_ARG,
+        "backend 'openvino' needs OpenVINO, which is not installed here: pip install 'modserve[openvino]'; installed "
+        f"backends are: {others}",
     )
 
 
@@ -84,13 +104,13 @@ def test_backends_given_by_hand_come_first() -> None:
     puppet = PuppetBackend()
     registry = BackendRegistry({"identity": puppet})
     assert registry.get("identity") is puppet
-    assert registry.names == ["identity", "onnxruntime", "python", "repeat"]
+    assert registry.names == INSTALLED
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_backend_from_another_package() -> None:
     registry = BackendRegistry()
-    assert registry.names == ["acme", "broken", "demanding", "identity", "missing", "onnxruntime", "python", "repeat"]
+    assert registry.names == sorted([*INSTALLED, "acme", "broken", "demanding", "missing"])
     assert "acme_engine" not in sys.modules  # imported when a model first asks for it
     backend = registry.get("acme")
     assert isinstance(backend, PuppetBackend)

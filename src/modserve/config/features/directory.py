@@ -28,9 +28,14 @@ FORMATS = (
     ModelFormat("model.plan", "tensorrt", "tensorrt_plan"),
     ModelFormat("model.onnx", "onnxruntime", "onnxruntime_onnx"),
     ModelFormat("model.xml", "openvino"),
+    ModelFormat("model.tflite", "openvino"),
+    ModelFormat("model.pdmodel", "openvino"),
     ModelFormat("model.pt", "pytorch", "pytorch_libtorch"),
     ModelFormat("model.pt2", "pytorch", "torch_aoti"),
     ModelFormat("model.py", "python"),
+    ModelFormat("xgboost.json", "fil"),
+    ModelFormat("xgboost.ubj", "fil"),
+    ModelFormat("model.skops", "sklearn"),
 )
 PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"libtorch": "pytorch"}
 """Platform → backend."""

@@ -1,6 +1,6 @@
 """The ``onnxruntime`` backend: ONNX models on ONNX Runtime.
 
-`onnxruntime_options` has what users may set. The CPU instances of a model share one session: it may be run from several
+`options` has what users may set. The CPU instances of a model share one session: it may be run from several
 threads at once, and the weights are in memory once. A model whose instances are all on GPUs has no session on the CPU.
 """
 
@@ -23,9 +23,9 @@ from modserve.core.errors import invalid, unsupported
 from modserve.core.model_config import DescribedTensor, InstanceKind, ModelConfig, ModelDescription
 from modserve.core.tensor import Array
 
-from .api import InstanceSpec, ModelSource, Placement
-from .onnx_graph import file_depends_on_data
-from .onnxruntime_options import (
+from ..api import InstanceSpec, ModelSource, Placement
+from .graph import file_depends_on_data
+from .options import (
     BACKEND_OPTIONS,
     MAX_BATCH_SIZE,
     SHRINKAGE,

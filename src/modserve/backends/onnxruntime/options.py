@@ -14,7 +14,7 @@ import onnxruntime as ort
 from modserve.core.errors import invalid
 from modserve.core.model_config import ModelConfig
 
-from .api import ModelSource
+from ..api import ModelSource
 
 _GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,

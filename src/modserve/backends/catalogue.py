@@ -1,0 +1,111 @@
+"""The engines that modserve has a backend for: what each loads, what it needs, and whether that is installed here.
+
+Nothing here imports an engine: to say which are there must be quick, and must not fail with one that is broken.
+"""
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A backend of this package that stands on somebody else's library."""
+
+    backend: str
+    """Its name in configurations."""
+    library: str
+    """As people call it."""
+    module: str
+    """What Python imports; it is installed if this can be found."""
+    distributions: tuple[str, ...]
+    """Whose version it has; the first one that is installed counts."""
+    extra: str
+    """What to install: ``pip install 'modserve[extra]'``; empty for what is always there."""
+    loads: str
+    """The kinds of files, for people."""
+
+    @property
+    def installed(self) -> bool:
+        return is_installed(self.module)
+
+    @property
+    def version(self) -> str:
+        """Of the library; empty if it is not installed, or does not say."""
+        return next(filter(None, map(version_of, self.distributions)), "")
+
+    @property
+    def install(self) -> str:
+        """The command that installs it; empty for what is always there."""
+        return f"pip install 'modserve[{self.extra}]'" if self.extra else ""
+
+
+ENGINES = (
+    Engine(
+        "onnxruntime", "ONNX Runtime", "onnxruntime", ("onnxruntime-gpu", "onnxruntime"), "", "ONNX models (model.onnx)"
+    ),
+    Engine(
+        "openvino",
+        "OpenVINO",
+        "openvino",
+        ("openvino",),
+        "openvino",
+        "OpenVINO IR (model.xml with model.bin), ONNX, TensorFlow SavedModel, TensorFlow Lite and PaddlePaddle models",
+    ),
+    Engine(
+        "pytorch",
+        "PyTorch",
+        "torch",
+        ("torch",),
+        "torch",
+        "TorchScript (model.pt), exported and compiled programs (model.pt2), classes in model.py",
+    ),
+    Engine(
+        "tensorflow",
+        "TensorFlow",
+        "tensorflow",
+        ("tensorflow-cpu", "tensorflow"),
+        "tensorflow",
+        "SavedModel (model.savedmodel/), frozen graphs (model.graphdef)",
+    ),
+    Engine("fil", "Treelite", "treelite", ("treelite",), "trees", "forests of XGBoost, LightGBM and Treelite"),
+    Engine(
+        "sklearn",
+        "scikit-learn",
+        "sklearn",
+        ("scikit-learn",),
+        "sklearn",
+        "scikit-learn models (model.skops; pickles if the operator allows them)",
+    ),
+    Engine("mlflow", "MLflow", "mlflow", ("mlflow-skinny", "mlflow"), "mlflow", "MLflow model directories (MLmodel)"),
+    Engine("tensorrt", "TensorRT", "tensorrt", ("tensorrt",), "", "plans, which need the GPU they were built for"),
+)
+"""Those that this package runs without another library (python, identity, repeat, auto) are not here."""
+
+BY_BACKEND = {engine.backend: engine for engine in ENGINES}
+
+
+@functools.cache
+def is_installed(module: str) -> bool:
+    """Whether Python finds a top-level module. It may still fail to import."""
+    try:
+        spec = find_spec(module)
+        return spec is not None and spec.origin is not None  # or it is a folder of that name, somewhere
+    except (ImportError, ValueError):  # a module without a spec, as a test or a program may have put it there
+        return False
+
+
+@functools.cache
+def version_of(distribution: str) -> str:
+    """Empty if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def available(backends: Iterable[str]) -> list[str]:
+    """Those of the backends whose library is installed, in order."""
+    return sorted(name for name in backends if (engine := BY_BACKEND.get(name)) is None or engine.installed)

@@ -1,0 +1,1 @@
+"""The ``onnxruntime`` backend: ONNX models on ONNX Runtime."""
