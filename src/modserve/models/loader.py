@@ -206,7 +206,7 @@ class Loader:
             message,
             engine,
             instances,
-            backend.any_thread,
+            getattr(engine, "any_thread", backend.any_thread),
             labels,
             initial_states,
             lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),

@@ -24,6 +24,7 @@ from modserve.core.model_config import DescribedTensor, InstanceKind, ModelConfi
 from modserve.core.tensor import Array
 
 from ..api import InstanceSpec, ModelSource, Placement
+from ..options import integer
 from .graph import file_depends_on_data
 from .options import (
     BACKEND_OPTIONS,
@@ -32,7 +33,6 @@ from .options import (
     SILENT,
     cuda_options,
     global_threads,
-    integer,
     session_options,
     shrunk_devices,
     visible_gpus,

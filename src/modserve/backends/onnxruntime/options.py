@@ -4,7 +4,6 @@ The names are those of Triton's ONNX Runtime backend (its README, and ``ModelSta
 acted on, or a warning says why it is not.
 """
 
-import difflib
 import re
 import threading
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from modserve.core.errors import invalid
 from modserve.core.model_config import ModelConfig
 
 from ..api import ModelSource
+from ..options import SERVER_PARAMETERS, flag, integer, unknown_parameter
 
 _GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -39,7 +39,7 @@ _SESSION_PARAMETERS = (*_THREAD_COUNTS, "execution_mode", "enable_mem_arena", "e
 _WITHOUT_EFFECT = {
     "share_session_between_instances": "instances on the CPU always share one session, those on GPUs never do"
 }
-_OTHERS = ("session.", "padding.", "scheduling.", "ensemble.")
+_OTHERS = ("session.", *SERVER_PARAMETERS)
 """Parameters that ONNX Runtime reads by their own keys, or that are the server's."""
 
 MAX_BATCH_SIZE = "default-max-batch-size"
@@ -59,9 +59,7 @@ def warnings(config: ModelConfig, gpus: int) -> list[str]:
         elif key in _THREAD_COUNTS and global_threads.enabled:
             notes.append(f"{who}: --backend-config=onnxruntime,{_GLOBAL_THREADS}=1 gives all models the same threads")
         elif key not in known and not key.startswith(_OTHERS):
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            notes.append(f"{who}: backend 'onnxruntime' does not know it{hint}")
+            notes.append(unknown_parameter("onnxruntime", config, key, known))
     level = config.graph_optimization_level or 0
     if level and level not in _GRAPH_LEVELS:
         notes.append(
@@ -154,22 +152,6 @@ def _integer(config: ModelConfig, parameter: str, default: int) -> int:
 
 def _flag(config: ModelConfig, parameter: str) -> bool:
     return flag(f"model '{config.name}': parameter", config.parameters, parameter, default=True)
-
-
-def integer(where: str, values: Mapping[str, str], key: str, default: int) -> int:
-    """The number under `key`. Raises INVALID_ARG."""
-    text = values.get(key)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise invalid(f"{where} '{key}' is '{text}', expected an integer of 0 or more")
-    return int(text)
-
-
-def flag(where: str, values: Mapping[str, str], key: str, *, default: bool) -> bool:
-    """As `integer`, for a number of which only zero or not counts, or ``true`` or ``false``."""
-    text = values.get(key, "").lower()
-    return text == "true" if text in ("true", "false") else bool(integer(where, values, key, default))
 
 
 def visible_gpus(present: Iterable[str], visible: str | None) -> int:
