@@ -2,7 +2,8 @@
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from modserve.core.inflight import Inflight
 
@@ -52,39 +53,43 @@ class Lengths:
         for level in sorted(levels):
             yield from levels[level]
 
-    def around(self, head: Inflight, most: int) -> tuple[list[Inflight], int]:
-        """`head` and those nearest to it in length, in the order of their lengths, and where `head` is among them.
+    def around(self, head: Inflight, most: int) -> tuple[list[Inflight], list[int], int]:
+        """`head` and those nearest to it in length, in the order of their lengths; these; and the place of `head`.
 
         At most so many shorter ones, as many of its length, and as many longer ones, the most urgent of each length.
         """
         order = self._order
         length = self.padded(head.length)
         place = bisect_left(order, length)
-        shorter: list[list[Inflight]] = []
+        below: list[tuple[int, list[Inflight]]] = []
         left = most
         for index in range(place - 1, -1, -1):
             line = self._first(order[index], left)
-            shorter.append(line)
+            below.append((order[index], line))
             left -= len(line)
             if left <= 0:
                 break
-        chosen = [inflight for line in reversed(shorter) for inflight in line]
-        begin = len(chosen)
-        chosen.append(head)
-        chosen += [one for one in self._first(length, most) if one is not head]
+        near: list[Inflight] = []
+        lengths: list[int] = []
+        for one, line in reversed(below):
+            near += line
+            lengths += [one] * len(line)
+        begin = len(near)
+        near.append(head)
+        near += [inflight for inflight in self._first(length, most) if inflight is not head]
         left = most
+        lengths += [length] * (len(near) - begin)
         for index in range(place + 1, len(order)):
             line = self._first(order[index], left)
-            chosen += line
+            near += line
+            lengths += [order[index]] * len(line)
             left -= len(line)
             if left <= 0:
                 break
-        return chosen, begin
+        return near, lengths, begin
 
     def _first(self, length: int, most: int) -> list[Inflight]:
-        line: list[Inflight] = []
-        for inflight in self.of(length):
-            if len(line) >= most or inflight.arrival > self.last_arrival:
-                break
-            line.append(inflight)
-        return line
+        levels = self._lines[length]
+        lines: Iterable[Inflight] = next(iter(levels.values())) if len(levels) == 1 else self.of(length)
+        latest = self.last_arrival
+        return [inflight for inflight in islice(lines, most) if inflight.arrival <= latest]

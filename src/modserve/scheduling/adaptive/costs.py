@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Sequence
 from math import exp, log, log2, sqrt
 
-OVERHEAD_NS = 50_000
-"""What a batch costs the server beside its execution: forming it, the hop to a thread, the settling."""
+OVERHEAD_NS = 100_000
+"""What a batch costs the server beside its execution: choosing it, the hop to a thread, the settling."""
 _MEMORY = 32  # executions in the mean of a cell
 _FADE = 0.9995  # of the weight of a cell, with each execution of any
 _CLIP = 0.35  # an execution that differs by more, as a logarithm, counts as if it differed by so much

@@ -8,17 +8,14 @@ the time counts, and with it the rate.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
-_ALL_UP_TO = 8
-"""Groups of up to so many requests are tried with every count, larger ones with counts that grow by an eighth."""
+_COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+"""So many requests a group may have, beside one alone, the most that fit, and all that are no longer than its last."""
 
 
 def counts_tried(most: int) -> list[int]:
-    """How many requests a group of several may have: all small numbers, then ever fewer."""
-    counts = list(range(2, min(most, _ALL_UP_TO) + 1))
-    while counts and counts[-1] < most:
-        counts.append(min(most, counts[-1] + max(1, counts[-1] // 8)))
-    return counts
+    return [count for count in _COUNTS if count < most] + ([most] if most > 1 else [])
 
 
 def queue_weight(waiting: int, utilisation: float) -> float:
@@ -41,32 +38,34 @@ def best_groups(
     `weight` is as of `queue_weight`. Groups of several requests have up to `most_rows`, and no more rows times length
     than `most_elements`, if that is not 0.
     """
-    total = 0
-    before = [0]  # rows before each request
-    for size in rows:
-        total += size
-        before.append(total)
+    before = list(accumulate(rows, initial=0))
+    single = before[-1] == len(rows)  # each request has one row: then a group has as many rows as requests
     prices = [0.0]
     begins: list[int] = []
     known = -1
-    table: Sequence[float] = ()
+    priced: Sequence[float] = ()
     limit = 0
     for end, length in enumerate(lengths, 1):
         if length != known:
-            known, table = length, times(length)
+            known = length
             limit = min(most_rows, most_elements // length) if most_elements else most_rows
-        until = before[end]
-        size = until - before[end - 1]
+            most = max(limit, *rows)
+            priced = [time * (weight + 0.5 * size) for size, time in enumerate(times(length)[: most + 1])]
         begin = end - 1
-        price = prices[begin] + table[size] * (weight + 0.5 * size)
+        price = prices[begin] + priced[rows[begin]]
+        until = before[end]
+        if until <= limit:
+            other = priced[until]
+            if other < price:
+                price, begin = other, 0
         for count in counts:
             start = end - count
             if start < 0:
                 break
-            size = until - before[start]
+            size = count if single else until - before[start]
             if size > limit:
                 break
-            other = prices[start] + table[size] * (weight + 0.5 * size)
+            other = prices[start] + priced[size]
             if other < price:
                 price, begin = other, start
         prices.append(price)

@@ -22,20 +22,12 @@ from ..lengths import Lengths
 from .costs import Costs
 from .grouping import best_groups, counts_tried
 from .load import Load
+from .trials import SURE, Trials
 
+_QUICK_NS, _MEAN_SHARE = 400_000, 0.1
+"""Where batches take less than this, choosing costs too much: as many as fit run together. So does the first."""
 _SIDE = 32
 """So many shorter and longer requests are looked at."""
-_TRIAL_EVERY = 8
-_FIRST_TRIALS = 64
-"""Executions in which a trial may come twice as often."""
-_ALLOWED = 0.002
-_ALLOWED_AT_FIRST = 8
-"""So many batches at the beginning count in full, not only as that share."""
-_MOST_SAVED = 8
-"""Batches whose price trials may cost in a row; its mean is of the latest:"""
-_MEAN_OF = 64
-_SURE = 4.0
-"""So many executions of about its size make a batch no trial."""
 
 
 class Measured:
@@ -62,15 +54,11 @@ class Measured:
         self._version = -1
         self._changes = 0
         self._random = Random(0)
-        self._turn = 0
-        self._mean = 0.0
-        """The price of a batch, lately."""
-        self._balance = 0.0
-        """What trials may cost now."""
-        self._trial: tuple[Inflight, float, float] | None = None
-        """The first member of the latest trial, the time it is likely to take, and how many wait for its end."""
+        self._mean_ns = 0.0
+        """How long batches took lately; 0 before the first."""
         self.statistics = ChoiceStatistics(batches=dict.fromkeys(("alone", "equal", "padded"), 0))
         self.load = Load(self.statistics)
+        self._trials = Trials(self.statistics)
 
     def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
         costs, statistics = self._costs, self.statistics
@@ -78,31 +66,16 @@ class Measured:
         rows = min(rows_of(timing.batch_size, self._batch_sizes), len(costs.of(1)) - 1)
         length = self._length(max([inflight.length for inflight in members]))
         costs.observe(rows, length, ns)
+        self._mean_ns += _MEAN_SHARE * (ns - self._mean_ns) if self._mean_ns else ns
         self.load.observe(timing)
         if costs.version != self._version:
             self._version = costs.version
             self._tables.clear()
             if costs.changes != self._changes:
                 self._changes = costs.changes
-                self._turn = 0  # as at the beginning
+                self._trials.start_again()
             statistics.costs = costs.known()
-        if self._trial is not None and members[0] is self._trial[0]:
-            _, expected_ns, waiting = self._trial
-            self._charge(ns - expected_ns, waiting)
-            self._trial = None
-
-    def _earn(self, price: float) -> None:
-        """A share of the price of a batch goes to the account for trials."""
-        self._turn += 1
-        self._mean += (price - self._mean) / min(self._turn, _MEAN_OF)
-        share = 1.0 if self._turn <= _ALLOWED_AT_FIRST else _ALLOWED
-        self._balance = min(_MOST_SAVED * self._mean, self._balance + share * price)
-
-    def _charge(self, ns: float, waiting: float) -> None:
-        """A trial has cost so many nanoseconds, for so many that waited for its end."""
-        if ns > 0:
-            self._balance -= ns * waiting
-            self.statistics.trial_ns += ns
+        self._trials.observe(members[0], ns)
 
     def rule(self, together: Together, now_ns: int) -> Decision:
         decision = self._ready(together, now_ns)
@@ -116,7 +89,7 @@ class Measured:
                 size = together.size
                 weight = 1e6 if self._patient else self.load.weight(size, self._most)
                 length = self._length(next(iter(together)).length)
-                self._earn(self._times(length)[size] * (weight + 0.5 * size))
+                self._trials.earn(self._times(length)[size] * (weight + 0.5 * size))
             return decision
         if decision.reason is Reason.DEADLINE:
             head = min(together, key=lambda inflight: inflight.begin_by_ns or FAR_NS)
@@ -149,13 +122,13 @@ class Measured:
     def _choose(self, together: Together, lengths: Lengths, head: Inflight) -> list[Inflight]:
         """The members of the next batch, in the order of their lengths."""
         largest = self._largest()
-        near, place = lengths.around(head, min(largest, _SIDE))
-        if not self._costs.count:
-            begin, end = self._widest(near, place, largest)
+        near, their_lengths, place = lengths.around(head, min(largest, _SIDE))
+        if self._mean_ns < _QUICK_NS:
+            begin, end = self._widest(near, their_lengths, place, largest)
             return near[begin:end]
         weight = 1e6 if self._patient else self.load.weight(together.size, largest)
         window = _Window(
-            [self._length(inflight.length) for inflight in near],
+            their_lengths,
             [inflight.batch_size for inflight in near],
             self._times,
             [size for size in self._counts if size <= largest],
@@ -168,13 +141,12 @@ class Measured:
         index = next(index for index, cut in enumerate(cuts) if cut > place)
         begin, end = cuts[index - 1], cuts[index]
         size = sum(window.rows[begin:end])
-        self._earn(self._times(window.lengths[end - 1])[size] * (weight + 0.5 * size))
-        turn = self._turn
-        if not turn % _TRIAL_EVERY or (turn < _FIRST_TRIALS and not turn % (_TRIAL_EVERY // 2)):
+        self._trials.earn(self._times(window.lengths[end - 1])[size] * (weight + 0.5 * size))
+        if self._trials.due:
             begin, end = self._perhaps_another(window, near, place, (begin, end), price, largest)
         if end - begin == 1:
             return [head]
-        return _oldest_first(near, begin, end, place, self._padded)
+        return _oldest_first(near, window.lengths, begin, end, place)
 
     def _perhaps_another(
         self,
@@ -186,29 +158,23 @@ class Measured:
         largest: int,
     ) -> tuple[int, int]:
         """The first and last place of a trial, if there is one that may teach something and can be afforded."""
-        widest = self._widest(near, place, largest)
+        widest = self._widest(near, window.lengths, place, largest)
         run = place
         while run + 1 < widest[1] and window.lengths[run + 1] == window.lengths[place]:
             run += 1
         kinds = (widest, (place, place + 1), (place, run + 1), self._anything(widest, place))
         begin, end = kinds[self._random.randrange(len(kinds))]
         size, length = sum(window.rows[begin:end]), window.lengths[end - 1]
-        if (begin, end) == chosen or self._costs.sureness(rows_of(size, self._batch_sizes), length) >= _SURE:
+        if (begin, end) == chosen or self._costs.sureness(rows_of(size, self._batch_sizes), length) >= SURE:
             return chosen
-        time = self._times(length)[size]
-        waiting = window.weight + 0.5 * size
         excess = window.price_with(begin, end) - price
-        if excess > self._balance:
-            return chosen
-        self.statistics.trials += 1
-        self._charge(excess / waiting, waiting)
-        self._trial = near[begin], time, waiting
-        return begin, end
+        time, waiting = self._times(length)[size], window.weight + 0.5 * size
+        return (begin, end) if self._trials.begin(excess, time, waiting, near[begin]) else chosen
 
     def _anything(self, widest: tuple[int, int], place: int) -> tuple[int, int]:
         return self._random.randint(widest[0], place), self._random.randint(place, widest[1] - 1) + 1
 
-    def _widest(self, near: Sequence[Inflight], place: int, largest: int) -> tuple[int, int]:
+    def _widest(self, near: Sequence[Inflight], lengths: Sequence[int], place: int, largest: int) -> tuple[int, int]:
         """The most that fits, shorter ones first, as the places of its first and behind its last."""
         begin, end = place, place + 1
         size = near[place].batch_size
@@ -218,7 +184,7 @@ class Measured:
                 if not 0 <= other < len(near) or size + near[other].batch_size > largest:
                     break
                 size += near[other].batch_size
-                length = self._length(near[max(other, end - 1)].length)
+                length = lengths[max(other, end - 1)]
                 if self._most_elements and rows_of(size, self._batch_sizes) * length > self._most_elements:
                     size -= near[other].batch_size
                     break
@@ -261,20 +227,15 @@ class _Window:
         return best_groups(lengths, rows, self._times, self._counts, self.weight, self._most_rows, self._most_elements)
 
 
-def _oldest_first(
-    near: Sequence[Inflight], begin: int, end: int, place: int, padded: Callable[[int], int]
-) -> list[Inflight]:
+def _oldest_first(near: Sequence[Inflight], lengths: Sequence[int], begin: int, end: int, place: int) -> list[Inflight]:
     """The group from `begin` to `end`. If only some of its shortest length are in it, then the most urgent of these."""
     group = list(near[begin:end])
-    length = padded(near[begin].length)
-    first = begin
-    while first and padded(near[first - 1].length) == length:
-        first -= 1
-    if first < begin <= place and padded(near[place].length) != length:
+    length = lengths[begin]
+    first = lengths.index(length)
+    if first < begin and lengths[place] != length:
         last = begin
-        while last < end and padded(near[last].length) == length:
+        while last < end and lengths[last] == length:
             last += 1
-        others = near[first : first + last - begin]
         if all(inflight.batch_size == near[begin].batch_size for inflight in near[first:last]):
-            group[: last - begin] = others
+            group[: last - begin] = near[first : first + last - begin]
     return group

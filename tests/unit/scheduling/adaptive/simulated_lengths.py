@@ -150,8 +150,9 @@ class Simulation:
         """Clients that send as soon as they are answered; the answers a second."""
         if not self.engine.busy:
             self.engine.on_answer = lambda inflight: self.clock.call_soon(lambda: self.send() and None)
-            for _ in range(clients):
+            for _ in range(clients):  # not all at once, or they would stay together for ever
                 self.send()
+                self.clock.advance(MS // 10)
         begin, begin_ns = len(self.engine.latencies), self.clock.now_ns()
         self.clock.advance(int(seconds * 1e9))
         return (len(self.engine.latencies) - begin) * 1e9 / (self.clock.now_ns() - begin_ns)
