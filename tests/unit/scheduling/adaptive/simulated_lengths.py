@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from modserve.core.inflight import Inflight
 from modserve.core.merging import Padding, PaddingPolicy
@@ -38,27 +37,28 @@ def configured(policy: str, multiple_of: int = 8, most: int = MOST) -> ModelConf
     return config(max_batch_size=most, dynamic_batching=DynamicBatching((most,)), padding=padding)
 
 
-@dataclass(eq=False)
 class Engine:
     """Implements `scheduling.scheduler.BatchRunner`: instances that do not disturb one another."""
 
-    clock: FakeClock
-    cost: Cost
-    padding: Padding
-    chance: random.Random
-    noise: float = 0.0
-    instances: int = 1
-    on_free: Callable[[], None] = lambda: None
-    observe: Callable[[ExecutionTiming, list[Inflight]], None] = lambda timing, members: None
-    on_answer: Callable[[Inflight], None] = lambda inflight: None
-    busy: int = 0
-    run_ns: int = 0
-    latencies: list[int] = field(default_factory=list)
-    batches: list[tuple[int, int]] = field(default_factory=list)
-    """Rows and length of each."""
+    def __init__(
+        self, clock: FakeClock, cost: Cost, padding: Padding, chance: random.Random, noise: float, instances: int
+    ) -> None:
+        self.on_free: Callable[[], None] = lambda: None
+        self.observe: Callable[[ExecutionTiming, list[Inflight]], None] = lambda timing, members: None
+        self.on_answer: Callable[[Inflight], None] = lambda inflight: None
+        self.clock = clock
+        self.cost = cost
+        self.busy = 0
+        self.latencies: list[int] = []
+        self.batches: list[tuple[int, int]] = []
+        """Rows and length of each."""
+        self._padding = padding
+        self._chance = chance
+        self._noise = noise
+        self._instances = instances
 
     def reserve(self) -> int | None:
-        if self.busy == self.instances:
+        if self.busy == self._instances:
             return None
         self.busy += 1
         return 0
@@ -68,13 +68,12 @@ class Engine:
 
     def run(self, slot: int, batch: list[Inflight], close_reason: str) -> None:
         rows = sum([inflight.batch_size for inflight in batch])
-        length = self.padding.padded(max([inflight.length for inflight in batch]))
+        length = self._padding.padded(max([inflight.length for inflight in batch]))
         self.batches.append((rows, length))
         timing = ExecutionTiming(rows, close_reason)
         timing.compute_start_ns = self.clock.now_ns()
-        noise = self.chance.lognormvariate(0, self.noise) if self.noise else 1.0
+        noise = self._chance.lognormvariate(0, self._noise) if self._noise else 1.0
         ns = int(self.cost(rows, length) * noise * MS)
-        self.run_ns += ns
 
         def end() -> None:
             timing.compute_end_ns = self.clock.now_ns()
@@ -127,14 +126,12 @@ class Simulation:
             padded=adaptation.padded,
         )
 
-    def send(self) -> Inflight:
+    def send(self) -> None:
         length = self._length(self._chance)
         inputs = PLAIN_REQUEST.inputs
-        inflight = RecordedInflight(
-            PLAIN_REQUEST, RecordingSink(), inputs, ("OUTPUT0",), 1, self._key(length), 0, length=length
-        )
+        sink = RecordingSink()
+        inflight = RecordedInflight(PLAIN_REQUEST, sink, inputs, ("OUTPUT0",), 1, self._key(length), 0, length=length)
         self._scheduler.enqueue(inflight)
-        return inflight
 
     def open_loop(self, per_second: float, seconds: float) -> float:
         """Requests by chance; the mean latency in milliseconds of those answered in that time."""
@@ -149,7 +146,7 @@ class Simulation:
     def closed_loop(self, clients: int, seconds: float) -> float:
         """Clients that send as soon as they are answered; the answers a second."""
         if not self.engine.busy:
-            self.engine.on_answer = lambda inflight: self.clock.call_soon(lambda: self.send() and None)
+            self.engine.on_answer = lambda inflight: self.clock.call_soon(self.send)
             for _ in range(clients):  # not all at once, or they would stay together for ever
                 self.send()
                 self.clock.advance(MS // 10)
