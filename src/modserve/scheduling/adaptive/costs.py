@@ -21,11 +21,13 @@ OVERHEAD_NS = 100_000
 _MEMORY = 32  # executions in the mean of a cell
 _FADE = 0.9995  # of the weight of a cell, with each execution of any
 _CLIP = 0.35  # an execution that differs by more, as a logarithm, counts as if it differed by so much
-_CHANGED_AFTER = 3  # so many of these in a row, on the same side, are a change and no chance
+_CHANGED_AFTER, _LATEST = 8, 10
+"""So many of these in a row in one cell and on the same side, or among so many in any, are a change and no chance."""
 _LEVEL_SHARE = 0.03
 _JUMP_AFTER = 6  # executions in a row that are off by at least, and differ from one another by at most:
 _JUMP_LEAST, _JUMP_SPREAD = 0.15, 0.45
-_DOUBTED = 2.0  # executions in a cell, after a change elsewhere
+_KNOWN = 2.0  # executions in a cell, before one can be off
+_DOUBTED = 0.2  # executions in a cell, after a change elsewhere
 _SETTLED = 6  # executions in a cell, before it has a say about the level
 _PRIORS = 0.3, 16.0  # how many executions a cell must have to be believed as much as the curve: least and most
 _REFITS = (4, 8, 16, 32, 64, 128)  # executions from one fit to the next: often at first
@@ -76,7 +78,7 @@ class Costs:
         self.version = 0
         self._since = 0
         """The executions before the latest change."""
-        self._off: deque[float] = deque(maxlen=_JUMP_AFTER)
+        self._off: deque[float] = deque(maxlen=_LATEST)
         self._curve = [0.0] * _TERMS
         """Nanoseconds: of a batch, of a row, of an element, of a row by its length squared, and of elements^1.5."""
 
@@ -110,14 +112,13 @@ class Costs:
         # Lengths differ within a cell. The curve says what that makes.
         shift = self._curve_at(log_rows, log_length) - self._curve_at(cell.rows, cell.length) if self.version else 0.0
         difference = relative - shift - cell.time
-        if cell.times > _DOUBTED:
+        if cell.times > _KNOWN:
             difference -= self._jump(difference)
-        if abs(difference) > _CLIP and cell.times > _DOUBTED:
+        if abs(difference) > _CLIP and cell.times > _KNOWN:
             sign = 1 if difference > 0 else -1
             cell.off = cell.off + sign if cell.off * sign > 0 else sign
-            if abs(cell.off) > _CHANGED_AFTER:
+            if abs(cell.off) >= _CHANGED_AFTER or self._most_are_off():
                 self._doubt()
-                cell.times = 1.0
             else:
                 difference = sign * _CLIP
         else:
@@ -129,16 +130,17 @@ class Costs:
         share = 1 / cell.times
         cell.rows += share * (log_rows - cell.rows)
         cell.length += share * (log_length - cell.length)
-        cell.time += share * (difference + (shift * share if self.version else 0.0))
+        cell.time += share * (difference + shift)
 
     def _jump(self, difference: float) -> float:
         """By how much the level has changed all at once, which several executions must agree about."""
         off = self._off
         off.append(difference)
-        least, most = min(off), max(off)
+        latest = list(off)[-_JUMP_AFTER:]
+        least, most = min(latest), max(latest)
         if len(off) < _JUMP_AFTER or most - least > _JUMP_SPREAD or not (least > _JUMP_LEAST or most < -_JUMP_LEAST):
             return 0.0
-        jump = sum(off) / len(off)
+        jump = sum(latest) / len(latest)
         self._level += jump
         off.clear()
         for cell in self._cells.values():
@@ -146,9 +148,14 @@ class Costs:
         self._due = 1
         return jump
 
+    def _most_are_off(self) -> bool:
+        least = max(_CLIP, 3 * sqrt(self._noise))
+        return sum([abs(difference) > least for difference in self._off]) >= _CHANGED_AFTER
+
     def _doubt(self) -> None:
         """The engine's times have changed. Learn fast again."""
         self.changes += 1
+        self._off.clear()
         self._since = self.count - 1
         self._due = min(self._due, 2)
         for cell in self._cells.values():
