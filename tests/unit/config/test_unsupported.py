@@ -69,7 +69,9 @@ def test_every_row_is_tested() -> None:
 @pytest.mark.parametrize(("path", "case"), FAILING.items())
 def test_fails(path: str, case: tuple[str, str]) -> None:
     text, shown = case
-    found = [problem for problem in problems(f"{text}\nmax_batch_size: 8") if "not supported" in problem]
+    found = [
+        problem for problem in problems(f"{text}\nmax_batch_size: 8", backend="identity") if "not supported" in problem
+    ]
 
     (why,) = [setting.why for setting in SETTINGS if setting.path == path]
     assert [problem.split(": ", 1)[1] for problem in found] == [
@@ -83,7 +85,7 @@ def test_warns(path: str, case: tuple[str, str]) -> None:
     text, shown = case
 
     (why,) = [setting.why for setting in SETTINGS if setting.path == path]
-    (warning,) = finish(text + ONE_EACH).warnings
+    (warning,) = finish(text + ONE_EACH, backend="identity").warnings
     assert warning.startswith("repository/foo/config.pbtxt:1:")
     assert warning.endswith(f": '{shown}' is ignored by this version of modserve: {why}")
 
