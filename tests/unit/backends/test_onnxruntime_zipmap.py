@@ -17,8 +17,8 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import DescribedTensor, TensorSpec
 from modserve.testing import config, instance_spec
 
-NUMBERS = {"classlabels_int64s": [-3, 0, 2**62]}
-STRINGS = {"classlabels_strings": ["setosa", "versicolor", "ê"]}
+NUMBERS: dict[str, Any] = {"classlabels_int64s": [-3, 0, 2**62]}
+STRINGS: dict[str, Any] = {"classlabels_strings": ["setosa", "versicolor", "ê"]}
 FLOATS = helper.make_tensor_value_info("IN", TensorProto.FLOAT, ["batch", 3])
 ROWS = np.array([[1, 2, 7], [0.5, 0.25, 0.25]], np.float32)
 ONNX = helper.make_opsetid("", 15)

@@ -14,7 +14,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from modserve.core.errors import invalid
-from modserve.core.model_config import InstanceKind, ModelDescription
+from modserve.core.model_config import DescribedTensor, InstanceKind, ModelDescription
 
 from ..api import InstanceSpec, ModelSource, Placement
 from ..options import integer
@@ -96,16 +96,22 @@ class OnnxRuntimeModel:
         self._data_dependent = file_depends_on_data(self._file.path)
 
     def describe(self) -> ModelDescription:
+        try:
+            inputs, outputs = self._tensors()
+        except UnicodeDecodeError as error:
+            raise invalid(f"a name in '{self._file.path}' is not UTF-8: {error}") from None
+        default_size = integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        return ModelDescription(inputs, outputs, default_size)
+
+    def _tensors(self) -> tuple[tuple[DescribedTensor, ...], tuple[DescribedTensor, ...]]:
+        """The inputs and the outputs."""
         session = self._first.session
         inputs = [describe(argument) for argument in session.get_inputs()]
         # Old files list all weights among the inputs: only those count that the configuration takes for inputs.
         configured = self._source.config.inputs_by_name
         defaults = [each for each in session.get_overridable_initializers() if each.name in configured]
-        return ModelDescription(
-            (*inputs, *(describe(argument, optional=True) for argument in defaults)),
-            tuple(describe(argument) for argument in session.get_outputs()),
-            integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE),
-        )
+        inputs += [describe(argument, optional=True) for argument in defaults]
+        return tuple(inputs), tuple(describe(argument) for argument in session.get_outputs())
 
     def instance(self, spec: InstanceSpec) -> OnnxRuntimeInstance:
         gpu = spec.device if _is_gpu(spec.placement) else None

@@ -30,6 +30,7 @@ _NO_OPERATOR = (
 _LOAD_HINTS = {
     "Protobuf parsing failed": " It is cut off, or no ONNX file.",
     "External data path": " The model's weights are in a file of their own, which must lie beside it.",
+    "External initializer": " The file with the model's weights is cut off or that of another model.",
     "Unsupported model IR version": _NEWER,
     "only *guarantees* support": _NEWER,
     "is not a registered function/op": _NO_OPERATOR,
