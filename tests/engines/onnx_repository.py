@@ -1,5 +1,6 @@
 """ONNX models that are made on the spot, and wheels that are unpacked but never installed."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -44,10 +45,18 @@ def write(
     version.mkdir(parents=True)
     onnx.save(helper.make_model(graph, ir_version=8, opset_imports=list(OPSETS)), version / "model.onnx")
     if config:
-        (repository / name / "config.pbtxt").write_text(f'backend: "onnxruntime"\n{config}')
+        backend = "" if "backend:" in config else 'backend: "onnxruntime"\n'
+        (repository / name / "config.pbtxt").write_text(backend + config)
     return version / "model.onnx"
 
 
 def copied(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(source, target)
+
+
+def page_configs() -> dict[str, str]:
+    """The configurations that docs/engines/onnxruntime.md shows, by what they are about."""
+    page = Path(__file__).parents[2] / "docs" / "engines" / "onnxruntime.md"
+    blocks = re.findall(r"^```protobuf\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return dict(zip(("start", "sessions", "openvino", "gpu", "operators"), blocks, strict=True))

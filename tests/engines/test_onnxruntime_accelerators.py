@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tritonclient.http as http
 from onnx import TensorProto, helper
-from onnx_repository import unpacked, write
+from onnx_repository import page_configs, unpacked, write
 from server_process import ServerProcess, serving
 from tritonclient.utils import InferenceServerException
 from wire import HOST
@@ -62,6 +62,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, errors: list[str]) -> Itera
     repository = tmp_path_factory.mktemp("models")
     threads = 'parameters { key: "intra_op_thread_count" value { string_value: "3" } } instance_group { count: 2 }'
     write(repository, "openvino", NODES, ENDS[:1], ENDS[1:], f"{accelerated('openvino')} {threads}")
+    page = page_configs()["openvino"].replace("/var/cache/openvino", str(tmp_path_factory.mktemp("cache")))
+    write(repository, "page", NODES, ENDS[:1], ENDS[1:], page)
     listed = 'max_batch_size: 4 parameters { key: "execution_providers" value { string_value: "OpenVINO,cpu" } }'
     write(repository, "listed", NODES, ENDS[:1], ENDS[1:], listed)
     for name, (config, _) in FAILING.items():
@@ -78,7 +80,7 @@ def client(server: ServerProcess) -> Any:
     return http.InferenceServerClient(f"{HOST}:{server.http_port}")
 
 
-@pytest.mark.parametrize("name", ["openvino", "listed"])
+@pytest.mark.parametrize("name", ["openvino", "listed", "page"])
 def test_openvino_inside_onnx_runtime(server: ServerProcess, name: str) -> None:
     client(server).load_model(name)
     assert "onnxruntime 1.24.1: OpenVINOExecutionProvider, CPUExecutionProvider" in server.log

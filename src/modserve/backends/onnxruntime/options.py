@@ -15,7 +15,7 @@ from modserve.core.model_config import ModelConfig
 
 from ..api import ModelSource
 from ..options import SERVER_PARAMETERS, flag, integer, unknown_parameter
-from .providers import CUDA_PARAMETERS, PROVIDERS
+from .providers import CUDA_PARAMETERS, GRAPH_CAPTURE, PROVIDERS
 
 _GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -68,6 +68,12 @@ def warnings(config: ModelConfig, gpus: int) -> list[str]:
             f"model '{config.name}': gpu_execution_accelerator {names} has no effect: it is for instances on GPUs, and "
             "ONNX Runtime can use none here"
         )
+    for accelerator in (*config.gpu_accelerators, *config.cpu_accelerators):
+        for key in sorted(GRAPH_CAPTURE & accelerator.parameters.keys()):
+            notes.append(
+                f"model '{config.name}': parameter '{key}' of accelerator '{accelerator.name}' has no effect: no CUDA "
+                "graphs are recorded, as requests have their inputs in different places"
+            )
     level = config.graph_optimization_level or 0
     if level and level not in _GRAPH_LEVELS:
         notes.append(
