@@ -37,7 +37,7 @@ def test_what_is_installed_here() -> None:
 def test_files_that_are_gone_are_not_an_error_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """What uninstalling one of two distributions leaves is a folder that can be imported, and has nothing in it."""
     monkeypatch.delattr(ort, "InferenceSession")
-    with pytest.raises(ImportError, match="not all there, .*: pip install --force-reinstall --no-deps onnxruntime"):
+    with pytest.raises(ImportError, match=r"not all there, .*: pip install --force-reinstall --no-deps onnxruntime"):
         importlib.reload(modserve.backends.onnxruntime)
 
 
