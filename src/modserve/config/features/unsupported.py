@@ -16,6 +16,8 @@ from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath, Problems, show
 
+_WITH_RUNTIMES = ("pytorch",)
+"""Backends that act on ``runtime``."""
 _OWN_MEMORY = "the model gives each new state in memory of its own"
 
 
@@ -58,6 +60,8 @@ SETTINGS = (
 def check(message: pb.ModelConfig, problems: Problems) -> None:
     """Adds a problem for each setting that must not be ignored, and a warning for each one that is."""
     for setting in SETTINGS:
+        if setting.path == "runtime" and message.backend in _WITH_RUNTIMES:
+            continue
         for path, value in _values(message, setting.path.split("."), ()):
             if setting.matters(value):
                 add, verdict = (problems.add, "not supported") if setting.fails else (problems.warn, "ignored")
