@@ -218,7 +218,9 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
             f"folders of models are in, '{directory.parent.parent}'"
         )
         return
-    suffixes = {Path(row.filename).suffix: row.filename for row in FORMATS if row.backend in installed}
+    suffixes = {
+        Path(row.filename).suffix: row.filename for row in FORMATS if row.by_suffix and row.backend in installed
+    }
     has_version = any(parse_directory(name) is not None for name in names if (directory / name).is_dir())
     for name in names:
         path = directory / name
@@ -243,7 +245,7 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
 def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
     """A line for each kind of file that no engine here takes."""
     lines: dict[_Kind, str] = {}
-    served = {Path(row.filename).suffix for row in FORMATS if row.backend in installed}
+    served = {Path(row.filename).suffix for row in FORMATS if row.by_suffix and row.backend in installed}
     for file in files:
         suffix = Path(file).suffix.lower()
         kind = _KIND_OF_SUFFIX.get(suffix)
