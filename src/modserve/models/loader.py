@@ -28,6 +28,7 @@ from modserve.scheduling.scheduler import LoopClock
 from . import advice
 from .assembly import assemble_model, wrapped
 from .calls import ModelCalls, ModelControl
+from .engine_report import engine_report
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
 from .instances import make_anew, make_instances, specs_of
 from .model import Opened
@@ -212,6 +213,7 @@ class Loader:
             lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),
             self._on_health,
             metrics.close,
+            engine_report(draft.backend, engine, specs),
         )
 
     def _threads(self, backend: Backend, count: int) -> int:

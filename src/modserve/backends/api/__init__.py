@@ -264,8 +264,9 @@ class BackendModel(Protocol):
     """One opened model version. Called on a loading thread, never on the event loop's.
 
     It may have two more members. `report() -> Mapping[str, object]`, called when the instances are made, says what runs
-    the model, for ``GET /v2/models/{model}/engine``, in values that JSON has: at least `engine` (the library), `version`,
-    `precision`, `device` and `threads`. `any_thread` (bool) takes the place of its backend's.
+    the model, for ``GET /v2/models/{model}/engine`` and ``modserve_engine_info``, in values that JSON has: at least
+    `engine` (the library), `version`, `precision`, `device` and `threads`. `any_thread` (bool) takes the place of its
+    backend's.
     """
 
     def describe(self) -> ModelDescription | None:
