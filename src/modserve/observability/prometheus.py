@@ -154,6 +154,7 @@ _ENGINE_LABELS = {
     "engine": "engine",
     "engine_version": "version",
     "precision": "precision",
+    "variant": "variant",
     "device": "device",
 }
 """Labels of an engine → the members of its report."""

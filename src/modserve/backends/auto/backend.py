@@ -12,9 +12,9 @@ from ..registry import BackendRegistry, new_instance
 from . import options as auto_options
 from .cache import EDITION, ChoiceCache, content_digest
 from .candidates import Cpu, find_artifact, hindrance, this_cpu
-from .choice import Choice, Row, named, table
+from .choice import Choice, Row, table
 from .measure import Job, Opened
-from .options import read_options
+from .options import engine_parameters, read_options
 from .samples import WARMUP_FOLDER, warmup_of
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class AutoBackend:
             try:
                 opened = job.open(choice.candidate)
             except ModserveError as error:
-                what = named(choice.candidate)
+                what = choice.candidate.title
                 _log.warning("model '%s': %s was chosen before, but fails: %s", source.config.name, what, error)
             else:
                 return self._model(job, choice, opened, from_cache=True)
@@ -94,7 +94,7 @@ class AutoBackend:
             "content": content_digest(directory if directory.is_dir() else job.artifact.path),
             "file": job.artifact.path.name,
             "candidates": [
-                [row.candidate.backend, row.candidate.version, row.candidate.precision, row.why] for row in rows
+                [row.candidate.name, row.candidate.version, dict(row.candidate.parameters), row.why] for row in rows
             ],
             "cpu": [self._cpu.model, *sorted(self._cpu.flags)],
             "threads": [source.cpu_threads, source.cpu_instances],
@@ -139,6 +139,9 @@ class AutoModel:
             "threads": self._job.source.cpu_threads,
             **said,
             "chosen_backend": choice.candidate.backend,
+            "chosen_parameters": engine_parameters(
+                self._job.source.config, choice.candidate.backend, choice.candidate.parameters
+            ),
             "reason": choice.reason,
             "from_cache": self._from_cache,
             **choice.details,

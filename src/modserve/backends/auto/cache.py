@@ -53,8 +53,7 @@ class ChoiceCache:
         path = self._path(facts)
         entry = {
             "facts": facts,
-            "backend": choice.candidate.backend,
-            "precision": choice.candidate.precision,
+            "choice": choice.candidate.name,
             "reason": choice.reason,
             "rows": choice.rows,
             "details": choice.details,
@@ -88,10 +87,9 @@ def _choice(entry: object, facts: Mapping[str, object], candidates: Sequence[Can
     """Raises KeyError, TypeError or ValueError for what is none."""
     if not isinstance(entry, dict) or entry["facts"] != json.loads(json.dumps(facts, default=list)):
         raise ValueError("it is about something else")
-    name = entry["backend"], entry["precision"]
-    candidate = next((each for each in candidates if (each.backend, each.precision) == name), None)
+    candidate = next((each for each in candidates if each.name == entry["choice"]), None)
     if candidate is None:
-        raise ValueError(f"it chose {name[0]} at {name[1]}, which cannot run here")
+        raise ValueError(f"it chose '{entry['choice']}', which cannot run here")
     rows, details, reason = entry["rows"], entry["details"], entry["reason"]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise TypeError("its table is none")

@@ -22,17 +22,25 @@ _BF16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16")
 class Candidate:
     """An engine at a precision. `parameters` go to the engine with the model's; `needs` are flags of the CPU.
 
-    One of the flags suffices; without any the candidate runs everywhere.
+    `variant` tells apart what has the same engine and precision. Of the flags one suffices; without any the candidate
+    runs everywhere.
     """
 
     backend: str
     precision: str = FP32
     parameters: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    variant: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.backend} {self.precision}"
+        """By which it is known in the cache, and in a race."""
+        return " ".join(filter(None, (self.backend, self.precision, self.variant)))
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return " ".join(filter(None, (self.library, self.precision, self.variant)))
 
     @property
     def library(self) -> str:
@@ -58,7 +66,16 @@ _OPENVINO = (
     Candidate("openvino", FP32, {"INFERENCE_PRECISION_HINT": "f32"}),
     Candidate("openvino", BF16, {"INFERENCE_PRECISION_HINT": "bf16"}, _BF16_FLAGS),
 )
-_PYTORCH = (Candidate("pytorch"), Candidate("pytorch", BF16, {"AUTOCAST": "bf16"}, _BF16_FLAGS))
+_PYTORCH = (
+    Candidate("pytorch"),
+    Candidate("pytorch", BF16, {"AUTOCAST": "bf16"}, _BF16_FLAGS, "autocast"),
+    Candidate("pytorch", BF16, {"PRECISION": "bf16"}, _BF16_FLAGS),
+)
+_TORCHSCRIPT = (
+    *_PYTORCH[:1],
+    Candidate("pytorch", FP32, {"OPTIMIZE_FOR_INFERENCE": "1"}, (), "optimized"),
+    *_PYTORCH[1:],
+)
 
 FORMATS = (
     Format("ONNX", (".onnx",), (Candidate("onnxruntime"), *_OPENVINO)),
@@ -67,7 +84,7 @@ FORMATS = (
     Format("TensorFlow graph", (".graphdef",), (Candidate("tensorflow"),)),
     Format("TensorFlow Lite", (".tflite",), _OPENVINO),
     Format("PaddlePaddle", (".pdmodel",), _OPENVINO),
-    Format("TorchScript", (".pt", ".torchscript", ".pth", ".ts"), _PYTORCH),
+    Format("TorchScript", (".pt", ".torchscript", ".pth", ".ts"), _TORCHSCRIPT),
     Format("PyTorch program", (".pt2",), _PYTORCH),
 )
 _BY_SUFFIX = {suffix: each for each in FORMATS for suffix in each.suffixes}

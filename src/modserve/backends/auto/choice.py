@@ -30,6 +30,7 @@ class Row:
             "engine": self.candidate.library,
             "version": self.candidate.version,
             "precision": self.candidate.precision,
+            "variant": self.candidate.variant or None,
             "seconds": self.seconds,
             "rounds": self.rounds or None,
             "error": self.error if self.error is not None and math.isfinite(self.error) else None,
@@ -48,18 +49,13 @@ class Choice:
     """How it was measured, in values that JSON has; empty if nothing was."""
 
 
-def named(candidate: Candidate) -> str:
-    """For people."""
-    return f"{candidate.library} {candidate.precision}"
-
-
 def refusal(row: Row, tolerance: Tolerance, reference: Candidate) -> str:
     """Why a row that was measured must not serve; empty if it may."""
     if row.candidate is reference or row.error is None:
         return ""
     if row.error <= tolerance.limit:
         return ""
-    return f"its outputs differ from those of {named(reference)} by {row.error:.2g}, and the tolerance is {tolerance}"
+    return f"its outputs differ from those of {reference.title} by {row.error:.2g}, and the tolerance is {tolerance}"
 
 
 def not_admitted(candidate: Candidate, tolerance: Tolerance) -> str:
@@ -78,17 +74,17 @@ def decide(rows: Sequence[Row], reference: Candidate) -> tuple[Row, str]:
     fastest = min(able, key=_seconds)
     close = [row for row in able if _seconds(row) <= _seconds(fastest) * (1 + TIE)]
     chosen = close[0]
-    name, took = named(chosen.candidate), f"{_seconds(chosen) * 1e3:.3g} ms"
+    name, took = chosen.candidate.title, f"{_seconds(chosen) * 1e3:.3g} ms"
     if len(able) == 1:
         return chosen, f"{name} is the only one of them that may serve"
     if chosen is not fastest:
         ahead = 1 - _seconds(fastest) / _seconds(chosen)
-        other = f"{named(fastest.candidate)} is {ahead:.1%} faster, which may be noise"
+        other = f"{fastest.candidate.title} is {ahead:.1%} faster, which may be noise"
         return chosen, f"{name} takes {took}; {other}"
     second = min((row for row in able if row is not chosen), key=_seconds)
     ratio = _seconds(second) / _seconds(chosen)
     what = "as fast as" if second in close else f"{ratio:.3g} times as fast as"
-    against = f"{named(second.candidate)} with {_seconds(second) * 1e3:.3g} ms"
+    against = f"{second.candidate.title} with {_seconds(second) * 1e3:.3g} ms"
     error = "" if chosen.candidate is reference or not chosen.error else f"; error {chosen.error:.2g}"
     return chosen, f"{name} takes {took}, {what} {against}{error}"
 
@@ -102,12 +98,12 @@ def table(rows: Sequence[Mapping[str, object]], chosen: Candidate) -> str:
     cells = [("", "engine", "precision", "ms", "error", "")]
     for row in rows:
         seconds, error = row.get("seconds"), row.get("error")
-        serves = (row.get("backend"), row.get("precision")) == (chosen.backend, chosen.precision)
+        serves = _name(row) == (chosen.backend, chosen.precision, chosen.variant)
         cells.append(
             (
                 "→" if serves else "",
                 f"{row.get('engine')} {row.get('version', '')}".strip(),
-                str(row.get("precision")),
+                f"{row.get('precision')} {row.get('variant', '')}".strip(),
                 f"{seconds * 1e3:.3f}" if isinstance(seconds, int | float) else "-",
                 f"{error:.2g}" if isinstance(error, int | float) else "-",
                 str(row.get("why", "")),
@@ -116,3 +112,7 @@ def table(rows: Sequence[Mapping[str, object]], chosen: Candidate) -> str:
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _name(row: Mapping[str, object]) -> tuple[object, ...]:
+    return row.get("backend"), row.get("precision"), row.get("variant", "")

@@ -15,7 +15,7 @@ from ..api import Backend, BackendModel, InstanceSpec, ModelSource
 from ..options import integer
 from ..registry import BackendRegistry, new_instance
 from .candidates import FP32, Artifact, Candidate
-from .choice import Choice, Row, decide, named, not_admitted, refusal
+from .choice import Choice, Row, decide, not_admitted, refusal
 from .comparison import difference
 from .options import LATENCY, MAX_BATCH_SIZE, THROUGHPUT, AutoOptions, engine_parameters
 from .race import race
@@ -123,16 +123,16 @@ class Job:
         if all(each.row.candidate.precision != FP32 for each in tried):
             raise self._refused(rows, failure)  # also if there is none
         reference = tried[0]
-        details: dict[str, object] = {"reference": named(reference.row.candidate)}
+        details: dict[str, object] = {"reference": reference.row.candidate.title}
         able = [each for each in tried if not each.row.why]
         if len(able) == 1:
             # Nothing to compare it with: it need not be run.
-            reason = f"{named(able[0].row.candidate)} is the only engine here that may serve it"
+            reason = f"{able[0].row.candidate.title} is the only engine here that may serve it"
             return self._kept(able[0], reason, rows, details, keep)
         try:
             made = self._samples(reference.config)
         except UnmeasurableError as error:
-            reason = f"{named(reference.row.candidate)} comes first; nothing was measured: {error}"
+            reason = f"{reference.row.candidate.title} comes first; nothing was measured: {error}"
             return self._kept(reference, reason, rows, details, keep)
         details |= {
             "objective": self._objective(reference.config),
@@ -145,7 +145,7 @@ class Job:
         ready = {each.row.candidate.name: each for each in tried if not each.row.why and each.runner is not None}
         if not ready:
             reason = (
-                f"{named(reference.row.candidate)} comes first; no engine could run the samples ({reference.row.why}): "
+                f"{reference.row.candidate.title} comes first; no engine could run the samples ({reference.row.why}): "
                 "model_warmup or the parameter 'sample_shape' describe others"
             )
             _log.warning("model '%s': %s", self.source.config.name, reason)
@@ -158,7 +158,7 @@ class Job:
         compared = next(each for each in tried if each.runner is not None).row.candidate
         chosen, reason = decide([each.row for each in winners], compared)
         winner = next(each for each in winners if each.row is chosen)
-        details |= {"reference": named(compared), "measuring_seconds": round(self._spent_s, 3)}
+        details |= {"reference": compared.title, "measuring_seconds": round(self._spent_s, 3)}
         return self._kept(winner, reason, rows, details, keep)
 
     def _try_to_open(self, row: Row, stack: ExitStack, keep: list[Opened], others: Sequence[_Tried]) -> _Tried:
@@ -172,7 +172,7 @@ class Job:
         config = self.source.completed(self.describe(opened))
         tried = _Tried(row, opened, config)
         if others and (_signature(config) != _signature(others[0].config)):
-            row.why = f"it sees other inputs, outputs or batches in it than {named(others[0].row.candidate)}"
+            row.why = f"it sees other inputs, outputs or batches in it than {others[0].row.candidate.title}"
         return tried
 
     def _objective(self, config: ModelConfig) -> str:
@@ -256,7 +256,7 @@ class Job:
         return Choice(tried.row.candidate, reason, tuple(row.to_json() for row in rows), details), tried.opened
 
     def _refused(self, rows: Sequence[Row], failure: Exception | None) -> ModserveError:
-        reasons = "".join(f"\n  {named(row.candidate)}: {row.why}" for row in rows)
+        reasons = "".join(f"\n  {row.candidate.title}: {row.why}" for row in rows)
         code = failure.code if isinstance(failure, ModserveError) else Code.INVALID_ARG
         who = f"model '{self.source.config.name}': no engine can serve '{self.artifact.path}'"
         return ModserveError(code, f"{who}, which is {self.artifact.format.name}{reasons}")
@@ -275,7 +275,7 @@ def _closed(close: Callable[[], None], candidate: Candidate) -> None:
     try:
         close()
     except Exception:
-        _log.warning("closing %s after it was measured failed", named(candidate), exc_info=True)
+        _log.warning("closing %s after it was measured failed", candidate.title, exc_info=True)
 
 
 def _text(error: Exception) -> str:
