@@ -4,6 +4,7 @@ The reference is ONNX Runtime. Engines that are not installed are left out.
 """
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
