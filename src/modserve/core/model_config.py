@@ -153,6 +153,8 @@ class ModelConfig:
     """Its responses are kept, if the server has a cache for them."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     metric_tags: Mapping[str, str] = field(default_factory=dict)
+    runtime: str = ""
+    """Which implementation of its backend runs the model, where there are several."""
     graph_optimization_level: int | None = None
     """``optimization.graph.level``; None when the configuration does not set it."""
     gpu_accelerators: tuple[Accelerator, ...] = ()

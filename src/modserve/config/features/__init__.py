@@ -98,6 +98,7 @@ def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
         cached=message.response_cache.enable,
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),
+        runtime=message.runtime,
         graph_optimization_level=None if graph is None else graph.level,
         gpu_accelerators=execution.accelerators(accelerators.gpu_execution_accelerator),
         cpu_accelerators=execution.accelerators(accelerators.cpu_execution_accelerator),

@@ -41,7 +41,7 @@ SETTINGS = (
     Setting("model_operations", True, "the model would miss these operations", supported_by=_ONNX_RUNTIME),
     Setting("instance_group.passive", True, "the instances would take requests"),
     Setting("ensemble_scheduling.step.model_namespace", True, "a step takes the one model of its name"),
-    Setting("runtime", False, "each backend has one implementation"),
+    Setting("runtime", False, "each backend has one implementation", supported_by=frozenset({"pytorch"})),
     Setting("model_warmup", False, "the first requests may be slow"),
     Setting("model_metrics", False, "the metrics have their default buckets"),
     Setting("cc_model_filenames", False, "default_model_filename is used on every device"),
