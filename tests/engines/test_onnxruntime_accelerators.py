@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as http
+from model_packages import unpacked
 from onnx import TensorProto, helper
-from onnx_repository import page_configs, unpacked, write
+from onnx_repository import page_configs, write
 from server_process import ServerProcess, serving
 from tritonclient.utils import InferenceServerException
 from wire import HOST
+from wire import http as request
 
 pytest.importorskip("onnxruntime")
 if sys.platform != "linux" or platform.machine() != "x86_64" or sys.version_info >= (3, 14):
@@ -89,6 +91,9 @@ def test_openvino_inside_onnx_runtime(server: ServerProcess, name: str) -> None:
     tensor.set_data_from_numpy(values)
     response = client(server).infer(name, [tensor])
     assert response.as_numpy("OUT").tolist() == (2 * np.maximum(values, 0)).tolist()
+    report = request(server.http_port, "GET", f"/v2/models/{name}/engine").json
+    assert report["providers"] == ["OpenVINOExecutionProvider", "CPUExecutionProvider"]
+    assert report["nodes"]["OpenVINOExecutionProvider"] > 0
     assert "WARNING" not in "".join(line for line in server.log.splitlines() if f"'{name}'" in line)
 
 

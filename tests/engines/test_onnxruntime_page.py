@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
+from model_packages import unpacked
 from onnx import TensorProto, helper
-from onnx_repository import copied, page_configs, unpacked, write
+from onnx_repository import copied, page_configs, write
 
 from modserve import InferenceServer, Settings, config
 from modserve.backends.api import Placement

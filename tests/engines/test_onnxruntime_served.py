@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
+from model_packages import unpacked
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from onnx_repository import copied, unpacked, write
+from onnx_repository import copied, write
 from server_process import ServerProcess, serving
 from tritonclient.utils import InferenceServerException
 from wire import HOST
+from wire import http as request
 
 ort = pytest.importorskip("onnxruntime")
 datasets = pytest.importorskip("sklearn.datasets")
@@ -179,6 +181,14 @@ def test_probabilities_are_those_of_scikit_learn(server: ServerProcess, classifi
     assert [label.decode() for label in response.as_numpy("output_label").ravel()] == classifier.predict(
         FLOWERS
     ).tolist()
+
+
+def test_what_runs_a_model(server: ServerProcess) -> None:
+    report = request(server.http_port, "GET", "/v2/models/iris/engine").json
+    assert report["engine"] == "ONNX Runtime"
+    assert (report["version"], report["device"]) == (ort.__version__, "CPU")
+    assert report["providers"] == ["CPUExecutionProvider"]
+    assert report["class_labels"] == {"output_probability": ["setosa", "versicolor", "virginica"]}
 
 
 # Operators of a model's own
