@@ -22,6 +22,20 @@ def test_the_log_says_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
     assert "CPUExecutionProvider" in caplog.messages[0]
 
 
+def test_the_log_says_what_a_build_cannot_use(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modserve.backends.onnxruntime.backend._gpu_devices", lambda: ["nvidia1", "nvidia0"])
+    with caplog.at_level(logging.INFO):
+        OnnxRuntimeBackend()
+    assert caplog.messages[1].startswith("this build of ONNX Runtime cannot use the GPUs that are here (nvidia0, nvid")
+    caplog.clear()
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with caplog.at_level(logging.INFO):
+        OnnxRuntimeBackend()
+    assert len(caplog.messages) == 1
+
+
 def test_the_log_warns_of_two_distributions(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builds, "installed", lambda: {"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"})
     OnnxRuntimeBackend()

@@ -10,7 +10,7 @@ from modserve.core.errors import internal, invalid, unsupported
 from modserve.core.model_config import ModelConfig
 from modserve.core.tensor import Array
 
-from .options import SHRINKAGE, SILENT
+from .options import SHRINKAGE, log_severity
 from .sessions import text_of
 from .tensors import decoded, to_array, to_bfloat16
 
@@ -26,7 +26,8 @@ class OnnxRuntimeInstance:
         self._run_options: ort.RunOptions | None = None
         if shrink:
             self._run_options = ort.RunOptions()
-            self._run_options.log_severity_level = SILENT
+            self._run_options.log_severity_level = log_severity(config)
+            self._run_options.logid = config.name
             self._run_options.add_run_config_entry(SHRINKAGE, shrink)
         inputs = [(spec.name, spec.datatype) for spec in config.inputs]
         outputs = [(spec.name, spec.datatype) for spec in config.outputs]

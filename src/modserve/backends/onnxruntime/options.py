@@ -127,7 +127,8 @@ def optimisation_level(config: ModelConfig) -> str:
     return _LEVEL_NAMES.get(config.graph_optimization_level or 0, "all")
 
 
-def _log_severity(config: ModelConfig) -> int:
+def log_severity(config: ModelConfig) -> int:
+    """From which on ONNX Runtime writes lines about a model. Raises INVALID_ARG."""
     severity = _integer(config, _LOG_SEVERITY, SILENT)
     if severity > SILENT:
         raise invalid(
@@ -144,7 +145,7 @@ def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
     level = config.graph_optimization_level or 0
     options.graph_optimization_level = _GRAPH_LEVELS.get(level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     options.logid = config.name
-    options.log_severity_level = _log_severity(config)
+    options.log_severity_level = log_severity(config)
     inter = _integer(config, "inter_op_thread_count", 0) or 1
     if global_threads.enabled:
         options.use_per_session_threads = False
