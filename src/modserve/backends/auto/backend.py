@@ -33,10 +33,12 @@ class AutoBackend:
         registry: BackendRegistry | None = None,
         cpu: Cpu | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._registry = registry or BackendRegistry()
         self._cpu = cpu or this_cpu()
         self._clock = clock
+        self._sleep = sleep
 
     def gpu_count(self) -> int:
         """None: engines are compared on the CPU alone."""
@@ -47,7 +49,7 @@ class AutoBackend:
             _log.warning("%s", warning)
         options = read_options(source)
         artifact = find_artifact(source.path, source.config.name)
-        job = Job(source, artifact, options, self._registry, self._clock)
+        job = Job(source, artifact, options, self._registry, self._clock, self._sleep)
         rows = [Row(candidate) for candidate in artifact.format.candidates]
         available = self._registry.names
         for row in rows:

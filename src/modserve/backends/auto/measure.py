@@ -60,12 +60,14 @@ class Job:
         options: AutoOptions,
         registry: BackendRegistry,
         clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.source = source
         self.artifact = artifact
         self.options = options
         self._registry = registry
         self._clock = clock
+        self._sleep = sleep
         self._spent_s = 0.0
         """On executions; what it takes to open engines does not count."""
 
@@ -210,6 +212,7 @@ class Job:
             errors = [difference(ours, theirs, names) for ours, theirs in pairs]
             row.error, why = max(errors, key=lambda each: each[0])
             row.why = why or refusal(row, self.options.tolerance, reference)
+            row.seconds, row.rounds = each.estimate_s, 1  # for people: what the engine would take
 
     def _first_run(self, tried: _Tried, made: Samples, stack: ExitStack) -> list[Mapping[str, Array]]:
         spec = InstanceSpec(
@@ -237,12 +240,12 @@ class Job:
         entrants = {name: each.runner for name, each in ready.items() if each.runner is not None}
         estimates = {name: each.estimate_s for name, each in ready.items()}
         start = self._clock()
-        timings = race(entrants, estimates, max(0.0, self.options.budget_s - self._spent_s), self._clock)
+        timings = race(entrants, estimates, max(0.0, self.options.budget_s - self._spent_s), self._clock, self._sleep)
         self._spent_s += self._clock() - start
         for name, timing in timings.items():
             row = ready[name].row
             row.rounds, row.why = len(timing.seconds), timing.failure
-            row.seconds = timing.median if timing.seconds else None
+            row.seconds = timing.typical if timing.seconds else None
 
     def _kept(
         self,

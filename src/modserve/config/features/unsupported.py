@@ -20,12 +20,16 @@ _OWN_MEMORY = "the model gives each new state in memory of its own"
 
 
 class Setting(NamedTuple):
-    """A field, why it is listed, and the values that matter: by default, all but empty ones."""
+    """A field, why it is listed, and the values that matter: by default, all but empty ones.
+
+    `heeded_by` are the backends that act on it.
+    """
 
     path: str
     fails: bool
     why: str
     matters: Callable[[object], bool] = bool
+    heeded_by: tuple[str, ...] = ()
 
 
 SETTINGS = (
@@ -38,7 +42,7 @@ SETTINGS = (
     Setting("instance_group.passive", True, "the instances would take requests"),
     Setting("ensemble_scheduling.step.model_namespace", True, "a step takes the one model of its name"),
     Setting("runtime", False, "each backend has one implementation"),
-    Setting("model_warmup", False, "the first requests may be slow"),
+    Setting("model_warmup", False, "the first requests may be slow", heeded_by=("auto", "modular")),
     Setting("model_metrics", False, "the metrics have their default buckets"),
     Setting("cc_model_filenames", False, "default_model_filename is used on every device"),
     Setting("optimization.priority", False, "all models have the same priority"),
@@ -58,6 +62,8 @@ SETTINGS = (
 def check(message: pb.ModelConfig, problems: Problems) -> None:
     """Adds a problem for each setting that must not be ignored, and a warning for each one that is."""
     for setting in SETTINGS:
+        if message.backend in setting.heeded_by:
+            continue
         for path, value in _values(message, setting.path.split("."), ()):
             if setting.matters(value):
                 add, verdict = (problems.add, "not supported") if setting.fails else (problems.warn, "ignored")
