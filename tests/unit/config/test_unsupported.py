@@ -20,6 +20,8 @@ FAILING = {
         "ensemble_scheduling.step[0].model_namespace",
     ),
 }
+HEEDED = {"model_warmup": ("auto", "modular")}
+"""Backends that act on a setting."""
 WARNING = {
     "runtime": ("runtime: 'r'", "runtime"),
     "model_warmup": ("model_warmup { name: 'w' }", "model_warmup"),
@@ -86,6 +88,13 @@ def test_warns(path: str, case: tuple[str, str]) -> None:
     (warning,) = finish(text + ONE_EACH).warnings
     assert warning.startswith("repository/foo/config.pbtxt:1:")
     assert warning.endswith(f": '{shown}' is ignored by this version of modserve: {why}")
+
+
+def test_backends_that_act_on_it_give_no_warning() -> None:
+    assert {setting.path: setting.heeded_by for setting in SETTINGS if setting.heeded_by} == HEEDED
+    for path, backends in HEEDED.items():
+        for backend in backends:
+            assert finish(WARNING[path][0] + ONE_EACH, backend=backend).warnings == []
 
 
 @pytest.mark.parametrize(
