@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -258,6 +258,7 @@ class Loader:
                 draft = model_config.decode(listing.content, path, listing.name)
         except ModserveError as error:
             raise UnreadableModelError(error.code, error.message) from error
+        draft = replace(draft, backends=self._registry.known)
         try:
             model_config.check(draft, auto_complete=self._options.auto_complete)
         except ModserveError as error:
@@ -283,7 +284,7 @@ class Loader:
             backend = self._registry.get(draft.backend)
         except ModserveError as error:
             installed = self._registry.names
-            hint = "" if draft.backend in installed else advice.backend_name(draft.backend, installed)
+            hint = "" if draft.backend in self._registry.known else advice.backend_name(draft.backend, installed)
             raise _advised(error, hint) from error
         return backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
 

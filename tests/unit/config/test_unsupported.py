@@ -3,7 +3,7 @@
 import pytest
 from config_build import ONE_EACH, finish, problems
 
-from modserve.config.features.unsupported import SETTINGS
+from modserve.config.features.unsupported import SETTINGS, Setting
 
 # Setting → a configuration where it matters, and the path it is reported under.
 FAILING = {
@@ -20,8 +20,6 @@ FAILING = {
         "ensemble_scheduling.step[0].model_namespace",
     ),
 }
-HEEDED = {"model_warmup": ("auto", "modular")}
-"""Backends that act on a setting."""
 WARNING = {
     "runtime": ("runtime: 'r'", "runtime"),
     "model_warmup": ("model_warmup { name: 'w' }", "model_warmup"),
@@ -71,7 +69,9 @@ def test_every_row_is_tested() -> None:
 @pytest.mark.parametrize(("path", "case"), FAILING.items())
 def test_fails(path: str, case: tuple[str, str]) -> None:
     text, shown = case
-    found = [problem for problem in problems(f"{text}\nmax_batch_size: 8") if "not supported" in problem]
+    found = [
+        problem for problem in problems(f"{text}\nmax_batch_size: 8", backend="identity") if "not supported" in problem
+    ]
 
     (why,) = [setting.why for setting in SETTINGS if setting.path == path]
     assert [problem.split(": ", 1)[1] for problem in found] == [
@@ -85,16 +85,16 @@ def test_warns(path: str, case: tuple[str, str]) -> None:
     text, shown = case
 
     (why,) = [setting.why for setting in SETTINGS if setting.path == path]
-    (warning,) = finish(text + ONE_EACH).warnings
+    (warning,) = finish(text + ONE_EACH, backend="identity").warnings
     assert warning.startswith("repository/foo/config.pbtxt:1:")
     assert warning.endswith(f": '{shown}' is ignored by this version of modserve: {why}")
 
 
-def test_backends_that_act_on_it_give_no_warning() -> None:
-    assert {setting.path: setting.heeded_by for setting in SETTINGS if setting.heeded_by} == HEEDED
-    for path, backends in HEEDED.items():
-        for backend in backends:
-            assert finish(WARNING[path][0] + ONE_EACH, backend=backend).warnings == []
+@pytest.mark.parametrize("setting", [each for each in SETTINGS if each.supported_by], ids=lambda each: each.path)
+def test_a_backend_may_act_on_it(setting: Setting) -> None:
+    text, _ = {**FAILING, **WARNING}[setting.path]
+    for backend in setting.supported_by:
+        assert finish(text + ONE_EACH, backend=backend).warnings == []
 
 
 @pytest.mark.parametrize(
