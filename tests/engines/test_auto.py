@@ -19,7 +19,7 @@ from modserve.protocol.control import metadata
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("modserve.backends.openvino.backend")
 
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx import TensorProto, helper, numpy_helper
 
 PAGE = Path(__file__).parents[2] / "docs" / "engines" / "auto.md"
 WIDE = 256
