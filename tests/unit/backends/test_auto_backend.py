@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -41,6 +41,7 @@ class Workbench:
         self.cpu = BF16_CPU
         self.options: dict[str, str] = {}
         self.engine_options: dict[str, dict[str, str]] = {}
+        self.default: Literal["file", "auto"] = "file"
         self.write()
 
     def write(self, text: str = "", file: str = "model.onnx", backend: str = "auto", **parameters: object) -> None:
@@ -55,6 +56,7 @@ class Workbench:
         auto = AutoBackend(registry, self.cpu, self.clock, self.clock.sleep)
         settings = Settings(
             model_repository=self.repository,
+            default_backend=self.default,
             backend_config={
                 "auto": {"cache-dir": str(self.cache), **self.options},
                 "modular": {"cache-dir": ""},
@@ -419,3 +421,15 @@ async def test_configurations_for_the_modular_engine(bench: Workbench, caplog: p
 async def test_a_file_of_no_known_format(bench: Workbench) -> None:
     bench.write('default_model_filename: "model.gguf"', file="model.gguf")
     assert "is a file of another format; backend 'auto' takes ONNX (.onnx)" in await bench.refusal()
+
+
+@pytest.mark.parametrize(("default", "backend"), [("auto", "auto"), ("file", ORT)])
+async def test_models_whose_configuration_names_no_backend(
+    bench: Workbench, default: Literal["file", "auto"], backend: str
+) -> None:
+    (bench.repository / "m" / "config.pbtxt").unlink()
+    bench.default = default
+    async with bench.served() as server:
+        report: dict[str, Any] = metadata.engine_json(server.model("m"))
+    assert report["backend"] == backend
+    assert report.get("chosen_backend") == (OV if default == "auto" else None)
