@@ -236,10 +236,11 @@ class Loader:
         self, draft: model_config.Draft, backend: Backend | None, description: ModelDescription | None
     ) -> model_config.Complete:
         """The complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG."""
+        described_instances = 0 if description is None else description.cpu_instances
         return model_config.finish(
             draft,
             description,
-            default_cpu_instances=1 if backend is None else backend.default_cpu_instances,
+            default_cpu_instances=described_instances or (1 if backend is None else backend.default_cpu_instances),
             default_model_filename="" if backend is None else backend.default_model_filename,
             gpu_count=0 if backend is None else _gpu_count(draft.backend, backend),
             auto_complete=self._options.auto_complete,

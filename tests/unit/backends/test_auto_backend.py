@@ -338,6 +338,67 @@ async def test_a_warmup_that_is_wrong_fails_the_load(bench: Workbench) -> None:
     assert "sample 'w' of model_warmup has input 'NO', but the model has IN" in await bench.refusal()
 
 
+# Batch size and instances
+
+
+async def test_batches_and_instances_are_tuned_where_the_configuration_leaves_them_open(bench: Workbench) -> None:
+    """A row of these engines takes as long in whichever batch, and their clock adds up what runs side by side."""
+    bench.write(tune="batch, instances")
+    report = await bench.report()
+    assert chosen(report) == (OV, "fp32")
+    assert (report["tuned"]["batch_size"], report["tuned"]["instances"]) == (1, 1)
+    assert {(row["instances"], row["batch_size"]) for row in report["tuned"]["settings"]} >= {(1, 1), (1, 2), (1, 4)}
+    async with bench.served() as server:
+        config = server.model("m").config
+        assert (config.max_batch_size, [group.count for group in config.instance_groups]) == (1, [1])
+        assert metadata.engine_json(server.model("m"))["from_cache"]
+
+
+@pytest.mark.parametrize(
+    ("text", "tune", "why"),
+    [
+        ("max_batch_size: 2 instance_group [ { count: 1 } ]", "batch,instances", "says how large batches are"),
+        ("max_batch_size: 2", "batch", "says how large batches are"),
+    ],
+)
+async def test_what_the_configuration_says_is_not_tuned(
+    bench: Workbench, text: str, tune: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.write(text, tune=tune)
+    report = await bench.report()
+    assert "tuned" not in report
+    assert f"model 'm' is not tuned: its configuration {why}" in caplog.text
+
+
+async def test_only_one_of_both_is_tuned(bench: Workbench) -> None:
+    bench.write("max_batch_size: 2", tune="instances")
+    report = await bench.report()
+    assert report["tuned"]["batch_size"] == 0
+    assert {row["batch_size"] for row in report["tuned"]["settings"]} == {2}
+    async with bench.served() as server:
+        assert server.model("m").config.max_batch_size == 2
+
+
+async def test_instances_that_are_faster_together(bench: Workbench) -> None:
+    """Two instances take the time of one: each execution counts half when there are two of them."""
+    bench.engines[OV].side_by_side = True
+    bench.write(tune="instances")
+    report = await bench.report()
+    counts = {row["instances"] for row in report["tuned"]["settings"]}
+    assert report["tuned"]["instances"] == max(counts)
+    assert report["instances"]["count"] == max(counts)
+    source = bench.engines[OV].sources[-1]
+    assert source.cpu_instances == max(counts)
+    assert source.cpu_threads * source.cpu_instances <= max(1, bench.engines[ORT].sources[0].cpu_threads)
+
+
+async def test_tuning_that_fails_changes_nothing(bench: Workbench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.write(tune="batch", objective="latency")
+    report = await bench.report()
+    assert "tuned" not in report
+    assert "model 'm' is not tuned: its throughput is not what counts" in caplog.text
+
+
 # The cache
 
 
