@@ -244,5 +244,7 @@ class ModelDescription:
     """Whether a request may have any number of responses."""
     dynamic_batching: bool | None = None
     """Whether requests are merged into batches; None: if the model can batch."""
+    cpu_instances: int = 0
+    """How many instances there are on the CPU where the configuration does not say it; 0: the backend's default."""
     sequence_batching: Mapping[str, object] | None = None
     """``sequence_batching`` as the JSON form of a configuration has it, for a model that keeps state."""
