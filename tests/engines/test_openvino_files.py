@@ -1,6 +1,7 @@
 """The files that the OpenVINO backend reads: every format, what is wrong with damaged ones, and the cache."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -176,6 +177,16 @@ def test_a_damaged_tensorflow_lite_file(pitch: Path, tmp_path: Path) -> None:
     cut(path, 0.9)
     with pytest.raises(ModserveError, match=DAMAGED):
         opened(path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_weights_are_mapped_unless_they_shall_not(tmp_path: Path) -> None:
+    weights = op.constant(np.ones((256, 256), np.float32))
+    path = save_one(tmp_path / "model.xml", lambda x: op.matmul(x, weights, False, False), [-1, 256])
+    for parameters, is_mapped in ({}, True), ({"ENABLE_MMAP": "NO"}, False):
+        model = opened(path, configured(parameters=parameters))
+        assert (str(tmp_path / "model.bin") in Path("/proc/self/maps").read_text()) is is_mapped
+        model.close()
 
 
 def test_a_library_of_operators_that_is_none(tmp_path: Path) -> None:
