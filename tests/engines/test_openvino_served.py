@@ -16,7 +16,7 @@ import tritonclient.grpc
 import tritonclient.http
 from model_packages import place, unpacked
 from numpy.typing import NDArray
-from openvino_models import op, save_one, save_sum
+from openvino_models import named, op, parameter, save, save_one, save_sum
 from server_process import ServerProcess, serving
 from tritonclient.utils import InferenceServerException
 from wire import HOST
@@ -36,6 +36,17 @@ backend: "openvino"
 max_batch_size: 8
 input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "B" data_type: TYPE_FP32 dims: [ 4 ] } ]
 output [ { name: "SUM" data_type: TYPE_FP32 dims: [ 4 ] } ]
+"""
+TOTAL = """
+backend: "openvino"
+max_batch_size: 4
+input { name: "X" data_type: TYPE_FP32 dims: [ 1 ] }
+output { name: "TOTAL" data_type: TYPE_FP32 dims: [ 1 ] }
+sequence_batching {
+  oldest { max_candidate_sequences: 4 }
+  state { input_name: "BEFORE" output_name: "AFTER" data_type: TYPE_FP32 dims: [ 1 ]
+    initial_state { name: "zero" data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } }
+}
 """
 PARAMETER = 'parameters {{ key: "{}" value {{ string_value: "{}" }} }}\n'
 Arrays = dict[str, NDArray[Any]]
@@ -64,6 +75,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     for number, config in enumerate(shown_configurations()):
         write(f"shown_{number}", config)
     write("unconfigured", 'backend: "openvino"').with_name("other.txt").touch()
+    save_total(repository / "total" / "1" / "model.xml")
+    (repository / "total" / "config.pbtxt").write_text(TOTAL)
     ids = save_one(repository / "ids" / "1" / "model.xml", lambda x: op.add(x, x), [-1, 2], "i64")
     (ids.parents[1] / "config.pbtxt").write_text('backend: "openvino"')
     weights = op.constant(np.ones((3, 4), np.float32))
@@ -74,6 +87,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     options = ["--strict-readiness=false"]
     with serving(repository, options=options, errors=ERRORS) as running:
         yield running
+
+
+def save_total(path: Path) -> None:
+    """TOTAL = AFTER = X + BEFORE."""
+    x, before = parameter("X", [-1, 1]), parameter("BEFORE", [-1, 1])
+    total = named(op.add(x, before), "TOTAL")
+    save(path, [total, named(op.add(total, op.constant(np.float32(0))), "AFTER")], [x, before])
 
 
 def infer(client: Any, module: Any, model: str, arrays: Arrays) -> Any:
@@ -150,6 +170,18 @@ def test_numbers_that_the_cpu_cuts_off(server: ServerProcess) -> None:
     with pytest.raises(InferenceServerException, match="input 'X' has a number outside of") as caught:
         over_grpc(server, "ids", {"X": np.array([[1, 2**40]])})
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_sequences_with_a_state_that_the_server_keeps(server: ServerProcess) -> None:
+    totals: dict[int, list[float]] = {7: [], 8: []}
+    with tritonclient.grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client:
+        for step in range(3):
+            for sequence, seen in totals.items():
+                tensor = tritonclient.grpc.InferInput("X", [1, 1], "FP32")
+                tensor.set_data_from_numpy(np.array([[sequence + step]], np.float32))
+                flags = {"sequence_id": sequence, "sequence_start": step == 0, "sequence_end": step == 2}
+                seen.append(float(client.infer("total", [tensor], **flags).as_numpy("TOTAL")[0, 0]))
+    assert totals == {7: [7.0, 15.0, 24.0], 8: [8.0, 17.0, 27.0]}
 
 
 def test_what_is_damaged_or_elsewhere_harms_nobody(server: ServerProcess) -> None:
