@@ -170,7 +170,7 @@ def _by_suffix(installed: Collection[str]) -> dict[str, str]:
     return {
         Path(row.filename).suffix: row.filename
         for row in FORMATS
-        if row.backend in installed and not row.filename.startswith("saved_model")
+        if row.backend in installed and row.by_suffix
     }
 
 

@@ -22,6 +22,8 @@ class ModelFormat(NamedTuple):
     filename: str
     backend: str
     platform: str = ""
+    by_suffix: bool = True
+    """Whether other files with the same ending are likely to be such models, too."""
 
 
 # In Triton's order: the first one counts if a directory holds several. Triton does not have saved_model.pb: that is how
@@ -29,7 +31,7 @@ class ModelFormat(NamedTuple):
 FORMATS = (
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
     ModelFormat("model.graphdef", "tensorflow", "tensorflow_graphdef"),
-    ModelFormat("saved_model.pb", "tensorflow", "tensorflow_savedmodel"),
+    ModelFormat("saved_model.pb", "tensorflow", "tensorflow_savedmodel", by_suffix=False),
     ModelFormat("model.plan", "tensorrt", "tensorrt_plan"),
     ModelFormat("model.onnx", "onnxruntime", "onnxruntime_onnx"),
     ModelFormat("model.xml", "openvino"),
@@ -38,9 +40,16 @@ FORMATS = (
     ModelFormat("model.pt", "pytorch", "pytorch_libtorch"),
     ModelFormat("model.pt2", "pytorch", "torch_aoti"),
     ModelFormat("model.py", "python"),
-    ModelFormat("xgboost.json", "fil"),
+    ModelFormat("xgboost.json", "fil", by_suffix=False),
     ModelFormat("xgboost.ubj", "fil"),
+    ModelFormat("xgboost.model", "fil", by_suffix=False),
+    ModelFormat("model.txt", "fil", by_suffix=False),
+    ModelFormat("checkpoint.tl", "fil"),
     ModelFormat("model.skops", "sklearn"),
+    ModelFormat("model.joblib", "sklearn"),
+    ModelFormat("model.pkl", "sklearn", by_suffix=False),
+    ModelFormat("model.pickle", "sklearn", by_suffix=False),
+    ModelFormat("MLmodel", "mlflow", by_suffix=False),
 )
 PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"libtorch": "pytorch"}
 """Platform → backend."""
@@ -102,7 +111,9 @@ def _present_format(message: pb.ModelConfig, directory: Path) -> ModelFormat | N
     """The format of the model's file, as the configuration names it or as the directory holds it."""
     filename = Path(message.default_model_filename)
     if filename.name:
-        return next((row for row in FORMATS if Path(row.filename).suffix == filename.suffix), None)
+        same = (row for row in FORMATS if row.filename == filename.name)
+        alike = (row for row in FORMATS if row.by_suffix and Path(row.filename).suffix == filename.suffix)
+        return next(same, None) or next(alike, None)
     if message.platform:
         return None
     for names in _version_contents(directory):
