@@ -393,7 +393,15 @@ def test_an_operator_that_tensorflow_lacks(backend: TensorFlowBackend, tmp_path:
     path.write_bytes(graph.SerializeToString())
     text = refusal(backend, path)
     assert "'AcmeSum'" in text
-    assert text.endswith("It has an operator that this TensorFlow does not have.")
+    assert text.endswith("model_operations { op_library_filename: … } names a library that has.")
+
+
+def test_a_library_of_operators(backend: TensorFlowBackend, dense: Path) -> None:
+    library = str(Path(tf.sysconfig.get_lib()) / "libtensorflow_framework.so.2")
+    model = opened(backend, dense, replace(bare(), operation_libraries=(library,)))
+    assert np.array_equal(run(model, {"x": X}, "y")["y"], X @ WEIGHTS)
+    text = refusal(backend, dense, replace(bare(), operation_libraries=("nosuch.so",)))
+    assert "the operator library 'nosuch.so' (model_operations.op_library_filename) cannot be used: " in text
 
 
 def test_types_and_ranks_that_v2_lacks(backend: TensorFlowBackend, tmp_path: Path) -> None:

@@ -167,11 +167,7 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
 
 def _by_suffix(installed: Collection[str]) -> dict[str, str]:
     """The ends of names → the name that such a file has to have, for files that may have any name before it."""
-    return {
-        Path(row.filename).suffix: row.filename
-        for row in FORMATS
-        if row.backend in installed and row.by_suffix
-    }
+    return {Path(row.filename).suffix: row.filename for row in FORMATS if row.backend in installed and row.by_suffix}
 
 
 def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:

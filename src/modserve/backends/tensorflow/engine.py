@@ -31,6 +31,7 @@ from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescripti
 from modserve.core.tensor import Array, Shape
 
 from ..api import InstanceSpec, ModelSource, Placement
+from ..options import library_path
 from . import graphs
 from .options import IN_CALLER, Options, read_options, saved_model_directory, warnings
 
@@ -43,9 +44,10 @@ _MOST_CALLS = 64
 """Sets of inputs and outputs for which an instance keeps what TensorFlow prepares to run them."""
 _REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.UnimplementedError)
 """What the inputs of a request are to blame for."""
+_NO_OPERATOR = " This TensorFlow does not have that operator: model_operations { op_library_filename: … } names a library that has."
 _LOAD_HINTS = {
-    "Op type not registered": " It has an operator that this TensorFlow does not have.",
-    "No op named": " It has an operator that this TensorFlow does not have.",
+    "Op type not registered": _NO_OPERATOR,
+    "No op named": _NO_OPERATOR,
     "not a valid checkpoint": " The folder 'variables', with the weights, must lie in it.",
     "variables.index": " The folder 'variables', with the weights, must lie in it.",
     "checkpoint": " The weights in its folder 'variables' are incomplete, or of another model.",
@@ -96,9 +98,23 @@ class TensorFlowEngine:
         for warning in warnings(source.config, source.options):
             _log.warning("%s", warning)
         options = read_options(source)
+        for library in source.config.operation_libraries:
+            _load_operators(library, source)
         if warning := self._threads.wanted(source.config.name, options.intra_threads):
             _log.warning("%s", warning)
         return TensorFlowModel(source, options, self.gpu_count())
+
+
+def _load_operators(name: str, source: ModelSource) -> None:
+    """Adds the operators of a library, for all models of the process: TensorFlow has no other way. Raises INVALID_ARG."""
+    try:
+        tf.load_op_library(library_path(name, source))
+    except (tf.errors.OpError, RuntimeError) as error:
+        raise invalid(
+            f"model '{source.config.name}': the operator library '{name}' (model_operations.op_library_filename) cannot "
+            f"be used: {_text(error)}. Its path is absolute, or from the server's working directory, the version's or "
+            "the model's; a mere name may also be one that the system finds, as in LD_LIBRARY_PATH"
+        ) from error
 
 
 class _ProcessThreads:

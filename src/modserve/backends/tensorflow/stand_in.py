@@ -41,6 +41,8 @@ class OpenVinoStandIn:
         config = source.config
         if not source.path.exists():
             raise invalid(f"unable to find model file '{source.path}' for model '{config.name}'")
+        if config.operation_libraries:
+            raise unsupported(f"model '{config.name}': model_operations need TensorFlow: {_INSTALL}")
         directory = saved_model_directory(source.path)
         if directory is None:
             raise unsupported(
