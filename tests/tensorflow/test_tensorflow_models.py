@@ -393,7 +393,7 @@ def test_an_operator_that_tensorflow_lacks(backend: TensorFlowBackend, tmp_path:
     path.write_bytes(graph.SerializeToString())
     text = refusal(backend, path)
     assert "'AcmeSum'" in text
-    assert text.endswith("model_operations { op_library_filename: … } names a library that has.")
+    assert text.endswith("is named in model_operations { op_library_filename: … }.")
 
 
 def test_a_library_of_operators(backend: TensorFlowBackend, dense: Path) -> None:

@@ -38,7 +38,8 @@ RULES = {
     "settings": rule("core protocol.restricted", "pydantic shtab yaml"),
     "backends": rule(
         "core",
-        "numpy onnxruntime openvino torch tensorflow xgboost lightgbm treelite sklearn skops joblib mlflow google.protobuf",
+        "numpy google.protobuf "
+        "onnxruntime openvino torch tensorflow xgboost lightgbm treelite sklearn skops joblib mlflow",
     ),
     "resources": rule("core"),
     "repository": rule("core"),

@@ -52,7 +52,7 @@ def test_by_default_an_execution_stays_on_its_thread() -> None:
     ],
 )
 def test_parameters(parameters: dict[str, str], changed: dict[str, Any]) -> None:
-    options = read_options(source(**parameters))
+    options = read_options(source(None, **parameters))
     assert {name: getattr(options, name) for name in changed} == changed
 
 
@@ -74,7 +74,7 @@ def test_options_of_the_backend() -> None:
         (
             {},
             {"TF_INIT_OPS_FILE": "nosuch.json"},
-            "there is neither '/models/model/1/nosuch.json' nor '/models/model/nos",
+            "there is neither '/models/model/1/nosuch.json' nor '/models/mode",
         ),
         ({"gpu-memory-fraction": "nan"}, {}, "expected a number from 0 to 1"),
     ],

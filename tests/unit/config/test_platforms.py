@@ -61,7 +61,7 @@ def test_written(text: str, expected: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.filename)
-def test_found_in_a_version_directory(tmp_path: Path, row: tuple[str, str, str]) -> None:
+def test_found_in_a_version_directory(tmp_path: Path, row: tuple[str, ...]) -> None:
     filename, backend, platform = row[:3]
     for file in ("notes/model.onnx", "2/readme.txt", f"10/{filename}"):
         (tmp_path / file).parent.mkdir()

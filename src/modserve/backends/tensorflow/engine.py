@@ -44,7 +44,10 @@ _MOST_CALLS = 64
 """Sets of inputs and outputs for which an instance keeps what TensorFlow prepares to run them."""
 _REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.UnimplementedError)
 """What the inputs of a request are to blame for."""
-_NO_OPERATOR = " This TensorFlow does not have that operator: model_operations { op_library_filename: … } names a library that has."
+_NO_OPERATOR = (
+    " This TensorFlow does not have that operator; a library that has it is named in model_operations { "
+    "op_library_filename: … }."
+)
 _LOAD_HINTS = {
     "Op type not registered": _NO_OPERATOR,
     "No op named": _NO_OPERATOR,
@@ -106,14 +109,14 @@ class TensorFlowEngine:
 
 
 def _load_operators(name: str, source: ModelSource) -> None:
-    """Adds the operators of a library, for all models of the process: TensorFlow has no other way. Raises INVALID_ARG."""
+    """Adds the operators of a library, for all models of the process, as TensorFlow does. Raises INVALID_ARG."""
     try:
         tf.load_op_library(library_path(name, source))
     except (tf.errors.OpError, RuntimeError) as error:
         raise invalid(
-            f"model '{source.config.name}': the operator library '{name}' (model_operations.op_library_filename) cannot "
-            f"be used: {_text(error)}. Its path is absolute, or from the server's working directory, the version's or "
-            "the model's; a mere name may also be one that the system finds, as in LD_LIBRARY_PATH"
+            f"model '{source.config.name}': the operator library '{name}' (model_operations.op_library_filename) "
+            f"cannot be used: {_text(error)}. Its path is absolute, or from the server's working directory, the "
+            "version's or the model's; a mere name may also be one that the system finds, as in LD_LIBRARY_PATH"
         ) from error
 
 
