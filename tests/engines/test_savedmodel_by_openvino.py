@@ -18,16 +18,28 @@ from numpy.typing import NDArray
 from server_process import ServerProcess, serving
 from wire import HOST, http
 
-from modserve import Code, InferenceServer, ModserveError, Settings, Tensor
+from modserve import Code, InferenceServer, ModserveError, Settings
 from modserve.backends.api import ModelSource
 from modserve.backends.catalogue import BY_BACKEND
+from modserve.backends.openvino.instance import OpenVinoInstance
 from modserve.backends.registry import BackendRegistry
 from modserve.backends.tensorflow.backend import TensorFlowBackend
-from modserve.testing import config
+from modserve.core import dtypes
+from modserve.core.model_config import TensorSpec
+from modserve.testing import config, instance_spec
 
 pytestmark = pytest.mark.skipif(BY_BACKEND["tensorflow"].installed, reason="TensorFlow is installed")
 
 INSTALL = "pip install 'modserve[tensorflow]'"
+PLACEHOLDER = (
+    b"\x12\x0bPlaceholder*\x0b\n\x05dtype\x12\x020\x01*\x1c\n\x05shape\x12\x13:\x11\x12\x0b\x08"
+    b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x12\x02\x08\x04"
+)
+SUM = (
+    b"\n;\n\x01a" + PLACEHOLDER + b"\n;\n\x01b" + PLACEHOLDER + b"\n\x1b\n\x03sum\x12\x05AddV2\x1a\x01a\x1a\x01b"
+    b'*\x07\n\x01T\x12\x020\x01"\x03\x08\xaa\x13'
+)
+"""A serialised ``tensorflow.GraphDef``, as TensorFlow 2.21 wrote it: sum = a + b, FP32 [-1, 4]."""
 OUTPUTS = ("note", "onset", "contour")
 """In the order of the ONNX file's."""
 
@@ -113,11 +125,24 @@ async def library(repository: Path) -> AsyncIterator[InferenceServer]:
 
 async def test_in_process(library: InferenceServer, audio: NDArray[np.float32]) -> None:
     response = await library.infer("pitch", {"input_2": audio[:1]})
-    assert {name: tensor.shape for name, tensor in response.outputs.items() if isinstance(tensor, Tensor)} == {
+    assert {name: tensor.shape for name, tensor in response.outputs.items()} == {
         "contour": (1, 172, 264),
         "note": (1, 172, 88),
         "onset": (1, 172, 88),
     }
+
+
+def test_a_frozen_graph(tmp_path: Path) -> None:
+    (tmp_path / "model.graphdef").write_bytes(SUM)
+    tensors = {name: TensorSpec(name, dtypes.FP32, (4,)) for name in ("a", "b", "sum")}
+    written = config(inputs=(tensors["a"], tensors["b"]), outputs=(tensors["sum"],), backend="tensorflow")
+    model = TensorFlowBackend().open(ModelSource(written, 1, tmp_path / "model.graphdef", tmp_path))
+    instance = model.instance(instance_spec(written))
+    assert isinstance(instance, OpenVinoInstance)
+    array = np.ones((2, 4), np.float32)
+    assert instance.execute({"a": array, "b": array}, ("sum",))["sum"].tolist() == [[2.0] * 4] * 2
+    instance.close()
+    model.close()
 
 
 # What it cannot
@@ -130,14 +155,6 @@ def refusal(path: Path, **parameters: str) -> ModserveError:
     return caught.value
 
 
-def test_frozen_graphs(tmp_path: Path) -> None:
-    (tmp_path / "model.graphdef").write_bytes(b"x")
-    error = refusal(tmp_path / "model.graphdef")
-    assert error.code is Code.UNSUPPORTED
-    assert error.message.endswith(f"is a frozen graph, which needs TensorFlow: {INSTALL}")
-    assert refusal(tmp_path / "nosuch").message.startswith("unable to find model file '")
-
-
 @pytest.mark.parametrize(("key", "value"), [("TF_SIGNATURE_DEF", "other"), ("TF_GRAPH_TAG", "train")])
 def test_other_signatures_and_tags(folder: Path, key: str, value: str) -> None:
     error = refusal(folder / "nmp", **{key: value})
@@ -146,9 +163,18 @@ def test_other_signatures_and_tags(folder: Path, key: str, value: str) -> None:
     assert error.message.endswith(INSTALL)
 
 
+def test_operations_that_initialise_a_graph(folder: Path) -> None:
+    error = refusal(folder / "nmp", TF_INIT_OPS_FILE="init.json")
+    assert error.message == f"model 'model': 'TF_INIT_OPS_FILE' needs TensorFlow: {INSTALL}"
+
+
+def test_no_file(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "nosuch").message.startswith("unable to find model file '")
+
+
 def test_operators_of_a_library(folder: Path) -> None:
     written = replace(config(inputs=(), outputs=(), backend="tensorflow"), operation_libraries=("ops.so",))
-    with pytest.raises(ModserveError, match="model_operations need TensorFlow"):
+    with pytest.raises(ModserveError, match="'model_operations' needs TensorFlow"):
         TensorFlowBackend().open(ModelSource(written, 1, folder / "nmp", folder))
 
 

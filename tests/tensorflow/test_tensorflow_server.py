@@ -25,18 +25,8 @@ max_batch_size: 8
 input [ { name: "a" data_type: TYPE_FP32 dims: [ 4 ] }, { name: "b" data_type: TYPE_FP32 dims: [ 4 ] } ]
 output [ { name: "sum" data_type: TYPE_FP32 dims: [ 4 ] } ]
 """
-TUNED = """
-platform: "tensorflow_savedmodel"
-max_batch_size: 16
-dynamic_batching { max_queue_delay_microseconds: 100 }
-instance_group [ { count: 2 kind: KIND_CPU } ]
-parameters { key: "TF_SIGNATURE_DEF" value { string_value: "halve" } }
-parameters { key: "TF_GRAPH_TAG" value { string_value: "serve" } }
-parameters { key: "TF_NUM_INTER_THREADS" value { string_value: "2" } }
-parameters { key: "TF_USE_PER_SESSION_THREADS" value { string_value: "yes" } }
-parameters { key: "MAX_SESSION_SHARE_COUNT" value { string_value: "1" } }
-"""
-"""The example of docs/engines/tensorflow.md."""
+PAGE = Path(__file__).parents[2] / "docs" / "engines" / "tensorflow.md"
+(TUNED,) = re.findall(r"```\n(platform.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 BAD: dict[str, tuple[str, str]] = {
     "cut": ("", r"it is cut off, or no file of TensorFlow.*\n.*saved_model.pb' is cut off: it should have"),

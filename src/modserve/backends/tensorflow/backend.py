@@ -1,4 +1,4 @@
-"""The ``tensorflow`` backend: SavedModels and frozen graphs on TensorFlow, or SavedModels on OpenVINO in its place.
+"""The ``tensorflow`` backend: SavedModels and frozen graphs on TensorFlow, or on OpenVINO in its place.
 
 TensorFlow is large, and many SavedModels run elsewhere. Which of the two it is, is decided once, when the backend is
 made: this module imports neither at its top.

@@ -20,10 +20,10 @@ TAG = "TF_GRAPH_TAG"
 INTRA_THREADS = "TF_NUM_INTRA_THREADS"
 INTER_THREADS = "TF_NUM_INTER_THREADS"
 _PER_SESSION = "TF_USE_PER_SESSION_THREADS"
-_INIT_OPS = "TF_INIT_OPS_FILE"
+INIT_OPS = "TF_INIT_OPS_FILE"
 _SHARE = "MAX_SESSION_SHARE_COUNT"
 _SOFT_PLACEMENT = "ALLOW_SOFT_PLACEMENT"
-PARAMETERS = (SIGNATURE, TAG, INTRA_THREADS, INTER_THREADS, _PER_SESSION, _INIT_OPS, _SHARE, _SOFT_PLACEMENT)
+PARAMETERS = (SIGNATURE, TAG, INTRA_THREADS, INTER_THREADS, _PER_SESSION, INIT_OPS, _SHARE, _SOFT_PLACEMENT)
 
 MAX_BATCH_SIZE = "default-max-batch-size"
 _DEFAULT_MAX_BATCH_SIZE = 4
@@ -117,19 +117,19 @@ def saved_model_directory(path: Path) -> Path | None:
 
 def _init_ops_file(source: ModelSource) -> Path | None:
     """The file of the model version counts, then that of the model."""
-    name = source.config.parameters.get(_INIT_OPS, "")
+    name = source.config.parameters.get(INIT_OPS, "")
     if not name:
         return None
     if os.path.isabs(name) or os.pardir in Path(name).parts:
         raise invalid(
-            f"model '{source.config.name}': parameter '{_INIT_OPS}' is '{name}', expected a file in the model's folder"
+            f"model '{source.config.name}': parameter '{INIT_OPS}' is '{name}', expected a file in the model's folder"
         )
     places = (source.model_directory / str(source.version) / name, source.model_directory / name)
     for place in places:
         if place.is_file():
             return place
     raise invalid(
-        f"model '{source.config.name}': parameter '{_INIT_OPS}' is '{name}', but there is neither '{places[0]}' nor "
+        f"model '{source.config.name}': parameter '{INIT_OPS}' is '{name}', but there is neither '{places[0]}' nor "
         f"'{places[1]}'"
     )
 

@@ -1,4 +1,4 @@
-"""SavedModels on OpenVINO, where TensorFlow is not installed."""
+"""SavedModels and frozen graphs on OpenVINO, where TensorFlow is not installed."""
 
 import logging
 from dataclasses import replace
@@ -9,8 +9,10 @@ from ..api import BackendModel, ModelSource
 from ..catalogue import BY_BACKEND
 from ..openvino.backend import OpenVinoBackend
 from .options import (
+    BACKEND_OPTIONS,
     DEFAULT_SIGNATURE,
     DEFAULT_TAG,
+    INIT_OPS,
     INTRA_THREADS,
     MAX_BATCH_SIZE,
     PARAMETERS,
@@ -41,13 +43,13 @@ class OpenVinoStandIn:
         config = source.config
         if not source.path.exists():
             raise invalid(f"unable to find model file '{source.path}' for model '{config.name}'")
-        if config.operation_libraries:
-            raise unsupported(f"model '{config.name}': model_operations need TensorFlow: {_INSTALL}")
-        directory = saved_model_directory(source.path)
-        if directory is None:
-            raise unsupported(
-                f"model '{config.name}': '{source.path}' is a frozen graph, which needs TensorFlow: {_INSTALL}"
-            )
+        for key, value in (
+            ("model_operations", config.operation_libraries),
+            (INIT_OPS, config.parameters.get(INIT_OPS)),
+        ):
+            if value:
+                raise unsupported(f"model '{config.name}': '{key}' needs TensorFlow: {_INSTALL}")
+        path = saved_model_directory(source.path) or source.path
         for key, default in ((SIGNATURE, DEFAULT_SIGNATURE), (TAG, DEFAULT_TAG)):
             value = config.parameters.get(key, "") or default
             if value != default:
@@ -60,10 +62,12 @@ class OpenVinoStandIn:
             _log.warning("model '%s': parameter '%s' has no effect: %s here", config.name, key, _WHY)
         if threads := config.parameters.get(INTRA_THREADS):
             parameters.setdefault(_OPENVINO_THREADS, threads)
+        for key in source.options.keys() & {*BACKEND_OPTIONS} - {MAX_BATCH_SIZE}:
+            _log.warning("backend option '%s' of backend 'tensorflow' has no effect: %s here", key, _WHY)
         options = {MAX_BATCH_SIZE: str(default_max_batch_size(source.options))}
         try:
             return self._openvino.open(
-                replace(source, config=replace(config, parameters=parameters), path=directory, options=options)
+                replace(source, config=replace(config, parameters=parameters), path=path, options=options)
             )
         except ModserveError as error:
             text = f"{error.message}. {_WHY}; TensorFlow may be able to: {_INSTALL}"
