@@ -11,6 +11,7 @@ import onnxruntime as ort
 from modserve.core.errors import invalid
 
 from ..api import ModelSource, Placement
+from ..options import library_path
 from . import builds
 from .options import session_options, session_threads, threads_of
 from .providers import CPU, RECORD, check, node_counts, requested
@@ -111,20 +112,6 @@ def _register_operators(options: ort.SessionOptions, source: ModelSource, name: 
             f"cannot be used: {text_of(error)}. Its path is absolute, or from the server's working directory, the "
             "version's or the model's; a mere name may also be one that the system finds, as in LD_LIBRARY_PATH"
         ) from error
-
-
-def library_path(name: str, source: ModelSource) -> str:
-    """The place of an operator library: as Triton takes it, or else in the version's directory, or the model's.
-
-    Triton hands the text to the system's loader as it is, for which a path with a slash begins in the working
-    directory, and a mere name does not.
-    """
-    if "/" in name and Path(name).exists():
-        return name
-    for folder in (source.path if source.path.is_dir() else source.path.parent, source.model_directory):
-        if (folder / name).is_file():
-            return str((folder / name).absolute())
-    return name
 
 
 def text_of(error: Exception) -> str:
