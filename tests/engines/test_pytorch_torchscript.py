@@ -1,4 +1,5 @@
 """TorchScript models, as their users write them, served by the pytorch backend."""
+# mypy: allow-subclassing-any, allow-untyped-defs, allow-incomplete-defs
 
 import asyncio
 from pathlib import Path
@@ -7,25 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from pytorch_models import floats, put, running, script, served, tensors
 
 from modserve import ModserveError
+from modserve.backends.pytorch.backend import PyTorchBackend
 from modserve.core import dtypes
 from modserve.core.errors import Code
 
 X4 = ("x", "FP32", "4")
 
 
-class Two(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+class Two(torch.nn.Module):
     """Two arguments, two results, and weights."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = torch.nn.Linear(4, 3)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor):  # type: ignore[no-untyped-def]
+    def forward(self, x: torch.Tensor, y: torch.Tensor):
         return self.linear(x), x - y
 
 
@@ -58,8 +61,8 @@ async def test_names(tmp_path: Path, inputs: tuple[str, str], outputs: tuple[str
         np.testing.assert_allclose(found[name], wanted.numpy(), rtol=1e-6)
 
 
-class Copies(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
-    def forward(self, x: torch.Tensor):  # type: ignore[no-untyped-def]
+class Copies(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
         return x.clone(), x, x[1:]
 
 
@@ -80,7 +83,7 @@ async def test_every_type(tmp_path: Path, datatype: dtypes.Datatype) -> None:
     assert [empty[name].shape for name in names] == [(0,)] * 3
 
 
-class Strings(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+class Strings(torch.nn.Module):
     def forward(self, texts: list[str], suffix: str) -> tuple[list[str], torch.Tensor]:
         return [text + suffix for text in texts], torch.tensor([len(text) for text in texts])
 
@@ -103,12 +106,12 @@ async def test_strings(tmp_path: Path) -> None:
         assert caught.value.code is Code.INVALID_ARG
 
 
-class Dictionary(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+class Dictionary(torch.nn.Module):
     def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"sum": batch["a"] + batch["b"], "difference": batch["a"] - batch["b"]}
 
 
-class Lists(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+class Lists(torch.nn.Module):
     def forward(self, xs: list[torch.Tensor], pair: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
         return [xs[0] - xs[1], pair[0] - pair[1]]
 
@@ -136,8 +139,8 @@ async def test_lists_and_tuples(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["OUTPUT__1"], values["pair[0]"] - values["pair[1]"])
 
 
-class Optional(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None, times: int = 2, shift: float = 0.5):  # type: ignore[no-untyped-def]
+class Optional(torch.nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None, times: int = 2, shift: float = 0.5):
         if mask is not None:
             x = x * mask
         return x * times + shift
@@ -157,10 +160,10 @@ async def test_optional_arguments_and_numbers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(every["y"], x * mask * 3 + np.float32(0.5))
 
 
-class Spoiler(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+class Spoiler(torch.nn.Module):
     """Writes into its input, by way of a view."""
 
-    def forward(self, x: torch.Tensor):  # type: ignore[no-untyped-def]
+    def forward(self, x: torch.Tensor):
         x.view(-1).add_(1)
         return x.relu_()
 
@@ -176,14 +179,14 @@ async def test_a_model_that_writes_into_its_inputs(tmp_path: Path) -> None:
     assert x.tolist() == np.full((2, 4), 3).tolist()
 
 
-class Odd(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+class Odd(torch.nn.Module):
     """Results that are no memory of their own: a weight, a view, something expanded, something transposed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.arange(4.0))
 
-    def forward(self, x: torch.Tensor):  # type: ignore[no-untyped-def]
+    def forward(self, x: torch.Tensor):
         halves = (x + 1).chunk(2)
         return self.weight, self.weight[1:], x[:1].expand(4), x.view(2, 2).t(), halves[0], halves[1], (x * self.weight)
 
@@ -213,14 +216,14 @@ async def test_results_that_are_not_fresh(tmp_path: Path) -> None:
         np.testing.assert_allclose(again[name], wanted)
 
 
-class Counter(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+class Counter(torch.nn.Module):
     """Keeps a buffer between calls and returns it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("total", torch.zeros(1))
 
-    def forward(self, x: torch.Tensor):  # type: ignore[no-untyped-def]
+    def forward(self, x: torch.Tensor):
         self.total.add_(x)
         return self.total
 
@@ -235,8 +238,6 @@ async def test_a_model_with_a_state(tmp_path: Path) -> None:
 
 
 async def test_instances_share_weights_unless_the_model_changes(tmp_path: Path) -> None:
-    from modserve.backends.pytorch.backend import PyTorchBackend
-
     config = "max_batch_size: 8\n" + tensors("input", X4, ("y", "FP32", "4")) + tensors("output", ("a", "FP32", "3"))
     state = tensors("input", ("x", "FP32", "1")) + tensors("output", ("total", "FP32", "1"))
     put(tmp_path, "two", config, script(Two()))
@@ -265,12 +266,12 @@ async def test_instances_share_weights_unless_the_model_changes(tmp_path: Path) 
     assert (report["precision"], report["device"], report["file"]) == ("fp32", "cpu", "model.pt")
 
 
-class Fussy(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+class Fussy(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(10, 2)
 
-    def forward(self, ids: torch.Tensor):  # type: ignore[no-untyped-def]
+    def forward(self, ids: torch.Tensor):
         if ids.max() == 9:
             raise ValueError("nine is too many")
         if ids.min() == 8:
@@ -359,7 +360,7 @@ async def test_keys_that_a_result_does_not_have(tmp_path: Path) -> None:
             await model({"a": floats(4), "b": floats(4)})
 
 
-class Wide(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
+class Wide(torch.nn.Module):
     """With a convolution, a normalisation and an operator in place, as vision models have."""
 
     def __init__(self) -> None:
@@ -368,7 +369,7 @@ class Wide(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
             torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(inplace=True), torch.nn.Flatten()
         )
 
-    def forward(self, x: torch.Tensor):  # type: ignore[no-untyped-def]
+    def forward(self, x: torch.Tensor):
         return self.layers(x)
 
 
@@ -418,8 +419,8 @@ async def test_parameters_without_effect_are_told(tmp_path: Path, caplog: pytest
     assert "does not know it; did you mean 'INFERENCE_MODE'?" in caplog.text
 
 
-class Carried(torch.nn.Module):  # type: ignore[misc,name-defined,unused-ignore]
-    def forward(self, x: torch.Tensor, state: torch.Tensor):  # type: ignore[no-untyped-def]
+class Carried(torch.nn.Module):
+    def forward(self, x: torch.Tensor, state: torch.Tensor):
         state.add_(x)
         return state * 10, state
 

@@ -58,8 +58,10 @@ class ExportedProgram:
         _check_pickles(source.path)
         program = self._load()
         signature = program.graph_signature
-        self.stateful = bool(signature.buffers_to_mutate)
-        self._writes_inputs = bool(getattr(signature, "user_inputs_to_mutate", {}))
+        written = _written(program)
+        inputs = {name for name in signature.user_inputs if isinstance(name, str)}
+        self._writes_inputs = bool(written & inputs)
+        self.stateful = bool(written - inputs)
         self._inputs = parse_structure(pytree.treespec_dumps(program.call_spec.in_spec))
         self._outputs = parse_structure(pytree.treespec_dumps(program.call_spec.out_spec))
         self._values = _values(program)
@@ -271,6 +273,44 @@ def compiled(module: Any, options: Options, who: str) -> Any:
 def _values(program: Any) -> dict[str, Any]:
     """What each name in the program's graph stands for, without data."""
     return {node.name: node.meta.get("val") for node in program.graph.nodes}
+
+
+def _written(program: Any) -> set[str]:
+    """The arguments, weights, buffers and constants that executions of a program may write to, by their names in it."""
+    signature = program.graph_signature
+    written = {*signature.buffers_to_mutate.values(), *getattr(signature, "user_inputs_to_mutate", {}).values()}
+    buffers = {target: name for name, target in signature.inputs_to_buffers.items()}
+    written = {buffers.get(name, name) for name in written}
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        schema = getattr(node.target, "_schema", None)
+        if schema is None and isinstance(node.target, torch._ops.HigherOrderOperator):
+            written |= _memory_of(node.all_input_nodes)  # a graph inside, which may do anything
+        elif schema is not None and schema.is_mutable:
+            places = [
+                place for place, each in enumerate(schema.arguments) if each.alias_info and each.alias_info.is_write
+            ]
+            targets = [node.args[place] for place in places if place < len(node.args)]
+            targets += [node.kwargs[name] for each in schema.arguments if (name := each.name) in node.kwargs]
+            written |= _memory_of(each for each in targets if isinstance(each, torch.fx.Node))
+    return written
+
+
+def _memory_of(nodes: Iterable[Any]) -> set[str]:
+    """Whose memory the values of nodes may be: arguments, weights, buffers and constants, seen through views."""
+    waiting, seen, owners = list(nodes), set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        schema = getattr(node.target, "_schema", None)
+        if node.op in ("placeholder", "get_attr"):
+            owners.add(node.name)
+        elif schema is None or any(each.alias_info is not None for each in schema.returns):
+            waiting += node.all_input_nodes
+    return owners
 
 
 def _returns_attributes(module: Any) -> bool:
