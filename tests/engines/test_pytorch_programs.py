@@ -401,7 +401,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compiled by another process, as they are. That takes long, so what was compiled once stays for other runs."""
     key = hashlib.sha256(f"{torch.__version__} {sys.version} {COMPILE}".encode()).hexdigest()[:16]
     kept = Path(tempfile.gettempdir()) / f"modserve-tests-{os.getuid()}-{key}.pt2"
-    if not kept.exists():
+    if not kept.exists() or kept.stat().st_uid != os.getuid():
         folder = tmp_path_factory.mktemp("compiled")
         subprocess.run(
             [sys.executable, "-c", COMPILE, str(folder / "package.pt2")],
