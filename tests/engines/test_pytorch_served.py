@@ -66,7 +66,8 @@ CLASS_CONFIG = (
 
 @pytest.fixture(scope="module")
 def text() -> Text:
-    return Text().eval()
+    module: Text = Text().eval()
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, text: Text) -> Iterator[Ser
     repository = tmp_path_factory.mktemp("models")
     put(repository, "text", CONFIG, script(text))
     put(repository, "doubler", CLASS_CONFIG, python_class(CLASS, {"factor": torch.tensor([2.0])}))
-    with serving(repository) as running_server:
+    # PyTorch brings 165,000 objects, through which Python's collector goes once after the load: 0.12 s and more.
+    with serving(repository, options=["--event-loop-warning-ms=1000"]) as running_server:
         yield running_server
 
 
