@@ -309,6 +309,12 @@ async def test_the_class_that_is_served(
     assert warning in caplog.text
 
 
+async def test_a_class_that_nobody_asks_for(tmp_path: Path) -> None:
+    config = NET_CONFIG.replace('runtime: "model.py"', "")
+    async with running(tmp_path, config, python_class(NET)) as model:
+        assert 'for the class in model.py beside it, write runtime: "model.py" into config.pbtxt' in model.reason
+
+
 async def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     config = NET_CONFIG + _parameters(MODEL_CLASS="Net")
     async with running(tmp_path / "a", config, python_class(NET, {"other": torch.ones(1)})) as model:

@@ -237,6 +237,17 @@ async def test_a_model_with_a_state(tmp_path: Path) -> None:
     assert [array.tolist() for array in found] == [[1], [2], [3]]
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_state_and_several_instances(tmp_path: Path, caplog: pytest.LogCaptureFixture, shared: bool) -> None:
+    config = tensors("input", ("x", "FP32", "1")) + tensors("output", ("total", "FP32", "1"))
+    sharing = _parameters({"ENABLE_WEIGHT_SHARING": "true"}) if shared else ""
+    async with running(tmp_path, config + sharing, script(Counter())) as model:
+        totals = [(await model({"x": np.array([1], np.float32)}))["total"].item() for _ in range(4)]
+    warning = "its instances share it, as ENABLE_WEIGHT_SHARING says" if shared else "has a state of its own"
+    assert warning in caplog.text
+    assert not shared or totals == [1, 2, 3, 4]
+
+
 async def test_instances_share_weights_unless_the_model_changes(tmp_path: Path) -> None:
     config = "max_batch_size: 8\n" + tensors("input", X4, ("y", "FP32", "4")) + tensors("output", ("a", "FP32", "3"))
     state = tensors("input", ("x", "FP32", "1")) + tensors("output", ("total", "FP32", "1"))

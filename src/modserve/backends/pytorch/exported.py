@@ -14,6 +14,7 @@ from typing import Any
 os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
 
 import torch
+from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
 from modserve.core.errors import ModserveError, invalid
@@ -69,7 +70,9 @@ class ExportedProgram:
         self._slots = program_inputs(self._inputs, getattr(call, "forward_arg_names", None) or ())
         self._input_specs = list(signature.user_inputs)
         self._output_specs = list(signature.user_outputs)
-        self._shared: dict[Any, Any] = {None: program}
+        self._unused: Any = program
+        """The program as it was loaded to be looked at, which the first instance takes."""
+        self._shared: dict[Any, Any] = {}
 
     def describe(self) -> ModelDescription:
         config = self._source.config
@@ -90,7 +93,7 @@ class ExportedProgram:
     def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:
         module = self._shared.get(device) if not fresh else None
         if module is None:
-            program = self._shared.pop(None, None) or self._load()
+            program, self._unused = self._unused or self._load(), None
             module = _module(program, self._options, device, self._who)
             if not fresh:
                 self._shared[device] = module
@@ -106,6 +109,7 @@ class ExportedProgram:
 
     def close(self) -> None:
         self._shared.clear()
+        self._unused = None
 
     def _load(self) -> Any:
         try:
@@ -250,9 +254,9 @@ def _runner(module: Any, inputs: Node, leaves: list[Any]) -> Run:
 
 
 def _module(program: Any, options: Options, device: Any, who: str) -> Any:
+    if device is not None and device.type != "cpu":
+        program = move_to_device_pass(program, device)
     module = program.module()
-    if device is not None:
-        module = module.to(device)
     if options.precision:
         module = module.to(getattr(torch, options.precision))
     return compiled(module, options, who)
