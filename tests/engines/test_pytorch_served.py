@@ -4,6 +4,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -41,11 +42,9 @@ class Text(torch.nn.Module):
         return {"vector": vector * weights, "half": vector.to(torch.float16)}
 
 
-CONFIG = (
-    'platform: "pytorch_libtorch"\nmax_batch_size: 16\ndynamic_batching { }\n'
-    + tensors("input", ("ids", "INT64", "-1"), ("weights", "FP32", "8"))
-    + tensors("output", ("vector", "FP32", "8"), ("half", "FP16", "8"))
-)
+# The configurations of docs/engines/pytorch.md
+PAGE = (Path(__file__).parents[2] / "docs" / "engines" / "pytorch.md").read_text(encoding="utf-8")
+CONFIG, CLASS_CONFIG = re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 CLASS = """
 import torch
 
@@ -57,11 +56,6 @@ class Doubler(torch.nn.Module):
     def forward(self, x):
         return x * self.factor
 """
-CLASS_CONFIG = (
-    'backend: "pytorch"\nruntime: "model.py"\n'
-    + tensors("input", ("x", "FP32", "-1"))
-    + tensors("output", ("y", "FP32", "-1"))
-)
 
 
 @pytest.fixture(scope="module")
