@@ -39,7 +39,7 @@ RULES = {
     "backends": rule(
         "core",
         "numpy onnxruntime openvino torch tensorflow xgboost lightgbm treelite "
-        "sklearn skops joblib threadpoolctl pandas mlflow",
+        "sklearn skops joblib threadpoolctl pandas mlflow yaml triton_python_backend_utils",
     ),
     "resources": rule("core"),
     "repository": rule("core"),

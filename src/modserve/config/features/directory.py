@@ -26,8 +26,9 @@ class ModelFormat(NamedTuple):
     """Whether other files with the same ending are likely to be such models, too."""
 
 
-# In Triton's order: the first one counts if a directory holds several.
+# In Triton's order: the first one counts if a directory holds several. Beside an MLmodel lie the files of its library.
 FORMATS = (
+    ModelFormat("MLmodel", "mlflow", by_suffix=False),
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
     ModelFormat("model.graphdef", "tensorflow", "tensorflow_graphdef"),
     ModelFormat("model.plan", "tensorrt", "tensorrt_plan"),
@@ -47,7 +48,6 @@ FORMATS = (
     ModelFormat("model.joblib", "sklearn"),
     ModelFormat("model.pkl", "sklearn", by_suffix=False),
     ModelFormat("model.pickle", "sklearn", by_suffix=False),
-    ModelFormat("MLmodel", "mlflow", by_suffix=False),
 )
 PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"libtorch": "pytorch"}
 """Platform → backend."""
