@@ -44,7 +44,7 @@ RULES = {
     "observability": rule("core", "prometheus_client"),
     "scheduling": rule("core resources"),
     "execution": rule("core backends.api resources", "numpy"),
-    "models": rule("core resources config backends.api backends.registry execution scheduling"),
+    "models": rule("core resources config backends.api backends.catalogue backends.registry execution scheduling"),
     "in_process": rule("core resources"),
     "server": rule("core in_process repository resources observability"),
     "frontends": rule(

@@ -117,6 +117,14 @@ class DynamicBatching:
         return self.level_policies.get(level, self.default_policy)
 
 
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """An engine inside the engine, of ``optimization.execution_accelerators``; its parameters are its own."""
+
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A complete, normalised and validated configuration of a model."""
@@ -145,8 +153,16 @@ class ModelConfig:
     """Its responses are kept, if the server has a cache for them."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     metric_tags: Mapping[str, str] = field(default_factory=dict)
+    runtime: str = ""
+    """Which implementation of its backend runs the model, where there are several."""
     graph_optimization_level: int | None = None
     """``optimization.graph.level``; None when the configuration does not set it."""
+    gpu_accelerators: tuple[Accelerator, ...] = ()
+    """For the instances on GPUs, in order of preference."""
+    cpu_accelerators: tuple[Accelerator, ...] = ()
+    """For all instances, behind those for GPUs."""
+    operation_libraries: tuple[str, ...] = ()
+    """Shared libraries with operators of the model's own: ``model_operations.op_library_filename``."""
 
     @cached_property
     def inputs_by_name(self) -> dict[str, TensorSpec]:

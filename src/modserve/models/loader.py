@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -28,6 +28,7 @@ from modserve.scheduling.scheduler import LoopClock
 from . import advice
 from .assembly import assemble_model, wrapped
 from .calls import ModelCalls, ModelControl
+from .engine_report import engine_report
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
 from .instances import make_anew, make_instances, specs_of
 from .model import Opened
@@ -180,6 +181,8 @@ class Loader:
             write_config=functools.cache(lambda: model_config.to_text(draft.identified)),
             auto_complete=self._options.auto_complete,
             loop=calls.loop,
+            options_of=self._options.backend_options,
+            complete=lambda said: self._completed(draft, backend, said).config,
         )
         labels = _read_labels(path, provisional)
         initial_states = _read_initial_states(path, provisional)
@@ -212,6 +215,7 @@ class Loader:
             lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),
             self._on_health,
             metrics.close,
+            engine_report(draft.backend, engine, specs),
         )
 
     def _threads(self, backend: Backend, count: int) -> int:
@@ -223,8 +227,17 @@ class Loader:
     def _finish(
         self, draft: model_config.Draft, backend: Backend | None, description: ModelDescription | None = None
     ) -> model_config.Complete:
+        """As `_completed`, and its warnings are in the log."""
+        complete = self._completed(draft, backend, description)
+        for warning in complete.warnings:
+            _log.warning("%s", warning)
+        return complete
+
+    def _completed(
+        self, draft: model_config.Draft, backend: Backend | None, description: ModelDescription | None
+    ) -> model_config.Complete:
         """The complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG."""
-        complete = model_config.finish(
+        return model_config.finish(
             draft,
             description,
             default_cpu_instances=1 if backend is None else backend.default_cpu_instances,
@@ -232,9 +245,6 @@ class Loader:
             gpu_count=0 if backend is None else _gpu_count(draft.backend, backend),
             auto_complete=self._options.auto_complete,
         )
-        for warning in complete.warnings:
-            _log.warning("%s", warning)
-        return complete
 
     def _draft(self, listing: Listing) -> model_config.Draft:
         """The configuration as far as it is known without the engine's help."""
@@ -248,6 +258,7 @@ class Loader:
                 draft = model_config.decode(listing.content, path, listing.name)
         except ModserveError as error:
             raise UnreadableModelError(error.code, error.message) from error
+        draft = replace(draft, backends=self._registry.known)
         try:
             model_config.check(draft, auto_complete=self._options.auto_complete)
         except ModserveError as error:
@@ -273,7 +284,7 @@ class Loader:
             backend = self._registry.get(draft.backend)
         except ModserveError as error:
             installed = self._registry.names
-            hint = "" if draft.backend in installed else advice.backend_name(draft.backend, installed)
+            hint = "" if draft.backend in self._registry.known else advice.backend_name(draft.backend, installed)
             raise _advised(error, hint) from error
         return backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
 

@@ -241,7 +241,8 @@ class ModelSource:
     instances run on the CPU, and `placements` where each is likely to run; the completed configuration may change that.
     `options` are the server's for this backend (``--backend-config``), `models` calls the server's other models, and
     `metrics` are of this version's own making. `auto_complete`: what `BackendModel.describe` says is used. `loop` is
-    the server's event loop.
+    the server's event loop. For a backend that hands models to others: `options_of` has the options of all backends by
+    name, and `complete` fills in what an engine says of the model.
     """
 
     config: ModelConfig
@@ -257,6 +258,12 @@ class ModelSource:
     write_config: Callable[[], str] = field(default=str, repr=False, compare=False)
     auto_complete: bool = True
     loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False, compare=False)
+    options_of: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    complete: Callable[[ModelDescription | None], ModelConfig] | None = field(default=None, repr=False, compare=False)
+
+    def completed(self, description: ModelDescription | None) -> ModelConfig:
+        """The configuration as the server would complete it with an engine's description. Raises INVALID_ARG."""
+        return self.config if self.complete is None else self.complete(description)
 
     @property
     def config_json(self) -> str:
@@ -268,8 +275,9 @@ class BackendModel(Protocol):
     """One opened model version. Called on a loading thread, never on the event loop's.
 
     It may have two more members. `report() -> Mapping[str, object]`, called when the instances are made, says what runs
-    the model, for ``GET /v2/models/{model}/engine``, in values that JSON has: at least `engine` (the library), `version`,
-    `precision`, `device` and `threads`. `any_thread` (bool) takes the place of its backend's.
+    the model, for ``GET /v2/models/{model}/engine`` and ``modserve_engine_info``, in values that JSON has: at least
+    `engine` (the library), `version`, `precision`, `device` and `threads`. `any_thread` (bool) takes the place of its
+    backend's.
     """
 
     def describe(self) -> ModelDescription | None:

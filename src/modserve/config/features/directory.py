@@ -1,16 +1,19 @@
 """What the model's directory holds: ``name``, ``platform``, ``backend``, ``version_policy`` and the names of files."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from modserve.core.version import VersionPolicy, parse_directory
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath
+from . import backend_names
 
 ENSEMBLE = "ensemble"
+Notes: TypeAlias = list[tuple[FieldPath, str]]
+"""Fields that mean something else than they say, and what."""
 
 
 class ModelFormat(NamedTuple):
@@ -19,6 +22,8 @@ class ModelFormat(NamedTuple):
     filename: str
     backend: str
     platform: str = ""
+    by_suffix: bool = True
+    """Whether other files with the same ending are likely to be such models, too."""
 
 
 # In Triton's order: the first one counts if a directory holds several.
@@ -33,22 +38,35 @@ FORMATS = (
     ModelFormat("model.pt", "pytorch", "pytorch_libtorch"),
     ModelFormat("model.pt2", "pytorch", "torch_aoti"),
     ModelFormat("model.py", "python"),
-    ModelFormat("xgboost.json", "fil"),
+    ModelFormat("xgboost.json", "fil", by_suffix=False),
     ModelFormat("xgboost.ubj", "fil"),
+    ModelFormat("xgboost.model", "fil", by_suffix=False),
+    ModelFormat("model.txt", "fil", by_suffix=False),
+    ModelFormat("checkpoint.tl", "fil"),
     ModelFormat("model.skops", "sklearn"),
+    ModelFormat("model.joblib", "sklearn"),
+    ModelFormat("model.pkl", "sklearn", by_suffix=False),
+    ModelFormat("model.pickle", "sklearn", by_suffix=False),
+    ModelFormat("MLmodel", "mlflow", by_suffix=False),
 )
 PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"libtorch": "pytorch"}
 """Platform → backend."""
 
 
-def identify(message: pb.ModelConfig, name: str, directory: Path) -> None:
+BACKENDS = frozenset(row.backend for row in FORMATS)
+
+
+def identify(message: pb.ModelConfig, name: str, directory: Path, backends: Collection[str] = BACKENDS) -> Notes:
     """Fills in name, backend, platform and default_model_filename where they can be deduced.
 
-    Like Triton's ``AutoCompleteBackendFields``, with two additions: any file name with a known extension counts, and so
-    do the files in all version directories, not only in the first.
+    Like Triton's ``AutoCompleteBackendFields``, with three additions: any file name with a known extension counts; so
+    do the files in all version directories, not only in the first; and a backend that is none of the `backends` but
+    goes by another name, or is misspelt and the model's file shows which one is meant, gets its real name, of which the
+    notes tell.
     """
     if not message.name:
         message.name = name
+    notes = _rename(message, directory, backends)
     present = _present_format(message, directory)
     if not message.backend:
         message.backend = PLATFORMS.get(message.platform, "") or (present.backend if present else "")
@@ -59,13 +77,41 @@ def identify(message: pb.ModelConfig, name: str, directory: Path) -> None:
     if formats:
         message.platform = message.platform or formats[0].platform
         message.default_model_filename = message.default_model_filename or formats[0].filename
+    return notes
+
+
+def _rename(message: pb.ModelConfig, directory: Path, backends: Collection[str]) -> Notes:
+    """Puts the real name in the place of another one of a backend, which may also be written as the platform."""
+    written, field = message.backend, "backend"
+    if not written and message.platform not in PLATFORMS and message.platform != ENSEMBLE:
+        written, field = message.platform, "platform"
+    if not written or (field == "backend" and written in backends):
+        return []
+    name = backend_names.meaning(written, backends, PLATFORMS)
+    why = "another name of"
+    if name is None:
+        near = backend_names.nearest(written, backends)
+        filename = message.default_model_filename
+        present = _present_format(pb.ModelConfig(backend=near, default_model_filename=filename), directory)
+        if present is None or present.backend != near:
+            return []
+        name, why = backend_names.BackendName(near), f"taken for '{near}', since the model's file is one of"
+    if field == "platform" or not message.platform:
+        message.platform = name.platform
+    message.backend = name.backend
+    for key, value in name.parameters.items():
+        if key not in message.parameters:
+            message.parameters[key].string_value = value
+    return [((field,), f"{field} '{written}' of model '{message.name}' is {why} backend '{name.backend}'")]
 
 
 def _present_format(message: pb.ModelConfig, directory: Path) -> ModelFormat | None:
     """The format of the model's file, as the configuration names it or as the directory holds it."""
     filename = Path(message.default_model_filename)
     if filename.name:
-        return next((row for row in FORMATS if Path(row.filename).suffix == filename.suffix), None)
+        same = (row for row in FORMATS if row.filename == filename.name)
+        alike = (row for row in FORMATS if row.by_suffix and Path(row.filename).suffix == filename.suffix)
+        return next(same, None) or next(alike, None)
     if message.platform:
         return None
     for names in _version_contents(directory):
