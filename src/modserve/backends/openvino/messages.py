@@ -11,6 +11,7 @@ _LOAD_HINTS = {
     "bin file cannot be found": " model.xml has the graph alone: its weights, model.bin, must lie beside it.",
     "Incorrect weights in bin file": " The .bin file is cut off, or belongs to another .xml file.",
     "parse": " The file is cut off or damaged.",
+    "at offset": " The file is cut off or damaged.",
     "corrupted": " The file is cut off or damaged.",
     "magic number mismatch": " The file of variables is cut off or damaged.",
     "minimal expected": " The file of variables is cut off or damaged.",
