@@ -110,6 +110,13 @@ def write_model(path: Path, size: EncoderSize, seed: int) -> None:
             file.write(fragment.SerializeToString(deterministic=True))
 
 
+def weights_of(size: EncoderSize, seed: int) -> dict[str, Array]:
+    """The weights that `write_model` writes, by name; matrices are [inputs, outputs]."""
+    graph = _EncoderGraph(size)
+    graph.build()
+    return dict(graph.weights(np.random.default_rng(seed)))
+
+
 class _EncoderGraph:
     """The nodes of the encoder and, by name, what its weights shall be: a shape to fill at random, or values.
 

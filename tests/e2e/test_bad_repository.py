@@ -1,5 +1,6 @@
 """Models that can not be loaded: the others serve, and everybody who asks is told why."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,62 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path) -> Iterator[ServerProcess]:
     with serving(repository, errors=ERRORS) as running:
         yield running
+
+
+ARTIFACTS: dict[str, tuple[dict[str, bytes], str]] = {
+    "weights": (
+        {"1/model.safetensors": b"x"},
+        r"'1/model.safetensors' is a file of weights without the model's graph: ",
+    ),
+    "pickled": ({"1/classifier.pkl": b"x"}, r"'1/classifier.pkl' is a pickled Python object: .*skops.io.dump"),
+    "keras": ({"1/model.h5": b"x"}, r"'1/model.h5' is a Keras file: .*model.export\('model.savedmodel'\)"),
+    "llama": ({"1/llama.gguf": b"x"}, r"'1/llama.gguf' is a file of llama.cpp: no engine of modserve runs it"),
+    "flat": ({"resnet.onnx": b"x"}, r"move 'resnet.onnx' to '1/model.onnx'"),
+    "v": ({"v1/model.onnx": b"x"}, r"folder 'v1' is no version: versions are called by whole numbers, such as '1'"),
+    "pointer": (
+        {"1/model.onnx": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"},
+        r"'\S+/1/model.onnx' is no model: it is the pointer of Git LFS .*'git lfs pull'",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models that nobody can load, and two whose backends go by other names."""
+    root = tmp_path_factory.mktemp("artifacts")
+    for name, (files, _) in ARTIFACTS.items():
+        for file, content in files.items():
+            path = root / name / file
+            path.parent.mkdir(parents=True)
+            path.write_bytes(content)
+    copy_example(root, "simple", "cut")
+    onnx = root / "cut" / "1" / "model.onnx"
+    onnx.write_bytes(onnx.read_bytes()[:-20])
+    for name, backend in (("other_name", "onnx_runtime"), ("misspelt", "onnxruntim"), ("unknown", "vllm")):
+        copy_example(root, "simple", name)
+        config = root / name / "config.pbtxt"
+        config.write_text(config.read_text().replace('platform: "onnxruntime_onnx"', f'backend: "{backend}"'))
+    return root
+
+
+def test_unknown_artifacts_and_names_of_backends(artifacts: Path) -> None:
+    errors = [*(f"'{name}'" for name in ARTIFACTS), "'cut'", "'unknown'"]
+    with serving(artifacts, options=["--strict-readiness=false"], errors=errors) as server:
+        index = {model["name"]: model for model in http(server.http_port, "POST", "/v2/repository/index").json}
+        for name, (_, advice) in ARTIFACTS.items():
+            assert index[name]["state"] == "UNAVAILABLE"
+            assert re.search(advice, index[name]["reason"]), index[name]["reason"]
+        for name in ("weights", "flat"):
+            assert "\ninstalled backends: " in index[name]["reason"]
+            assert "'onnxruntime' takes <version>/model.onnx" in index[name]["reason"]
+        assert re.search(
+            r"Protobuf parsing failed(.|\n)*1/model.onnx' is cut off: it should have", index["cut"]["reason"]
+        )
+        assert "unable to find backend 'vllm', installed backends are: " in index["unknown"]["reason"]
+        for name, written in (("other_name", "'onnx_runtime'"), ("misspelt", "'onnxruntim'")):
+            assert http_infer(server.http_port, Ask(model=name)).status == 200
+            assert http(server.http_port, "GET", f"/v2/models/{name}/config").json["backend"] == "onnxruntime"
+            server.wait_for(rf"WARNING .*{name}/config.pbtxt:\d+:\d+: backend {written} of model '{name}' is ")
 
 
 def reasons(server: ServerProcess) -> dict[tuple[str, str], str]:

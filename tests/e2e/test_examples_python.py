@@ -1,6 +1,5 @@
 """The examples of Python models do what their pages say, as they are: prepared, served and called."""
 
-import importlib.util
 import itertools
 import json
 import re
@@ -11,8 +10,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
 
 import minilm
 import numpy as np
@@ -20,49 +17,13 @@ import pytest
 import sklearn.datasets
 import tritonclient.grpc
 import tritonclient.http
-from server_process import ServerProcess, serving
+from served_examples import EXAMPLES, Example, load, run
+from server_process import serving
 from tritonclient.utils import InferenceServerException
 from wire import HOST, SECONDS, http
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES, DOCS = ROOT / "examples", ROOT / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = Path(sklearn.datasets.__file__).parent / "images"
-
-
-class Example(NamedTuple):
-    """A served example, and its client as a module."""
-
-    folder: Path
-    server: ServerProcess
-    client: ModuleType
-
-    def http(self) -> Any:
-        return tritonclient.http.InferenceServerClient(f"{HOST}:{self.server.http_port}")
-
-    def grpc(self) -> Any:
-        return tritonclient.grpc.InferenceServerClient(f"{HOST}:{self.server.grpc_port}")
-
-    def executions(self, model: str) -> int:
-        (statistics,) = self.http().get_inference_statistics(model)["model_stats"]
-        return int(statistics["execution_count"])
-
-
-def load(path: Path) -> ModuleType:
-    """An example's module; all examples use the same file names."""
-    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def run(name: str) -> Iterator[Example]:
-    folder = EXAMPLES / name
-    if (folder / "prepare.py").exists():
-        subprocess.run([sys.executable, "prepare.py"], cwd=folder, check=True)
-    with serving(folder / "model_repository") as server:
-        yield Example(folder, server, load(folder / "client.py"))
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +52,11 @@ def series() -> Iterator[Example]:
 
 
 @pytest.fixture(scope="module")
+def speech() -> Iterator[Example]:
+    yield from run("speech_detection")
+
+
+@pytest.fixture(scope="module")
 def functions() -> Iterator[Example]:
     folder = EXAMPLES / "function"
     models = [f"{folder}/places.py:distance", f"nearest={folder}/places.py:Nearest", f"{folder}/places.py:route"]
@@ -101,7 +67,7 @@ def functions() -> Iterator[Example]:
 _BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["embeddings", "images", "pages", "stories", "series", "functions"])
+@pytest.mark.parametrize("name", ["embeddings", "images", "pages", "stories", "series", "speech", "functions"])
 def test_the_page_of_the_example(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Its commands work as printed, and print what is printed below them, but for how sure a network is of it."""
     example: Example = request.getfixturevalue(name)

@@ -26,10 +26,26 @@ class Engine:
     """What to install: ``pip install 'modserve[extra]'``; empty for what is always there."""
     loads: str
     """The kinds of files, for people."""
+    stand_ins: tuple[str, ...] = ()
+    """Other backends whose engine runs some of these files where the library is not installed."""
+    elsewhere: bool = False
+    """Models run in processes whose environments may have the library, where the server's has not."""
 
     @property
     def installed(self) -> bool:
         return is_installed(self.module)
+
+    @property
+    def stand_in(self) -> "Engine | None":
+        """The engine that runs in the place of this one, which is not installed; None if there is none, or no need."""
+        if self.installed:
+            return None
+        return next((engine for name in self.stand_ins if (engine := BY_BACKEND[name]).installed), None)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the backend can run models here, by its own library or by a stand-in."""
+        return self.installed or self.elsewhere or self.stand_in is not None
 
     @property
     def version(self) -> str:
@@ -69,8 +85,16 @@ ENGINES = (
         ("tensorflow-cpu", "tensorflow"),
         "tensorflow",
         "SavedModel (model.savedmodel/), frozen graphs (model.graphdef)",
+        ("openvino",),
     ),
-    Engine("fil", "Treelite", "treelite", ("treelite",), "trees", "forests of XGBoost, LightGBM and Treelite"),
+    Engine(
+        "fil",
+        "Treelite",
+        "treelite",
+        ("treelite",),
+        "trees",
+        "forests of XGBoost (xgboost.json, .ubj, .model), LightGBM (model.txt) and Treelite (checkpoint.tl)",
+    ),
     Engine(
         "sklearn",
         "scikit-learn",
@@ -79,7 +103,15 @@ ENGINES = (
         "sklearn",
         "scikit-learn models (model.skops; pickles if the operator allows them)",
     ),
-    Engine("mlflow", "MLflow", "mlflow", ("mlflow-skinny", "mlflow"), "mlflow", "MLflow model directories (MLmodel)"),
+    Engine(
+        "mlflow",
+        "MLflow",
+        "mlflow",
+        ("mlflow-skinny", "mlflow"),
+        "mlflow",
+        "MLflow model directories (MLmodel)",
+        elsewhere=True,
+    ),
     Engine("tensorrt", "TensorRT", "tensorrt", ("tensorrt",), "", "plans, which need the GPU they were built for"),
 )
 """Those that this package runs without another library (python, identity, repeat, auto) are not here."""
@@ -107,5 +139,5 @@ def version_of(distribution: str) -> str:
 
 
 def available(backends: Iterable[str]) -> list[str]:
-    """Those of the backends whose library is installed, in order."""
-    return sorted(name for name in backends if (engine := BY_BACKEND.get(name)) is None or engine.installed)
+    """Those of the backends whose library, or a stand-in for it, is installed, in order."""
+    return sorted(name for name in backends if (engine := BY_BACKEND.get(name)) is None or engine.usable)

@@ -33,8 +33,13 @@ class BackendRegistry:
 
     @property
     def names(self) -> list[str]:
-        """The backends that can run models here: those whose library is installed."""
+        """The backends that can run models here: those whose library is installed, or a stand-in for it."""
         return sorted({*catalogue.available(self._entries), *self._loaded})
+
+    @property
+    def known(self) -> frozenset[str]:
+        """The names of all backends, also of those whose library is not installed."""
+        return frozenset({*self._entries, *self._loaded})
 
     def get(self, name: str) -> Backend:
         """The backend called `name`.
@@ -58,7 +63,7 @@ class BackendRegistry:
     def _import(self, name: str) -> Backend:
         entry = self._entries[name]
         engine = catalogue.BY_BACKEND.get(name)
-        if engine is not None and not engine.installed and engine.install:
+        if engine is not None and not engine.usable and engine.install:
             raise invalid(
                 f"backend '{name}' needs {engine.library}, which is not installed here: {engine.install}; installed "
                 f"backends are: {', '.join(self.names)}"
@@ -69,6 +74,7 @@ class BackendRegistry:
             text = str(error) or type(error).__name__
             what = f"failed to load backend '{name}' ({entry.value})"
             if engine is not None and engine.install:
+                engine = engine.stand_in or engine
                 version = f" {engine.version}" if engine.version else ""
                 what += f", which needs {engine.library}{version}"
                 text += f"; to install it anew: {engine.install.replace('install', 'install --force-reinstall', 1)}"

@@ -21,16 +21,18 @@ from modserve.pb.json_message import to_json
 
 from . import complete, features
 from .draft import Draft, decode, parse, read, read_override
-from .features import Context
+from .features import Context, backend_names
 from .features.composition import validate_composition
-from .features.directory import FORMATS
+from .features.directory import FORMATS, PLATFORMS
 from .text import override
 from .text.problems import Problems
 
 __all__ = [
     "FORMATS",
+    "PLATFORMS",
     "Complete",
     "Draft",
+    "backend_names",
     "check",
     "decode",
     "finish",
@@ -82,6 +84,8 @@ def finish(
         description=description,
     )
     problems = _problems(draft, auto_complete)
+    for path, note in draft.notes:
+        problems.warn(path, note)
     message = pb.ModelConfig()
     message.CopyFrom(draft.identified)
     fits = True

@@ -1,5 +1,6 @@
 """A configuration as written, before an engine has seen the model."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,10 @@ class Draft:
     message: pb.ModelConfig = field(default_factory=pb.ModelConfig)
     exists: bool = True
     """False if there is no file; the configuration is then empty."""
+    backends: Collection[str] = directory.BACKENDS
+    """The names that are backends here, whether or not their engines are installed."""
+    measured: bool = False
+    """Where nothing names a backend, it is `auto`, not the one that the file is for."""
 
     @property
     def backend(self) -> str:
@@ -34,13 +39,23 @@ class Draft:
         """Whether the model is made of other models, so that it needs no backend."""
         return self.message.HasField("ensemble_scheduling")
 
-    @cached_property
+    @property
     def identified(self) -> pb.ModelConfig:
         """The message with name, backend, platform and default_model_filename deduced where possible."""
+        return self._identity[0]
+
+    @property
+    def notes(self) -> directory.Notes:
+        """What was deduced that is not as it was written: the field, and what is meant."""
+        return self._identity[1]
+
+    @cached_property
+    def _identity(self) -> tuple[pb.ModelConfig, directory.Notes]:
         message = pb.ModelConfig()
         message.CopyFrom(self.message)
-        directory.identify(message, self.name, self.source.path.parent)
-        return message
+        return message, directory.identify(
+            message, self.name, self.source.path.parent, self.backends, measured=self.measured
+        )
 
     def provisional(self, *, default_cpu_instances: int = 1) -> ModelConfig:
         """The values that are known before the engine has opened the model; none of them has been validated.

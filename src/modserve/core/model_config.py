@@ -121,6 +121,14 @@ class DynamicBatching:
         return self.level_policies.get(level, self.default_policy)
 
 
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """An engine inside the engine, of ``optimization.execution_accelerators``; its parameters are its own."""
+
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A complete, normalised and validated configuration of a model."""
@@ -149,8 +157,16 @@ class ModelConfig:
     """Its responses are kept, if the server has a cache for them."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     metric_tags: Mapping[str, str] = field(default_factory=dict)
+    runtime: str = ""
+    """Which implementation of its backend runs the model, where there are several."""
     graph_optimization_level: int | None = None
     """``optimization.graph.level``; None when the configuration does not set it."""
+    gpu_accelerators: tuple[Accelerator, ...] = ()
+    """For the instances on GPUs, in order of preference."""
+    cpu_accelerators: tuple[Accelerator, ...] = ()
+    """For all instances, behind those for GPUs."""
+    operation_libraries: tuple[str, ...] = ()
+    """Shared libraries with operators of the model's own: ``model_operations.op_library_filename``."""
 
     @cached_property
     def inputs_by_name(self) -> dict[str, TensorSpec]:
@@ -232,5 +248,7 @@ class ModelDescription:
     """Whether a request may have any number of responses."""
     dynamic_batching: bool | None = None
     """Whether requests are merged into batches; None: if the model can batch."""
+    cpu_instances: int = 0
+    """How many instances there are on the CPU where the configuration does not say it; 0: the backend's default."""
     sequence_batching: Mapping[str, object] | None = None
     """``sequence_batching`` as the JSON form of a configuration has it, for a model that keeps state."""

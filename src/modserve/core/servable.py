@@ -110,6 +110,23 @@ class SequenceKeeper(Submitter, Protocol):
         """End a sequence after those of its requests that have come, if there is one: it begins again elsewhere."""
 
 
+@runtime_checkable
+class EngineReporter(Protocol):
+    """A servable with an engine of its own."""
+
+    @property
+    def engine_report(self) -> Mapping[str, object]:
+        """What runs it, in values that JSON has: `backend`, `instances`, `engine`, and what the engine says itself.
+
+        Empty if nothing does: an ensemble.
+        """
+
+
+def engine_report(servable: object) -> Mapping[str, object]:
+    """As `EngineReporter` has it; empty for a servable that has none."""
+    return servable.engine_report if isinstance(servable, EngineReporter) else {}
+
+
 class Handle(Protocol):
     """A borrowed servable. It takes requests until it is released, also while its version is being unloaded."""
 

@@ -1,43 +1,39 @@
-"""Tensors: a datatype, a shape, and either the received bytes, an array, or both.
+"""Tensors: a datatype, a shape, and the received bytes, an array, or an array in the memory of a device.
 
 Buffers stay views of what was received until somebody needs an array; BYTES tensors stay in their raw form until
-somebody reads elements.
+somebody reads elements; what is on a device stays there until somebody reads it on the host.
 """
 
 import hashlib
 import math
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from . import dtypes
+from . import dlpack, dtypes
+from .byte_strings import Array as Array
+from .byte_strings import Buffer as Buffer
+from .byte_strings import TruncatedError as TruncatedError
+from .byte_strings import count_elements as count_elements
+from .byte_strings import decode_elements as decode_elements
+from .byte_strings import decoded, encoded, in_lists
+from .byte_strings import encode_elements as encode_elements
 from .dtypes import Datatype
-from .errors import invalid
+from .errors import internal, invalid
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 Shape: TypeAlias = tuple[int, ...]
-Array: TypeAlias = np.ndarray[Any, Any]
 
-_LENGTH = struct.Struct("<I")
-
-_LONG = 256 * 1024
-"""Bytes of raw BYTES that are counted and decoded in parts, between which other threads run."""
-_AT_A_TIME = 32 * 1024
-"""Elements of which something is made in one go, in which no other thread runs."""
-_ALIKE = 64
-"""Elements of one length in a row after which the next are likely to have it, too."""
-_MOST = 2**63 - 1
 _BYTES = {bytes}
 
 
 class Tensor:
     """An immutable n-dimensional array of one datatype, in row-major order.
 
-    Make one with `from_raw` (bytes in the protocol's raw form) or `from_array`. The other view is made when it is
-    first read and then kept. Reading `array` of a numeric tensor made from bytes copies nothing.
+    Make one with `from_raw` (bytes in the protocol's raw form), `from_array` or `from_dlpack`. The other views are made
+    when they are first read and then kept. Reading `array` of a numeric tensor made from bytes copies nothing.
     """
 
     __slots__ = ("_array", "_counted", "_digest", "_raw", "datatype", "shape")
@@ -68,6 +64,22 @@ class Tensor:
             array = array.astype(datatype.numpy)
         return cls(datatype, array.shape, None, array)
 
+    @staticmethod
+    def from_dlpack(source: dlpack.Exporter, to_host: Callable[[], Array] | None = None) -> "Tensor":
+        """A tensor over an array of another library: a plain one if it is in host memory, else a `DeviceTensor`.
+
+        `source` may not change afterwards. `to_host` copies it to the host; without one, `source` must know the
+        ``dl_device`` argument of ``__dlpack__``, and numpy its type. Raises INVALID_ARG as `from_array` does.
+        """
+        if dlpack.device_of(source).type in dlpack.HOST_TYPES:
+            return Tensor.from_array(_on_host(source) if to_host is None else to_host())
+        return DeviceTensor(source, to_host)
+
+    @property
+    def device(self) -> dlpack.Device | None:
+        """Where the elements are, if that is no host memory."""
+        return None
+
     @property
     def array(self) -> Array:
         """The elements, of shape `shape`; BYTES tensors give an object array of ``bytes``. Read-only over raw bytes.
@@ -83,7 +95,7 @@ class Tensor:
                 if type(raw) is not bytes and array.flags.writeable:
                     array.flags.writeable = False
             else:
-                array = _decoded(raw, math.prod(self.shape)).reshape(self.shape)
+                array = decoded(raw, math.prod(self.shape)).reshape(self.shape)
                 array.flags.writeable = False  # as for numbers
             self._array = array
         return array
@@ -100,7 +112,7 @@ class Tensor:
                 contiguous = np.ascontiguousarray(array)
                 raw = contiguous.reshape(-1).view(np.uint8).data if array.size else b""
             else:
-                raw = _encoded(array.reshape(-1))
+                raw = encoded(array.reshape(-1))
             self._raw = raw
         return raw
 
@@ -148,10 +160,95 @@ class Tensor:
         return f"Tensor({self.datatype.name}, {list(self.shape)})"
 
 
+class DeviceTensor(Tensor):
+    """A tensor in the memory of a device, which `source` holds: the third form, beside raw bytes and arrays.
+
+    Whoever reads `array` or `raw` copies it to the host, once, on the reader's thread. Usable from any thread.
+    """
+
+    __slots__ = ("_device", "_lock", "_to_host", "source")
+
+    def __init__(self, source: dlpack.Exporter, to_host: Callable[[], Array] | None = None) -> None:
+        layout = dlpack.layout_of(source)
+        super().__init__(layout.datatype, layout.shape, None, None)
+        self._device = layout.device
+        self.source = source
+        self._to_host = to_host
+        self._lock = threading.Lock()
+
+    @property
+    def device(self) -> dlpack.Device:
+        return self._device
+
+    @property
+    def on_host(self) -> bool:
+        """Whether somebody has read it on the host: it is in both memories."""
+        return self._array is not None
+
+    @property
+    def array(self) -> Array:
+        """The elements, copied to the host when they are first read. Raises INTERNAL if what comes is another array."""
+        with self._lock:
+            array = self._array
+            if array is None:
+                array = _on_host(self.source) if self._to_host is None else self._to_host()
+                if array.shape != self.shape or array.dtype != self.datatype.numpy:
+                    expected = f"{self.datatype} {format_shape(self.shape)}"
+                    raise internal(
+                        f"a tensor on device {tuple(self._device)} is {expected}, but the array that came to the host "
+                        f"is {array.dtype} {format_shape(array.shape)}"
+                    )
+                self._array = array
+            return array
+
+    @property
+    def raw(self) -> Buffer:
+        return Tensor.from_array(self.array, self.datatype).raw
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * self.datatype.size
+
+    def reshaped(self, shape: Shape) -> Tensor:
+        """As `Tensor.reshaped`; under another shape it is on the host, where it is copied when that one is read."""
+        return self if shape == self.shape else _Reshaped(self, shape)
+
+
+class _Reshaped(Tensor):
+    """A tensor of a device under another shape than its `source` has."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: DeviceTensor, shape: Shape) -> None:
+        super().__init__(whole.datatype, shape, None, None)
+        self._whole = whole
+
+    @property
+    def array(self) -> Array:
+        return self._whole.array.reshape(self.shape)
+
+    @property
+    def raw(self) -> Buffer:
+        return self._whole.raw
+
+    @property
+    def size(self) -> int:
+        return self._whole.size
+
+    def reshaped(self, shape: Shape) -> Tensor:
+        return self._whole.reshaped(shape)
+
+
+def _on_host(source: dlpack.Exporter) -> Array:
+    """An array of another library as one of numpy: over its memory if that is the host's, else a copy."""
+    array: Array = np.from_dlpack(cast(Any, source), device="cpu")
+    return array
+
+
 def _bytes_array(array: Array) -> Array:
     """An object array whose elements are all ``bytes``; str elements are encoded as UTF-8."""
     flat = array.reshape(-1)
-    if array.dtype.char == "O" and all(set(map(type, some)) <= _BYTES for some in _lists(flat)):
+    if array.dtype.char == "O" and all(set(map(type, some)) <= _BYTES for some in in_lists(flat)):
         return array
     out = np.empty(len(flat), dtype=object)
     for index, element in enumerate(flat.tolist()):
@@ -163,156 +260,6 @@ def _bytes_array(array: Array) -> Array:
             )
         out[index] = element
     return out.reshape(array.shape)
-
-
-def _encoded(flat: Array) -> bytes:
-    """The raw form of BYTES elements, made of some at a time."""
-    return b"".join([encode_elements(some) for some in _lists(flat)])
-
-
-def _lists(flat: Array) -> Iterator[list[bytes]]:
-    """The elements, some at a time."""
-    for start in range(0, len(flat), _AT_A_TIME):
-        yield flat[start : start + _AT_A_TIME].tolist()
-
-
-def _decoded(raw: Buffer, count: int) -> Array:
-    """The `count` elements of a raw BYTES tensor."""
-    array = np.empty(count, dtype=object)
-    if len(raw) <= _LONG:
-        array[:] = decode_elements(raw)
-        return array
-    decoded = 0
-    for some in _decode_some(bytes(raw)):
-        array[decoded : decoded + len(some)] = some
-        decoded += len(some)
-    if decoded != count:
-        raise ValueError(f"{decoded} elements for a tensor of {count}")
-    return array
-
-
-def encode_elements(elements: Iterable[bytes]) -> bytes:
-    """The raw form of BYTES elements: each behind its length, a 4-byte little-endian unsigned integer."""
-    pack = _LENGTH.pack
-    parts: list[bytes] = []
-    for element in elements:
-        parts.append(pack(len(element)))
-        parts.append(element)
-    return b"".join(parts)
-
-
-class TruncatedError(ValueError):
-    """Raw BYTES that end inside an element. `complete` elements came before; `left` bytes were left over."""
-
-    def __init__(self, complete: int, left: int, in_length: bool) -> None:
-        super().__init__(f"{left} bytes left after {complete} elements")
-        self.complete = complete
-        self.left = left
-        self.in_length = in_length
-
-
-def decode_elements(raw: Buffer) -> list[bytes]:
-    """The elements of a raw BYTES tensor. Raises `TruncatedError`."""
-    data = bytes(raw)
-    out: list[bytes] = []
-    position, end = 0, len(data)
-    while position < end:
-        start = position + 4
-        if start > end:
-            raise TruncatedError(len(out), end - position, in_length=True)
-        position = start + int.from_bytes(data[position:start], "little")
-        if position > end:
-            raise TruncatedError(len(out), end - start, in_length=False)
-        out.append(data[start:position])
-    return out
-
-
-def _decode_some(data: bytes) -> Iterator[list[bytes]]:
-    """As `decode_elements`, of a long tensor: about `_AT_A_TIME` elements at a time."""
-    alike = 0
-    some: list[bytes] = []
-    position, end = 0, len(data)
-    while position < end:
-        start = position + 4
-        position = start + int.from_bytes(data[position:start], "little")
-        some.append(data[start:position])
-        if position > start:
-            alike = 0
-        else:
-            alike += 1
-            if alike >= _ALIKE:
-                times = _alike(data, position, 0)
-                alike = _ALIKE if times >= _AT_A_TIME else 0
-                some += [b""] * times
-                position += 4 * times
-        if len(some) >= _AT_A_TIME:
-            yield some
-            some = []
-    if position > end:
-        raise ValueError("the last element is cut")
-    yield some
-
-
-def count_elements(raw: Buffer, most: int = _MOST) -> int:
-    """How many elements a raw BYTES tensor has; of a long one at most `most` + 1. Raises `TruncatedError`."""
-    view = memoryview(raw)
-    unpack = _LENGTH.unpack_from
-    count = 0
-    position, end = 0, len(view)
-    if end > _LONG:
-        return _count_many(view, most)
-    while position < end:
-        if position + 4 > end:
-            raise TruncatedError(count, end - position, in_length=True)
-        following = position + 4 + unpack(view, position)[0]
-        if following > end:
-            raise TruncatedError(count, end - position - 4, in_length=False)
-        count += 1
-        position = following
-    return count
-
-
-def _count_many(view: memoryview, most: int) -> int:
-    """Elements of equal lengths are not counted one by one."""
-    unpack = _LENGTH.unpack_from
-    count = alike = 0
-    before = -1
-    position, end = 0, len(view)
-    while position < end and count <= most:
-        if position + 4 > end:
-            raise TruncatedError(count, end - position, in_length=True)
-        length = unpack(view, position)[0]
-        following = position + 4 + length
-        if following > end:
-            raise TruncatedError(count, end - position - 4, in_length=False)
-        count += 1
-        position = following
-        if length != before:
-            before, alike = length, 0
-        else:
-            alike += 1
-            if alike >= _ALIKE:
-                times = _alike(view, position, length)
-                alike = _ALIKE if times >= _AT_A_TIME else 0
-                count += times
-                position += times * (4 + length)
-    return min(count, most + 1)
-
-
-def _alike(raw: Buffer, position: int, length: int) -> int:
-    """How many elements from `position` on have this length, up to `_AT_A_TIME`: much sooner known than one by one."""
-    step = 4 + length
-    room = (len(raw) - position) // step
-    count, look = 0, _ALIKE
-    while count < min(room, _AT_A_TIME):
-        look = min(look, room - count)
-        lengths = np.ndarray((look,), "<u4", raw, position + count * step, (step,))
-        others = np.flatnonzero(lengths != length)
-        if len(others):
-            return count + int(others[0])
-        count += look
-        look *= 2
-    return count
 
 
 def long_texts(tensors: Iterable[Tensor], limit: int) -> list[Tensor]:

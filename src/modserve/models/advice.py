@@ -7,97 +7,28 @@ import difflib
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from modserve.config import FORMATS
+from modserve.backends.catalogue import BY_BACKEND
+from modserve.config import FORMATS, PLATFORMS, backend_names
 from modserve.core.version import parse_directory
+
+from . import file_contents
+from .foreign_files import BY_SUFFIX, ForeignFile, advice
 
 CONFIG_FILE = "config.pbtxt"
 _MISSPELT_CONFIGS = ("config.pbtext", "config.pbtx", "config.pb", "config.prototxt", "config.txt", "config.pbtxt.txt")
 _MOST_NAMES = 10
 _MOST_BELOW = 5
-_LIKELY = 0.75
-_HEAD_BYTES = 256
 
 
-class _Kind(NamedTuple):
-    """A kind of file that is no model for the engines here."""
-
-    what: str
-    advice: str
-    suffixes: str
-    """The ends of its names, separated by spaces."""
-
-
-_EXPORT_TORCH = "export the model to ONNX with torch.onnx.export(model, example_inputs, 'model.onnx')"
-_SKLEARN = _Kind(
-    "a pickled Python object",
-    "convert a scikit-learn model to ONNX with skl2onnx.to_onnx(model, X[:1], options={'zipmap': False})",
-    ".pkl .pickle .joblib",
-)
-_TENSORFLOW = _Kind(
-    "a TensorFlow or Keras file",
-    "convert the model to ONNX with tf2onnx (python -m tf2onnx.convert)",
-    ".h5 .keras .pb .graphdef .savedmodel .tflite",
-)
-_TENSORRT = _Kind("a TensorRT engine", "serve the ONNX file that the engine was built from", ".plan .engine .trt")
-_KINDS = (
-    _SKLEARN,
-    _TENSORFLOW,
-    _TENSORRT,
-    _Kind("a PyTorch file", _EXPORT_TORCH, ".pt .pth .pt2 .ckpt"),
-    _Kind(
-        "a file of weights without the model's graph",
-        f"load the weights into the model, and {_EXPORT_TORCH}; models of Hugging Face: optimum-cli export onnx",
-        ".safetensors",
-    ),
-    _Kind("a file of XGBoost, LightGBM or CatBoost", "convert the model to ONNX with onnxmltools", ".ubj .bst .cbm"),
-    _Kind("an OpenVINO file", "serve the ONNX file that it was converted from", ".xml"),
-    _Kind("a file of llama.cpp", "this version of modserve does not run it", ".gguf"),
-)
-_KIND_OF_SUFFIX = {suffix: kind for kind in _KINDS for suffix in kind.suffixes.split()}
-
-_PICKLE = f"it is a pickle: {_EXPORT_TORCH}, or {_SKLEARN.advice}"
-_WEB_PAGE = "it is a web page, not what the download should have been"
-_CONTENTS: tuple[tuple[bytes, str], ...] = (
-    (
-        b"version https://git-lfs",
-        "it is the pointer of Git LFS to a file that was not fetched: run 'git lfs pull' where the files come from",
-    ),
-    (b"PK\x03\x04", f"it is a zip archive, as torch.save makes: {_EXPORT_TORCH}"),
-    (b"\x80\x02", f"it is a pickle, as torch.save and joblib make: {_EXPORT_TORCH}, or {_SKLEARN.advice}"),
-    (b"\x80\x03", _PICKLE),
-    (b"\x80\x04", _PICKLE),
-    (b"\x80\x05", _PICKLE),
-    (b"\x89HDF", f"it is an HDF5 file: {_TENSORFLOW.advice}"),
-    (b"<!DOCTYPE", _WEB_PAGE),
-    (b"<html", _WEB_PAGE),
-    (b"\x1f\x8b", "it is compressed by gzip: unpack it"),
-)
-"""How files begin that are often found in the place of a model."""
-
-_SYNONYMS: Mapping[str, str] = {
-    **dict.fromkeys(("onnx", "ort", "onnxrt", "onnxruntimeonnx"), "onnxruntime"),
-    "dummy": "identity",
-}
-"""Other names of backends → ours. The keys are folded."""
-
-_NO_TORCH = f'PyTorch models do not run here: {_EXPORT_TORCH}, and use backend: "onnxruntime"'
-_NO_TENSORRT = f'TensorRT engines do not run here: {_TENSORRT.advice}, with backend: "onnxruntime"'
-_NO_TENSORFLOW = f'TensorFlow models do not run here: {_TENSORFLOW.advice}, and use backend: "onnxruntime"'
-_NO_TREES = 'its models do not run here: convert them to ONNX with skl2onnx or onnxmltools, for backend: "onnxruntime"'
-_REASONS: Mapping[str, str] = {
-    "pytorch torch torchscript libtorch pytorchlibtorch torchaoti": _NO_TORCH,
-    "tensorrt trt tensorrtplan": _NO_TENSORRT,
-    "tensorflow tf tensorflowsavedmodel tensorflowgraphdef keras": _NO_TENSORFLOW,
-    "openvino": 'OpenVINO files do not run here: serve the ONNX file, with backend: "onnxruntime"',
-    "sklearn xgboost lightgbm fil": _NO_TREES,
+_NOT_SUPPORTED: Mapping[str, str] = {
     "dali": "DALI pipelines do not run here",
-    "vllm tensorrtllm llm": "engines for language models are not among those of this version",
+    **dict.fromkeys(
+        ("vllm", "tensorrtllm", "llm", "llamacpp"), "engines for language models are not among those of this version"
+    ),
     "ensemble": 'an ensemble has no backend: write platform: "ensemble", and ensemble_scheduling',
 }
-_NOT_SUPPORTED = {name: reason for names, reason in _REASONS.items() for name in names.split()}
-"""Why a backend of Triton's, or of another server's, is not there, and what to do. The keys are folded."""
+"""Why a backend of Triton's is not there, and what to do. The keys are folded."""
 
 _GLOBAL_OPTIONS: Mapping[str, str] = {
     "auto-complete-config": "use --disable-auto-complete-config",
@@ -109,18 +40,18 @@ _GLOBAL_OPTIONS: Mapping[str, str] = {
 
 
 def backend_name(name: str, installed: Collection[str]) -> str:
-    """What to say of a backend that is not there. Names only what is."""
-    folded = _fold(name)
-    meant = _SYNONYMS.get(folded)
-    if meant is None:
-        by_folded = {_fold(each): each for each in installed}
-        near = [folded] if folded in by_folded else []
-        if folded not in _NOT_SUPPORTED:
-            near = near or difflib.get_close_matches(folded, by_folded, n=1, cutoff=_LIKELY)
-        meant = by_folded[near[0]] if near else None
-    if meant in installed:
-        return f"did you mean '{meant}'?"
-    return _NOT_SUPPORTED.get(folded, "")
+    """What to say of a backend that is not there. Suggests only what is, or what can be installed."""
+    folded = backend_names.fold(name)
+    if folded in _NOT_SUPPORTED:
+        return _NOT_SUPPORTED[folded]
+    backends = {*installed, *BY_BACKEND}
+    meaning = backend_names.meaning(name, backends, PLATFORMS)
+    meant = backend_names.nearest(name, installed) if meaning is None else meaning.backend
+    hint = f"did you mean '{meant}'?" if meant != name else ""
+    if not meant or meant in installed:
+        return hint if meant else ""
+    engine = BY_BACKEND[meant]
+    return f"{hint} It needs {engine.library}: {engine.install}".strip() if engine.install else ""
 
 
 def absent_backends(configured: Iterable[str], installed: Collection[str]) -> list[str]:
@@ -150,10 +81,6 @@ def unknown_options(backend: str, options: Iterable[str], known: Mapping[str, st
     return warnings
 
 
-def _fold(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "").replace(" ", "")
-
-
 def layout(directory: Path, installed: Collection[str]) -> str:
     """What lies in a model's directory, what the backends would take, and what to do."""
     lines = [contents(directory), *_mistakes(directory, installed), _takes(installed)]
@@ -170,10 +97,8 @@ def versions(directory: Path, present: Sequence[int], installed: Collection[str]
 def model_file(directory: Path, version: int, path: Path, installed: Collection[str]) -> str:
     """What to say where a version has no model file, or one that the engine does not take."""
     try:
-        if path.is_file():
-            return _content(path)
         if path.exists():
-            return ""
+            return file_contents.problem(path) or file_contents.beside(path)
     except OSError:
         return ""
     folder = directory / str(version)
@@ -218,7 +143,7 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
             f"folders of models are in, '{directory.parent.parent}'"
         )
         return
-    suffixes = {Path(row.filename).suffix: row.filename for row in FORMATS if row.backend in installed}
+    suffixes = _by_suffix(installed)
     has_version = any(parse_directory(name) is not None for name in names if (directory / name).is_dir())
     for name in names:
         path = directory / name
@@ -240,45 +165,39 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
         yield misspelt
 
 
+def _by_suffix(installed: Collection[str]) -> dict[str, str]:
+    """The ends of names → the name that such a file has to have, for files that may have any name before it."""
+    return {Path(row.filename).suffix: row.filename for row in FORMATS if row.backend in installed and row.by_suffix}
+
+
 def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
-    """A line for each kind of file that no engine here takes."""
-    lines: dict[_Kind, str] = {}
-    served = {Path(row.filename).suffix for row in FORMATS if row.backend in installed}
+    """A line for each kind of file that no engine here takes, or not as it is."""
+    lines: dict[ForeignFile, str] = {}
+    served = _by_suffix(installed)
     for file in files:
         suffix = Path(file).suffix.lower()
-        kind = _KIND_OF_SUFFIX.get(suffix)
+        kind = BY_SUFFIX.get(suffix)
         if kind is not None and suffix not in served:
-            lines.setdefault(kind, f"'{file}' is {kind.what}: {kind.advice}")
+            lines.setdefault(kind, advice(file, kind, installed))
     return list(lines.values())
 
 
 def _takes(installed: Collection[str]) -> str:
-    files = [f"'{row.backend}' takes <version>/{row.filename}" for row in FORMATS if row.backend in installed]
-    by_name = sorted(set(installed) - {row.backend for row in FORMATS})
+    files: dict[str, list[str]] = {}
+    for row in FORMATS:
+        if row.backend in installed:
+            files.setdefault(row.backend, []).append(f"<version>/{row.filename}")
+    backends = [f"'{backend}' takes {' or '.join(names)}" for backend, names in files.items()]
+    by_name = sorted(set(installed) - files.keys())
     if by_name:
-        files.append(f'{", ".join(map(repr, by_name))}: by name, as backend: "{by_name[0]}" in {CONFIG_FILE}')
-    return f"installed backends: {'; '.join(files)}"
+        backends.append(f'{", ".join(map(repr, by_name))}: by name, as backend: "{by_name[0]}" in {CONFIG_FILE}')
+    return f"installed backends: {'; '.join(backends)}\n'modserve engines' lists what else can be installed"
 
 
 def _rename(file: str, name: str) -> str:
     return (
         f"rename '{file}' to '{name}', or write default_model_filename: \"{os.path.basename(file)}\" into {CONFIG_FILE}"
     )
-
-
-def _content(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-        size = path.stat().st_size
-    except OSError:
-        return ""
-    if not size:
-        return f"'{path}' is empty"
-    for beginning, what in _CONTENTS:
-        if head.lower().startswith(beginning.lower()):
-            return f"'{path}' is no model: {what}"
-    return ""
 
 
 def _digits(name: str) -> str:

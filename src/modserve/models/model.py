@@ -58,6 +58,8 @@ class Opened:
     """Called when the model may have become ready, or not ready, by itself."""
     on_closed: Callable[[], None] = lambda: None
     """Called when the engine is closed, or is left to itself since it does not close."""
+    engine_report: Mapping[str, object] = field(default_factory=dict)
+    """As `core.servable.EngineReporter` has it."""
 
 
 Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
@@ -88,6 +90,7 @@ class Model:
         self.config_message = opened.message
         self.statistics = ModelStatistics()
         self.labels = opened.labels
+        self.engine_report = opened.engine_report
         self._engine = opened.engine
         self._accept = accept
         self.outstanding = 0

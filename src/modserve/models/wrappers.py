@@ -1,12 +1,13 @@
 """Models that stand before other models: they keep the responses, or their order."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome, ResponseSink
-from modserve.core.servable import Finisher, ReadinessChecker, RequestHolder, Servable
+from modserve.core.servable import Finisher, ReadinessChecker, RequestHolder, Servable, engine_report
 from modserve.core.statistics import FailureReason
 from modserve.core.tensor import Tensor
 from modserve.resources.response_cache import ResponseCache, key
@@ -34,6 +35,10 @@ class ModelWrapper:
     @property
     def unready_reason(self) -> str | None:
         return self._servable.unready_reason
+
+    @property
+    def engine_report(self) -> Mapping[str, object]:
+        return engine_report(self._servable)
 
     @property
     def outstanding(self) -> int:

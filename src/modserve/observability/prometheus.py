@@ -14,7 +14,7 @@ from prometheus_client.utils import floatToGoString as _untyped_go_string
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.memory import MemoryBudget
 from modserve.core.metrics import MetricStore
-from modserve.core.servable import Servable
+from modserve.core.servable import Servable, engine_report
 from modserve.core.statistics import Histogram, ModelStatistics, TunerStatistics
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
@@ -156,8 +156,42 @@ def model_families(servables: Iterable[Servable]) -> Iterator[Metric]:
     for name, kind, text, label, values in _LABELLED:
         rows = [({**labels, label: key}, value) for labels, model in models for key, value in values(model).items()]
         yield _family(name, kind, text, rows)
+    yield from _engines(models)
     for name, text, unit, histogram in _HISTOGRAMS:
         yield histogram_family(name, text, unit, [(labels, histogram(each.statistics)) for labels, each in models])
+
+
+_ENGINE_LABELS = {
+    "backend": "backend",
+    "engine": "engine",
+    "engine_version": "version",
+    "precision": "precision",
+    "variant": "variant",
+    "device": "device",
+}
+"""Labels of an engine → the members of its report."""
+
+
+def _engines(models: Sequence[tuple[dict[str, str], Servable]]) -> Iterator[Metric]:
+    """What runs each model, and of those whose engine was chosen by measuring, what the candidates took."""
+    reports = [(labels, report) for labels, model in models if (report := engine_report(model))]
+    rows = [(labels | _named(report), 1.0) for labels, report in reports]
+    yield _family("modserve_engine_info", "gauge", "Always 1; the labels tell what runs a model", rows)
+    candidates = [
+        (labels | _named(each), each) for labels, report in reports for each in _objects(report.get("candidates"))
+    ]
+    for key, unit in (("seconds", "Seconds that an execution took"), ("error", "Difference from the reference")):
+        measured = [(labels, value) for labels, each in candidates if isinstance(value := each.get(key), int | float)]
+        text = f"{unit}, when the engine of a model was chosen"
+        yield _family(f"modserve_engine_candidate_{key}", "gauge", text, measured)
+
+
+def _named(report: Mapping[str, object]) -> dict[str, str]:
+    return {label: str(report[member]) for label, member in _ENGINE_LABELS.items() if report.get(member) is not None}
+
+
+def _objects(value: object) -> list[Mapping[str, object]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
 @dataclass(frozen=True, slots=True)

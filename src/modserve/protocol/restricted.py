@@ -37,7 +37,7 @@ CATEGORIES: Mapping[str, Calls] = {
     "metadata": Calls(
         ("ServerMetadata", "ModelMetadata"),
         paths=("/v2", "/v2/models", "/v1/models", "/docs/examples/{model}"),
-        model_paths=("",),
+        model_paths=("", "/engine"),
         v1_paths=("/metadata",),
     ),
     "inference": Calls(

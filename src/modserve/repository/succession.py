@@ -1,13 +1,13 @@
 """A version that has replaced others whose sequences continue: each request goes to the owner of its sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
 from modserve.core.sequence import membership
-from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, Submitter
+from modserve.core.servable import RequestHolder, SequenceKeeper, Servable, Submitter, engine_report
 from modserve.core.version import STOPPING
 
 
@@ -51,6 +51,10 @@ class Succession:
     @property
     def unready_reason(self) -> str | None:
         return self.heir.unready_reason
+
+    @property
+    def engine_report(self) -> Mapping[str, object]:
+        return engine_report(self.heir)
 
     @property
     def outstanding(self) -> int:

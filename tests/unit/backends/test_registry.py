@@ -100,6 +100,23 @@ def test_a_backend_whose_library_is_not_installed(monkeypatch: pytest.MonkeyPatc
     )
 
 
+def test_an_engine_that_another_stands_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensorflow, openvino = catalogue.BY_BACKEND["tensorflow"], catalogue.BY_BACKEND["openvino"]
+    for present, names, stand_in in (
+        ({"tensorflow", "openvino"}, {"tensorflow", "openvino"}, None),
+        ({"tensorflow"}, {"tensorflow"}, None),
+        ({"openvino"}, {"tensorflow", "openvino"}, openvino),
+        (set(), set(), None),
+    ):
+        monkeypatch.setattr(catalogue, "is_installed", present.__contains__)
+        assert {*catalogue.available(["tensorflow", "openvino"])} == names
+        assert tensorflow.stand_in is stand_in
+        assert tensorflow.usable is ("tensorflow" in names)
+    assert refusal(BackendRegistry(), "tensorflow")[1].startswith(
+        "backend 'tensorflow' needs TensorFlow, which is not in"
+    )
+
+
 def test_backends_given_by_hand_come_first() -> None:
     puppet = PuppetBackend()
     registry = BackendRegistry({"identity": puppet})

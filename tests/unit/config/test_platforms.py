@@ -1,11 +1,13 @@
 """Which backend a model is for, and what follows from it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from modserve import config
-from modserve.config import FORMATS
+from modserve.config import FORMATS, PLATFORMS, backend_names
+from modserve.config.features.directory import BACKENDS
 
 # Configuration → backend, platform, default_model_filename.
 WRITTEN = {
@@ -26,6 +28,24 @@ WRITTEN = {
     'default_model_filename: "weights.bin"': ("", "", "weights.bin"),
     'platform: "ensemble"': ("", "ensemble", ""),
     'platform: "caffe"': ("", "caffe", ""),
+    'backend: "onnx_runtime"': ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    'backend: "ONNXRuntime"': ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    'backend: "onnx"': ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    'backend: "onnxruntime_onnx"': ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    'backend: "torchscript"': ("pytorch", "pytorch_libtorch", "model.pt"),
+    'backend: "libtorch"': ("pytorch", "libtorch", "model.pt"),
+    'backend: "torch-aoti"': ("pytorch", "torch_aoti", "model.pt2"),
+    'backend: "tf"': ("tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
+    'backend: "keras"': ("tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
+    'backend: "tensorflow_graphdef"': ("tensorflow", "tensorflow_graphdef", "model.graphdef"),
+    'backend: "graphdef"': ("tensorflow", "tensorflow_graphdef", "model.graphdef"),
+    'backend: "tf" platform: "tensorflow_graphdef"': ("tensorflow", "tensorflow_graphdef", "model.graphdef"),
+    'backend: "tensorrt_plan"': ("tensorrt", "tensorrt_plan", "model.plan"),
+    'platform: "TensorFlow_SavedModel"': ("tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
+    'platform: "onnx"': ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    'platform: "openvino"': ("openvino", "", "model.xml"),
+    'backend: "onnxruntim"': ("onnxruntim", "", ""),
+    'backend: "onnxruntim" default_model_filename: "resnet.onnx"': ("onnxruntime", "onnxruntime_onnx", "resnet.onnx"),
     "": ("", "", ""),
 }
 
@@ -41,8 +61,8 @@ def test_written(text: str, expected: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.filename)
-def test_found_in_a_version_directory(tmp_path: Path, row: tuple[str, str, str]) -> None:
-    filename, backend, platform = row
+def test_found_in_a_version_directory(tmp_path: Path, row: tuple[str, ...]) -> None:
+    filename, backend, platform = row[:3]
     for file in ("notes/model.onnx", "2/readme.txt", f"10/{filename}"):
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).touch()
@@ -72,8 +92,80 @@ def test_the_model_name_is_the_last_resort() -> None:
     assert (found.backend, found.platform, found.default_model_filename) == ("identity", "", "model.identity")
 
 
+MEASURED = {
+    "": ("auto", "", "model.onnx"),
+    'default_model_filename: "resnet.onnx"': ("auto", "", "resnet.onnx"),
+    'default_model_filename: "forest.ubj"': ("fil", "", "forest.ubj"),
+    'backend: "onnxruntime"': ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    'platform: "onnxruntime_onnx"': ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    'platform: "ensemble"': ("", "ensemble", ""),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), MEASURED.items())
+def test_auto_where_nothing_names_a_backend(tmp_path: Path, text: str, expected: tuple[str, str, str]) -> None:
+    (tmp_path / "foo" / "1").mkdir(parents=True)
+    (tmp_path / "foo" / "1" / "model.onnx").touch()
+    draft = replace(config.parse(text, tmp_path / "foo" / "config.pbtxt", "foo"), measured=True)
+    message = draft.identified
+    assert (message.backend, message.platform, message.default_model_filename) == expected
+
+
 def test_the_draft_keeps_what_was_written() -> None:
     draft = config.parse('backend: "python"', Path("foo/config.pbtxt"), "foo")
 
     assert draft.identified.name == "foo"
     assert draft.message.name == ""
+
+
+def notes(text: str, directory: Path, backends: frozenset[str] = BACKENDS) -> list[tuple[tuple[str | int, ...], str]]:
+    draft = replace(config.parse(text, directory / "config.pbtxt", "foo"), backends=backends)
+    return draft.notes
+
+
+def test_another_name_is_noted(tmp_path: Path) -> None:
+    assert notes('backend: "onnx_runtime"', tmp_path) == [
+        (("backend",), "backend 'onnx_runtime' of model 'foo' is another name of backend 'onnxruntime'")
+    ]
+    assert notes('platform: "torch"', tmp_path) == [
+        (("platform",), "platform 'torch' of model 'foo' is another name of backend 'pytorch'")
+    ]
+    assert notes('backend: "onnxruntime"', tmp_path) == []
+    assert notes('platform: "ensemble"', tmp_path) == []
+    assert notes("", tmp_path) == []
+
+
+def test_a_misspelt_backend_is_taken_by_the_file_that_is_there(tmp_path: Path) -> None:
+    for file in ("model.savedmodel", "model.onnx"):
+        (tmp_path / "1" / file).mkdir(parents=True)
+    assert notes('backend: "onnxruntim"', tmp_path) == [
+        (
+            ("backend",),
+            "backend 'onnxruntim' of model 'foo' is taken for 'onnxruntime', since the model's file is one of backend "
+            "'onnxruntime'",
+        )
+    ]
+    assert notes('backend: "pytorc"', tmp_path) == []
+    assert notes('backend: "dali"', tmp_path) == []
+
+
+def test_a_backend_of_that_very_name_stays(tmp_path: Path) -> None:
+    assert notes('backend: "onnx"', tmp_path, BACKENDS | {"onnx"}) == []
+    assert notes('backend: "onnxruntim"', tmp_path, BACKENDS | {"onnxruntim"}) == []
+    assert notes('backend: "keras"', tmp_path, frozenset({"onnxruntime"})) == []
+
+
+def test_a_name_that_says_what_the_file_is(tmp_path: Path) -> None:
+    message = config.parse('backend: "lightgbm"', tmp_path / "config.pbtxt", "foo").identified
+    assert (message.backend, message.parameters["model_type"].string_value) == ("fil", "lightgbm")
+    text = 'backend: "lightgbm" parameters { key: "model_type" value { string_value: "treelite_checkpoint" } }'
+    message = config.parse(text, tmp_path / "config.pbtxt", "foo").identified
+    assert message.parameters["model_type"].string_value == "treelite_checkpoint"
+
+
+@pytest.mark.parametrize("name", sorted(backend_names.OTHER_NAMES))
+def test_the_table_of_other_names(name: str) -> None:
+    assert backend_names.fold(name) == name
+    meaning = backend_names.OTHER_NAMES[name]
+    assert meaning.backend in BACKENDS | {"identity"}
+    assert not meaning.platform or PLATFORMS[meaning.platform] == meaning.backend

@@ -3,7 +3,7 @@
 import pytest
 from config_build import ONE_EACH, finish, problems
 
-from modserve.config.features.unsupported import SETTINGS
+from modserve.config.features.unsupported import SETTINGS, Setting
 
 # Setting → a configuration where it matters, and the path it is reported under.
 FAILING = {
@@ -69,7 +69,9 @@ def test_every_row_is_tested() -> None:
 @pytest.mark.parametrize(("path", "case"), FAILING.items())
 def test_fails(path: str, case: tuple[str, str]) -> None:
     text, shown = case
-    found = [problem for problem in problems(f"{text}\nmax_batch_size: 8") if "not supported" in problem]
+    found = [
+        problem for problem in problems(f"{text}\nmax_batch_size: 8", backend="identity") if "not supported" in problem
+    ]
 
     (why,) = [setting.why for setting in SETTINGS if setting.path == path]
     assert [problem.split(": ", 1)[1] for problem in found] == [
@@ -83,9 +85,16 @@ def test_warns(path: str, case: tuple[str, str]) -> None:
     text, shown = case
 
     (why,) = [setting.why for setting in SETTINGS if setting.path == path]
-    (warning,) = finish(text + ONE_EACH).warnings
+    (warning,) = finish(text + ONE_EACH, backend="identity").warnings
     assert warning.startswith("repository/foo/config.pbtxt:1:")
     assert warning.endswith(f": '{shown}' is ignored by this version of modserve: {why}")
+
+
+@pytest.mark.parametrize("setting", [each for each in SETTINGS if each.supported_by], ids=lambda each: each.path)
+def test_a_backend_may_act_on_it(setting: Setting) -> None:
+    text, _ = {**FAILING, **WARNING}[setting.path]
+    for backend in setting.supported_by:
+        assert finish(text + ONE_EACH, backend=backend).warnings == []
 
 
 @pytest.mark.parametrize(
@@ -101,3 +110,9 @@ def test_warns(path: str, case: tuple[str, str]) -> None:
 )
 def test_harmless(text: str) -> None:
     assert finish(text + ONE_EACH).warnings == []
+
+
+def test_a_runtime_is_for_pytorch() -> None:
+    built = finish("backend: 'pytorch' runtime: 'model.py' " + ONE_EACH)
+    assert built.config.runtime == "model.py"
+    assert not [warning for warning in built.warnings if "runtime" in warning]

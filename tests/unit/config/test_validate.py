@@ -224,7 +224,7 @@ def test_tensors_must_be_told_if_the_engine_can_not() -> None:
 
 
 def test_all_problems_come_together() -> None:
-    text = 'name: "bar"\nmax_batch_size: -1\ninput { name: "a" }\nmodel_operations { }'
+    text = 'name: "bar"\nmax_batch_size: -1\ninput { name: "a" }\nmodel_repository_agents { agents { name: "b" } }'
 
     assert [problem.split(":")[0] for problem in problems(text)] == ["1", "2", "3", "3", "4"]
 

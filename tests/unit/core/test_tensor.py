@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core import dtypes
-from modserve.core import tensor as tensors
+from modserve.core import byte_strings, dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import Code, ModserveError
 from modserve.core.tensor import (
@@ -161,9 +160,9 @@ def test_runs_of_equal_lengths_survive(values: list[tuple[bytes, int]], more: in
     listed = [value for value, times in values for _ in range(times)]
     raw = encode_elements(listed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensors, "_LONG", 0)
-        patch.setattr(tensors, "_AT_A_TIME", 8)
-        patch.setattr(tensors, "_ALIKE", 2)
+        patch.setattr(byte_strings, "_LONG", 0)
+        patch.setattr(byte_strings, "_AT_A_TIME", 8)
+        patch.setattr(byte_strings, "_ALIKE", 2)
         assert count_elements(raw) == len(listed)
         assert count_elements(raw, len(listed) + more) == len(listed)
         if listed:
@@ -178,13 +177,13 @@ def test_runs_of_equal_lengths_survive(values: list[tuple[bytes, int]], more: in
 
 def test_runs_are_looked_at_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    alike = tensors._alike
+    alike = byte_strings._alike
 
     def counted_look(raw: Any, position: int, length: int) -> int:
         looks.append(position)
         return alike(raw, position, length)
 
-    monkeypatch.setattr(tensors, "_alike", counted_look)
+    monkeypatch.setattr(byte_strings, "_alike", counted_look)
     texts = Tensor.from_raw(dtypes.BYTES, (200_000,), b"\2\0\0\0ab" * 200_000)
     assert texts.count_elements() == 200_000
     assert len(looks) < 20
@@ -198,7 +197,7 @@ def test_received_texts_are_not_written_to() -> None:
 
 @pytest.mark.parametrize("raw", [b"\0" * 12, b"\0" * 4, b"\0\0\0\0\2\0\0\0a", b"\0" * 7], ids=repr)
 def test_long_texts_that_are_no_tensor_of_their_shape(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "_LONG", 0)
+    monkeypatch.setattr(byte_strings, "_LONG", 0)
     with pytest.raises(ValueError, match=r"element|broadcast"):
         Tensor.from_raw(dtypes.BYTES, (2,), raw).array  # noqa: B018
 
@@ -225,7 +224,7 @@ def counted(raw: bytes) -> int:
 def test_truncated_elements(
     read: Any, raw: bytes, expected: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensors, "_LONG", 0)
+    monkeypatch.setattr(byte_strings, "_LONG", 0)
     with pytest.raises(TruncatedError) as caught:
         read(raw)
     assert (caught.value.complete, caught.value.left, caught.value.in_length) == expected

@@ -26,6 +26,7 @@ from puppet_server import (
     stage,
 )
 
+from modserve.core import byte_strings
 from modserve.core import tensor as tensors
 from modserve.core.response import InferenceResponse
 from modserve.frontends.http.rest.app import create_app
@@ -249,7 +250,7 @@ async def test_many_texts_are_read_and_written_on_threads(
         monkeypatch.setattr(module, name, function)
 
     noted(tensors, "count_elements")
-    noted(tensors, "encode_elements")
+    noted(byte_strings, "encode_elements")
     given = {"name": "IN", "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": len(TEXTS)}}
     header = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
     async with stage(tmp_path) as on:

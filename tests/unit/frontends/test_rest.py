@@ -292,6 +292,7 @@ def test_the_document_has_every_path(document: dict[str, Any]) -> None:
             ("", "get"),
             ("/ready", "get"),
             ("/config", "get"),
+            ("/engine", "get"),
             ("/stats", "get"),
             ("/batches", "get"),
             ("/infer", "post"),

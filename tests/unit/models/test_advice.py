@@ -46,14 +46,41 @@ LAYOUTS: dict[str, tuple[dict[str, bytes], list[str]]] = {
     "empty": ({}, ["'{at}' is empty"]),
     "pytorch": (
         {"1/model.pth": b"x"},
-        ["'1/model.pth' is a PyTorch file: export the model to ONNX with torch.onnx.exp"],
+        [
+            "'1/model.pth' is a PyTorch file: pip install 'modserve[torch]' for backend 'pytorch', and save the model "
+            "as TorchScript with torch.jit.trace(model, example_inputs).save('model.pt'); or export the model to ONNX "
+            "with torch.onnx.export(model, example_inputs, 'model.onnx')"
+        ],
     ),
-    "torchscript": ({"1/model.pt": b"x"}, ["'1/model.pt' is a PyTorch file"]),
+    "torchscript": (
+        {"1/model.pt": b"x"},
+        ["'1/model.pt' is a PyTorch file: pip install 'modserve[torch]' for backend 'pytorch'; or export the mod"],
+    ),
     "safetensors": ({"1/model.safetensors": b"x"}, ["is a file of weights without the model's graph", "optimum-cli"]),
     "pickle": ({"1/model.pkl": b"x"}, ["is a pickled Python object", "options={{'zipmap': False}}"]),
     "joblib": ({"model.joblib": b"x"}, ["'model.joblib' is a pickled Python object"]),
-    "keras": ({"1/model.h5": b"x"}, ["tf2onnx"]),
-    "tensorflow": ({"1/saved_model.pb": b"x"}, ["tf2onnx"]),
+    "keras": (
+        {"1/model.h5": b"x"},
+        [
+            "'1/model.h5' is a Keras file: pip install 'modserve[tensorflow]'",
+            "model.export('model.savedmodel')",
+            "tf2onnx",
+        ],
+    ),
+    "tensorflow": (
+        {"1/saved_model.pb": b"x"},
+        ["'1/saved_model.pb' is a TensorFlow graph: pip", "into a folder 'model.savedmodel'", "tf2onnx"],
+    ),
+    "openvino": ({"1/model.xml": b"x"}, ["'1/model.xml' is an OpenVINO file: pip install 'modserve[openvino]'"]),
+    "a forest": ({"1/model.ubj": b"x"}, ["'1/model.ubj' is a file of XGBoost: pip install 'modserve[trees]'"]),
+    "catboost": (
+        {"1/model.cbm": b"x"},
+        ["'1/model.cbm' is a file of CatBoost: save it with model.save_model('model.onn"],
+    ),
+    "a language model": (
+        {"1/llama.gguf": b"x"},
+        ["'1/llama.gguf' is a file of llama.cpp: no engine of modserve runs it"],
+    ),
     "tensorrt": ({"1/model.plan": b"x"}, ["'1/model.plan' is a TensorRT engine: serve the ONNX file that"]),
     "tensorrt by its tool": ({"1/model.engine": b"x"}, ["'1/model.engine' is a TensorRT engine"]),
     "a misspelt configuration": (
@@ -71,7 +98,8 @@ def test_a_layout(tmp_path: Path, files: dict[str, bytes], expected: list[str]) 
         assert part.format(at=directory) in text
     assert text.endswith(
         "installed backends: 'onnxruntime' takes <version>/model.onnx; "
-        "'identity', 'repeat': by name, as backend: \"identity\" in config.pbtxt"
+        "'identity', 'repeat': by name, as backend: \"identity\" in config.pbtxt\n"
+        "'modserve engines' lists what else can be installed"
     )
 
 
@@ -87,6 +115,17 @@ def test_what_an_installed_backend_takes_is_not_foreign(tmp_path: Path) -> None:
     directory = made(tmp_path, {"1/model.pt": b"x"})
     assert "is a PyTorch file" in advice.layout(directory, INSTALLED)
     assert "is a PyTorch file" not in advice.layout(directory, [*INSTALLED, "pytorch"])
+
+
+def test_what_an_installed_engine_takes_in_another_form(tmp_path: Path) -> None:
+    directory = made(tmp_path, {"1/model.h5": b"x"})
+    text = advice.layout(directory, [*INSTALLED, "tensorflow"])
+    assert (
+        "'1/model.h5' is a Keras file: save the model with model.export('model.savedmodel'), for backend 'tensorflow'; "
+        "or convert"
+    ) in text
+    assert "'tensorflow' takes <version>/model.savedmodel or <version>/model.graphdef" in text
+    assert "pip install" not in text
 
 
 def test_a_python_file_with_another_name(tmp_path: Path) -> None:
@@ -133,15 +172,11 @@ def test_the_versions_that_there_are(tmp_path: Path) -> None:
             {"1/model.onnx": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"},
             "'{at}/1/model.onnx' is no model: it is the pointer of Git LFS to a file that was not fetched",
         ),
-        (
-            {"1/model.onnx": b"PK\x03\x04rest"},
-            "'{at}/1/model.onnx' is no model: it is a zip archive, as torch.save makes",
-        ),
         ({"1/model.onnx": b"\x80\x04\x95rest"}, "'{at}/1/model.onnx' is no model: it is a pickle"),
         ({"1/model.onnx": b"<!doctype html>"}, "'{at}/1/model.onnx' is no model: it is a web page"),
         ({"1/model.onnx": b"\x08\x08\x12\x00"}, ""),
     ],
-    ids=["nothing", "another name", "another kind", "no bytes", "git lfs", "torch", "pickle", "web page", "onnx"],
+    ids=["nothing", "another name", "another kind", "no bytes", "git lfs", "pickle", "web page", "onnx"],
 )
 def test_a_model_file(tmp_path: Path, files: dict[str, bytes], expected: str) -> None:
     directory = made(tmp_path, files)
@@ -159,11 +194,12 @@ def test_a_model_file(tmp_path: Path, files: dict[str, bytes], expected: str) ->
         ("onnxruntim", "did you mean 'onnxruntime'?"),
         ("onnxruntime_onnx", "did you mean 'onnxruntime'?"),
         ("identiy", "did you mean 'identity'?"),
-        ("torchscript", "PyTorch models do not run here: export the model to ONNX"),
-        ("pytorch", "PyTorch models do not run here"),
-        ("tensorrt", "TensorRT engines do not run here"),
-        ("tensorflow", "TensorFlow models do not run here"),
-        ("openvino", "OpenVINO files do not run here"),
+        ("torchscript", "did you mean 'pytorch'? It needs PyTorch: pip install 'modserve[torch]'"),
+        ("pytorch", "It needs PyTorch: pip install 'modserve[torch]'"),
+        ("tensorrt_plan", ""),
+        ("tensorflow_savedmodel", "did you mean 'tensorflow'? It needs TensorFlow: pip install 'modserve[tensorflow]'"),
+        ("xgboost", "did you mean 'fil'? It needs Treelite: pip install 'modserve[trees]'"),
+        ("vllm", "engines for language models are not among those of this version"),
         ("nosuch", ""),
     ],
 )
@@ -172,16 +208,16 @@ def test_names_of_backends(name: str, expected: str) -> None:
     assert text.startswith(expected) if expected else text == ""
 
 
-def test_no_backend_is_suggested_that_is_not_there() -> None:
+def test_no_backend_is_suggested_that_cannot_be_there() -> None:
     assert advice.backend_name("onnx", ["identity"]) == ""
-    assert advice.backend_name("pytorch", ["identity", "pytorch_lite"]).startswith("PyTorch models do not run here")
+    assert advice.backend_name("pytorch", ["identity", "pytorch_lite"]).startswith("It needs PyTorch")
 
 
 def test_options_of_backends_that_are_not_there() -> None:
     found = advice.absent_backends(["", "onnxruntime", "pytorch", "onnx"], INSTALLED)
     assert [text.partition(",")[0] for text in found] == ["--backend-config=pytorch", "--backend-config=onnx"]
     assert (
-        "there is no backend 'pytorch' here, installed backends are: identity, onnxruntime, repeat; PyTorch mod"
+        "there is no backend 'pytorch' here, installed backends are: identity, onnxruntime, repeat; It needs Py"
         in found[0]
     )
     assert found[1].endswith("did you mean 'onnxruntime'?")

@@ -306,7 +306,7 @@ async def test_a_configuration_that_is_called_otherwise(bench: Bench, caplog: py
             {},
             ["at least one version must be available", "the versions that are there: 1"],
         ),
-        ('backend: "torchscript"' + TENSORS, ("1",), {}, ["unable to find backend 'torchscript'", "PyTorch models do"]),
+        ('backend: "vllm"' + TENSORS, ("1",), {}, ["unable to find backend 'vllm'", "engines for language models"]),
         ('backend: "pupet"' + TENSORS, ("1",), {}, ["unable to find backend 'pupet'", "did you mean 'puppet'?"]),
         (
             'backend: "onnxruntime"' + TENSORS,

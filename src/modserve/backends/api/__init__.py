@@ -56,13 +56,14 @@ class BackendInstance(Protocol):
 
     It may have these attributes besides, and the other kinds of instance all but `data_dependent`: `reuses_outputs`
     (bool, False where it is absent): the engine uses the memory of its outputs again, see `execute`; `allocate`, an
-    `Allocate`, asked for each merged input; `check_ready`, a `CheckReady`; `data_dependent` (bool, True where it is
-    absent): executions of the same shapes may take very different times. Only where it is False, and the backend says
+    `Allocate`, asked for each merged input; `devices`, pairs as ``__dlpack_device__`` gives them, whose tensors it
+    takes as they are, see `execute`; `check_ready`, a `CheckReady`; `data_dependent` (bool, True where it is absent):
+    executions of the same shapes may take very different times. Only where it is False, and the backend says
     `any_thread`, may very short executions run on the event loop's thread, where one that takes long stops the whole
     server.
     """
 
-    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Values:
         """Run one batch, blocking.
 
         `inputs` are arrays as `core.dtypes` maps the datatypes, with the batch dimension if the model has one.
@@ -75,6 +76,9 @@ class BackendInstance(Protocol):
 
         When a merged batch fails with INVALID_ARG, INTERNAL or any other exception, the server runs its requests once
         more, one by one, unless the model keeps state.
+
+        Outputs may be `Tensor`s, also in the memory of a device: `Tensor.from_dlpack`. An input of a request that runs
+        alone is what another engine has left on a device, an object with ``__dlpack__``, if `devices` has that device.
         """
 
     def close(self) -> None:
@@ -126,7 +130,7 @@ class InstanceHandle(Protocol):
         """
 
 
-BatchDone: TypeAlias = Callable[[Mapping[str, Array] | BaseException], None]
+BatchDone: TypeAlias = Callable[[Values | BaseException], None]
 """The end of an execution: its outputs, or why there are none. Any thread; the first call counts."""
 RequestsDone: TypeAlias = Callable[[BaseException | Sequence[FinalResponse] | None], None]
 """The end of an execution. An exception is the response to the requests that have no final one by then.
@@ -237,7 +241,8 @@ class ModelSource:
     instances run on the CPU, and `placements` where each is likely to run; the completed configuration may change that.
     `options` are the server's for this backend (``--backend-config``), `models` calls the server's other models, and
     `metrics` are of this version's own making. `auto_complete`: what `BackendModel.describe` says is used. `loop` is
-    the server's event loop.
+    the server's event loop. For a backend that hands models to others: `options_of` has the options of all backends by
+    name, and `complete` fills in what an engine says of the model.
     """
 
     config: ModelConfig
@@ -253,6 +258,12 @@ class ModelSource:
     write_config: Callable[[], str] = field(default=str, repr=False, compare=False)
     auto_complete: bool = True
     loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False, compare=False)
+    options_of: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    complete: Callable[[ModelDescription | None], ModelConfig] | None = field(default=None, repr=False, compare=False)
+
+    def completed(self, description: ModelDescription | None) -> ModelConfig:
+        """The configuration as the server would complete it with an engine's description. Raises INVALID_ARG."""
+        return self.config if self.complete is None else self.complete(description)
 
     @property
     def config_json(self) -> str:
@@ -264,8 +275,9 @@ class BackendModel(Protocol):
     """One opened model version. Called on a loading thread, never on the event loop's.
 
     It may have two more members. `report() -> Mapping[str, object]`, called when the instances are made, says what runs
-    the model, for ``GET /v2/models/{model}/engine``, in values that JSON has: at least `engine` (the library), `version`,
-    `precision`, `device` and `threads`. `any_thread` (bool) takes the place of its backend's.
+    the model, for ``GET /v2/models/{model}/engine`` and ``modserve_engine_info``, in values that JSON has: at least
+    `engine` (the library), `version`, `precision`, `device` and `threads`. `any_thread` (bool) takes the place of its
+    backend's.
     """
 
     def describe(self) -> ModelDescription | None:

@@ -4,10 +4,11 @@ Walks the serialised ``onnx.ModelProto`` (github.com/onnx/onnx, onnx.proto) as f
 """
 
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
 
 from modserve.core.tensor import Buffer
+
+from .protobuf import fields
 
 MOST_NODES = 4096
 """A graph of more nodes takes long whatever they do."""
@@ -50,62 +51,27 @@ def depends_on_data(model: Buffer) -> bool:
     operator that is not ONNX's own, or very many; and for bytes that are no such model.
     """
     try:
-        for field, start, end in _fields(model, 0, len(model)):
-            if field == _MODEL_GRAPH:
-                return _graph_depends(model, start, end)
+        for field in fields(model):
+            if field.number == _MODEL_GRAPH:
+                return _graph_depends(model, field.start, field.end)
     except (ValueError, IndexError):
         pass
     return True
 
 
 def _graph_depends(model: Buffer, start: int, end: int) -> bool:
-    nodes = (bounds for field, *bounds in _fields(model, start, end) if field == _GRAPH_NODE)
-    return any(count > MOST_NODES or _node_depends(model, *bounds) for count, bounds in enumerate(nodes, 1))
+    nodes = (field for field in fields(model, start, end) if field.number == _GRAPH_NODE)
+    return any(count > MOST_NODES or _node_depends(model, node.start, node.end) for count, node in enumerate(nodes, 1))
 
 
 def _node_depends(model: Buffer, start: int, end: int) -> bool:
-    for field, value_start, value_end in _fields(model, start, end):
-        if field == _NODE_OP_TYPE and bytes(model[value_start:value_end]) in _SHAPED_BY_VALUES:
+    for field in fields(model, start, end):
+        if field.number == _NODE_OP_TYPE and bytes(model[field.start : field.end]) in _SHAPED_BY_VALUES:
             return True
-        if field == _NODE_DOMAIN and bytes(model[value_start:value_end]) not in _KNOWN_DOMAINS:
+        if field.number == _NODE_DOMAIN and bytes(model[field.start : field.end]) not in _KNOWN_DOMAINS:
             return True
-        if field == _NODE_ATTRIBUTE:
-            attribute = _fields(model, value_start, value_end)
-            if not _ATTRIBUTE_GRAPHS.isdisjoint([number for number, _, _ in attribute]):
+        if field.number == _NODE_ATTRIBUTE:
+            attribute = fields(model, field.start, field.end)
+            if not _ATTRIBUTE_GRAPHS.isdisjoint([part.number for part in attribute]):
                 return True
     return False
-
-
-def _fields(data: Buffer, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The length-delimited fields of a protobuf message: their numbers, and where their content starts and ends.
-
-    Raises ValueError or IndexError for what is no message.
-    """
-    while position < end:
-        key, position = _varint(data, position)
-        kind, number = key & 7, key >> 3
-        if not number:
-            raise ValueError("a field with the number 0")
-        if kind == 2:
-            size, position = _varint(data, position)
-            if size > end - position:
-                raise ValueError("a field that is longer than its message")
-            yield number, position, position + size
-            position += size
-        elif kind == 0:
-            _, position = _varint(data, position)
-        elif kind in (1, 5):
-            position += 8 if kind == 1 else 4
-        else:
-            raise ValueError("a field of an unknown kind")
-
-
-def _varint(data: Buffer, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ValueError("a number of more than ten bytes")

@@ -15,6 +15,7 @@ from modserve.core.model_config import ModelConfig
 
 from ..api import ModelSource
 from ..options import SERVER_PARAMETERS, flag, integer, unknown_parameter
+from .providers import CUDA_PARAMETERS, GRAPH_CAPTURE, PROVIDERS
 
 _GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -22,24 +23,27 @@ _GRAPH_LEVELS = {
     2: ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
 """As in Triton, any other number is all optimisations; 0, which is also that of an empty block, is the default."""
+_LEVEL_NAMES = {-1: "basic", 1: "extended", 2: "none"}
 _EXECUTION_MODES = {0: ort.ExecutionMode.ORT_SEQUENTIAL, 1: ort.ExecutionMode.ORT_PARALLEL}
 SILENT = 4
-"""The severity from which ONNX Runtime writes to standard error itself: what fails comes as an exception, too."""
+"""The severity from which ONNX Runtime writes to standard error itself. What fails comes as an exception, too."""
 
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
-_CUDA_CHOICES: dict[str, tuple[str, ...]] = {
-    "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
-    "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
-    "do_copy_in_default_stream": ("0", "1"),
-}
-"""Triton's numbers → the values of ONNX Runtime's options."""
-_CUDA_PARAMETERS = (*_CUDA_CHOICES, "gpu_mem_limit")
 _THREAD_COUNTS = ("intra_op_thread_count", "inter_op_thread_count")
-_SESSION_PARAMETERS = (*_THREAD_COUNTS, "execution_mode", "enable_mem_arena", "enable_mem_pattern", SHRINKAGE)
-_WITHOUT_EFFECT = {
-    "share_session_between_instances": "instances on the CPU always share one session, those on GPUs never do"
-}
-_OTHERS = ("session.", *SERVER_PARAMETERS)
+SHARE = "share_session_between_instances"
+_LOG_SEVERITY = "log_severity_level"
+_PARAMETERS = (
+    *_THREAD_COUNTS,
+    "execution_mode",
+    "enable_mem_arena",
+    "enable_mem_pattern",
+    SHRINKAGE,
+    SHARE,
+    _LOG_SEVERITY,
+    PROVIDERS,
+)
+_SESSION_ENTRIES = ("session.", "optimization.", "mlas.", "ep.")
+_OTHERS = (*_SESSION_ENTRIES, *SERVER_PARAMETERS)
 """Parameters that ONNX Runtime reads by their own keys, or that are the server's."""
 
 MAX_BATCH_SIZE = "default-max-batch-size"
@@ -48,18 +52,28 @@ BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((MAX_BATCH_SIZE, _GLOBAL_THRE
 
 
 def warnings(config: ModelConfig, gpus: int) -> list[str]:
-    """What a model's parameters and its graph level say that has no effect, and why."""
-    notes, known = [], (*_SESSION_PARAMETERS, *_CUDA_PARAMETERS)
+    """What a model's parameters, its accelerators and its graph level say that has no effect, and why."""
+    notes, known = [], (*_PARAMETERS, *CUDA_PARAMETERS)
     for key in config.parameters:
         who = f"model '{config.name}': parameter '{key}' has no effect"
-        if key in _WITHOUT_EFFECT:
-            notes.append(f"{who}: {_WITHOUT_EFFECT[key]}")
-        elif key in _CUDA_PARAMETERS and not gpus:
+        if key in CUDA_PARAMETERS and not gpus:
             notes.append(f"{who}: it is for GPUs, and ONNX Runtime can use none here")
         elif key in _THREAD_COUNTS and global_threads.enabled:
             notes.append(f"{who}: --backend-config=onnxruntime,{_GLOBAL_THREADS}=1 gives all models the same threads")
         elif key not in known and not key.startswith(_OTHERS):
             notes.append(unknown_parameter("onnxruntime", config, key, known))
+    if config.gpu_accelerators and not gpus:
+        names = ", ".join(f"'{each.name}'" for each in config.gpu_accelerators)
+        notes.append(
+            f"model '{config.name}': gpu_execution_accelerator {names} has no effect: it is for instances on GPUs, and "
+            "ONNX Runtime can use none here"
+        )
+    for accelerator in (*config.gpu_accelerators, *config.cpu_accelerators):
+        for key in sorted(GRAPH_CAPTURE & accelerator.parameters.keys()):
+            notes.append(
+                f"model '{config.name}': parameter '{key}' of accelerator '{accelerator.name}' has no effect: no CUDA "
+                "graphs are recorded, as requests have their inputs in different places"
+            )
     level = config.graph_optimization_level or 0
     if level and level not in _GRAPH_LEVELS:
         notes.append(
@@ -90,20 +104,53 @@ class GlobalThreads:
 global_threads = GlobalThreads()
 
 
+def threads_of(source: ModelSource) -> int:
+    """The threads of an instance, by which nodes are computed. Raises INVALID_ARG."""
+    return _integer(source.config, "intra_op_thread_count", 0) or source.cpu_threads
+
+
+def session_threads(source: ModelSource, sharing: int) -> int:
+    """The threads of a session that so many instances share, with one that is an instance's; 0 if it has none."""
+    if global_threads.enabled:
+        return 0
+    # Each instance brings a thread of its own, which works too: together they are `threads_of` for each of them.
+    return sharing * (threads_of(source) - 1) + 1
+
+
+def shares_session(config: ModelConfig) -> bool:
+    """Whether the instances on the CPU run in one session. Raises INVALID_ARG."""
+    return _flag(config, SHARE)
+
+
+def optimisation_level(config: ModelConfig) -> str:
+    """The graph's, in words."""
+    return _LEVEL_NAMES.get(config.graph_optimization_level or 0, "all")
+
+
+def log_severity(config: ModelConfig) -> int:
+    """From which on ONNX Runtime writes lines about a model. Raises INVALID_ARG."""
+    severity = _integer(config, _LOG_SEVERITY, SILENT)
+    if severity > SILENT:
+        raise invalid(
+            f"model '{config.name}': parameter '{_LOG_SEVERITY}' is {severity}, expected 0 (everything), 1 "
+            "(information), 2 (warnings), 3 (errors) or 4 (nothing)"
+        )
+    return severity
+
+
 def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
     """For a session that so many instances share. Raises INVALID_ARG for parameters of the model that are no good."""
     config = source.config
     options = ort.SessionOptions()
     level = config.graph_optimization_level or 0
     options.graph_optimization_level = _GRAPH_LEVELS.get(level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
-    options.log_severity_level = SILENT
-    intra = _integer(config, "intra_op_thread_count", 0) or source.cpu_threads
+    options.logid = config.name
+    options.log_severity_level = log_severity(config)
     inter = _integer(config, "inter_op_thread_count", 0) or 1
     if global_threads.enabled:
         options.use_per_session_threads = False
     else:
-        # Each instance brings a thread of its own, which works too: together they are `intra` for each of them.
-        options.intra_op_num_threads = sharing * (intra - 1) + 1
+        options.intra_op_num_threads = session_threads(source, sharing)
         options.inter_op_num_threads = inter
     mode = _integer(config, "execution_mode", 0)
     if mode not in _EXECUTION_MODES:
@@ -112,7 +159,7 @@ def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
     options.enable_cpu_mem_arena = _flag(config, "enable_mem_arena")
     options.enable_mem_pattern = _flag(config, "enable_mem_pattern")
     for key, value in config.parameters.items():
-        if key.startswith("session."):
+        if key.startswith(_SESSION_ENTRIES):
             options.add_session_config_entry(key, value)
     return options
 
@@ -129,21 +176,6 @@ def shrunk_devices(config: ModelConfig) -> tuple[str, ...]:
     if "cpu:0" in devices and not _flag(config, "enable_mem_arena"):
         raise invalid(f"{who}, but 'enable_mem_arena' is 0: without the arena there is nothing to shrink")
     return devices
-
-
-def cuda_options(config: ModelConfig, device: int) -> dict[str, str]:
-    """The options of the CUDA provider. Raises INVALID_ARG."""
-    options = {"device_id": str(device)}
-    for key, values in _CUDA_CHOICES.items():
-        number = _integer(config, key, -1)
-        if number >= len(values):
-            who = f"model '{config.name}': parameter '{key}' is {number}"
-            raise invalid(f"{who}, expected a number from 0 to {len(values) - 1}")
-        if number >= 0:
-            options[key] = values[number]
-    if limit := _integer(config, "gpu_mem_limit", 0):
-        options["gpu_mem_limit"] = str(limit)
-    return options
 
 
 def _integer(config: ModelConfig, parameter: str, default: int) -> int:

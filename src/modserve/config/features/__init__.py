@@ -76,6 +76,7 @@ def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
     """The frozen values that the rest of the server reads, without those that break a rule."""
     inputs, outputs = tensors.specs(message, context.description)
     graph = message.optimization.graph if message.optimization.HasField("graph") else None
+    accelerators = message.optimization.execution_accelerators
     return ModelConfig(
         name=message.name,
         backend=message.backend,
@@ -97,5 +98,9 @@ def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
         cached=message.response_cache.enable,
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),
+        runtime=message.runtime,
         graph_optimization_level=None if graph is None else graph.level,
+        gpu_accelerators=execution.accelerators(accelerators.gpu_execution_accelerator),
+        cpu_accelerators=execution.accelerators(accelerators.cpu_execution_accelerator),
+        operation_libraries=tuple(message.model_operations.op_library_filename),
     )

@@ -1,16 +1,19 @@
 """What the model's directory holds: ``name``, ``platform``, ``backend``, ``version_policy`` and the names of files."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from modserve.core.version import VersionPolicy, parse_directory
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath
+from . import backend_names
 
 ENSEMBLE = "ensemble"
+Notes: TypeAlias = list[tuple[FieldPath, str]]
+"""Fields that mean something else than they say, and what."""
 
 
 class ModelFormat(NamedTuple):
@@ -19,12 +22,17 @@ class ModelFormat(NamedTuple):
     filename: str
     backend: str
     platform: str = ""
+    by_suffix: bool = True
+    """Whether other files with the same ending are likely to be such models, too."""
 
 
-# In Triton's order: the first one counts if a directory holds several.
+# In Triton's order: the first one counts if a directory holds several. Beside an MLmodel lie the files of its library.
+# Triton does not have saved_model.pb: TensorFlow Serving keeps its models so, a version's folder being the SavedModel.
 FORMATS = (
+    ModelFormat("MLmodel", "mlflow", by_suffix=False),
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
     ModelFormat("model.graphdef", "tensorflow", "tensorflow_graphdef"),
+    ModelFormat("saved_model.pb", "tensorflow", "tensorflow_savedmodel", by_suffix=False),
     ModelFormat("model.plan", "tensorrt", "tensorrt_plan"),
     ModelFormat("model.onnx", "onnxruntime", "onnxruntime_onnx"),
     ModelFormat("model.xml", "openvino"),
@@ -33,23 +41,49 @@ FORMATS = (
     ModelFormat("model.pt", "pytorch", "pytorch_libtorch"),
     ModelFormat("model.pt2", "pytorch", "torch_aoti"),
     ModelFormat("model.py", "python"),
-    ModelFormat("xgboost.json", "fil"),
+    ModelFormat("xgboost.json", "fil", by_suffix=False),
     ModelFormat("xgboost.ubj", "fil"),
+    ModelFormat("xgboost.model", "fil", by_suffix=False),
+    ModelFormat("model.txt", "fil", by_suffix=False),
+    ModelFormat("checkpoint.tl", "fil"),
     ModelFormat("model.skops", "sklearn"),
+    ModelFormat("model.joblib", "sklearn"),
+    ModelFormat("model.pkl", "sklearn", by_suffix=False),
+    ModelFormat("model.pickle", "sklearn", by_suffix=False),
 )
 PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"libtorch": "pytorch"}
 """Platform → backend."""
 
 
-def identify(message: pb.ModelConfig, name: str, directory: Path) -> None:
+BACKENDS = frozenset(row.backend for row in FORMATS)
+
+
+_MEASURED = frozenset({"onnxruntime", "openvino", "pytorch", "tensorflow"})
+"""Backend `auto` takes the files of these, and chooses among them."""
+
+
+def identify(
+    message: pb.ModelConfig,
+    name: str,
+    directory: Path,
+    backends: Collection[str] = BACKENDS,
+    *,
+    measured: bool = False,
+) -> Notes:
     """Fills in name, backend, platform and default_model_filename where they can be deduced.
 
-    Like Triton's ``AutoCompleteBackendFields``, with two additions: any file name with a known extension counts, and so
-    do the files in all version directories, not only in the first.
+    Like Triton's ``AutoCompleteBackendFields``, with three additions: any file name with a known extension counts; so
+    do the files in all version directories, not only in the first; and a backend that is none of the `backends` but
+    goes by another name, or is misspelt and the model's file shows which one is meant, gets its real name, of which the
+    notes tell. If `measured`, a file in place of a backend stands for `auto`, where that takes it.
     """
     if not message.name:
         message.name = name
+    notes = _rename(message, directory, backends)
     present = _present_format(message, directory)
+    if measured and present is not None and present.backend in _MEASURED and not (message.backend or message.platform):
+        message.backend = "auto"
+        message.default_model_filename = message.default_model_filename or present.filename
     if not message.backend:
         message.backend = PLATFORMS.get(message.platform, "") or (present.backend if present else "")
     formats = [row for row in FORMATS if row.backend == message.backend]
@@ -59,13 +93,41 @@ def identify(message: pb.ModelConfig, name: str, directory: Path) -> None:
     if formats:
         message.platform = message.platform or formats[0].platform
         message.default_model_filename = message.default_model_filename or formats[0].filename
+    return notes
+
+
+def _rename(message: pb.ModelConfig, directory: Path, backends: Collection[str]) -> Notes:
+    """Puts the real name in the place of another one of a backend, which may also be written as the platform."""
+    written, field = message.backend, "backend"
+    if not written and message.platform not in PLATFORMS and message.platform != ENSEMBLE:
+        written, field = message.platform, "platform"
+    if not written or (field == "backend" and written in backends):
+        return []
+    name = backend_names.meaning(written, backends, PLATFORMS)
+    why = "another name of"
+    if name is None:
+        near = backend_names.nearest(written, backends)
+        filename = message.default_model_filename
+        present = _present_format(pb.ModelConfig(backend=near, default_model_filename=filename), directory)
+        if present is None or present.backend != near:
+            return []
+        name, why = backend_names.BackendName(near), f"taken for '{near}', since the model's file is one of"
+    if field == "platform" or not message.platform:
+        message.platform = name.platform
+    message.backend = name.backend
+    for key, value in name.parameters.items():
+        if key not in message.parameters:
+            message.parameters[key].string_value = value
+    return [((field,), f"{field} '{written}' of model '{message.name}' is {why} backend '{name.backend}'")]
 
 
 def _present_format(message: pb.ModelConfig, directory: Path) -> ModelFormat | None:
     """The format of the model's file, as the configuration names it or as the directory holds it."""
     filename = Path(message.default_model_filename)
     if filename.name:
-        return next((row for row in FORMATS if Path(row.filename).suffix == filename.suffix), None)
+        same = (row for row in FORMATS if row.filename == filename.name)
+        alike = (row for row in FORMATS if row.by_suffix and Path(row.filename).suffix == filename.suffix)
+        return next(same, None) or next(alike, None)
     if message.platform:
         return None
     for names in _version_contents(directory):

@@ -3,7 +3,9 @@
 That is said by ``model_transaction_policy`` and ``response_cache``. Ensembles have only these two.
 """
 
-from modserve.core.model_config import InstanceGroup, InstanceKind
+from collections.abc import Iterable
+
+from modserve.core.model_config import Accelerator, InstanceGroup, InstanceKind
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath, Problems
@@ -111,3 +113,9 @@ def instance_groups(message: pb.ModelConfig, default_cpu_instances: int) -> tupl
         count = group.count if group.count > 0 else default
         groups.append(InstanceGroup(group.name or f"{message.name}_{index}", kind, count, tuple(group.gpus)))
     return tuple(groups)
+
+
+def accelerators(
+    messages: Iterable[pb.ModelOptimizationPolicy.ExecutionAccelerators.Accelerator],
+) -> tuple[Accelerator, ...]:
+    return tuple(Accelerator(message.name, dict(message.parameters)) for message in messages)

@@ -1,8 +1,8 @@
 """Settings that this version of modserve does not act on, and values that the format does not have.
 
-To support a setting, delete its row. A setting that changes responses, or decides whether a model runs at all, fails
-the load: a model that seems to work but responds wrongly is worse than none. One that only changes the speed, or what
-can be observed, gives a warning.
+To support a setting, delete its row, or name the backends that act on it. A setting that changes responses, or decides
+whether a model runs at all, fails the load: a model that seems to work but responds wrongly is worse than none. One
+that only changes the speed, or what can be observed, gives a warning.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +20,18 @@ _OWN_MEMORY = "the model gives each new state in memory of its own"
 
 
 class Setting(NamedTuple):
-    """A field, why it is listed, and the values that matter: by default, all but empty ones."""
+    """A field, why it is listed, the values that matter (by default, all but empty ones), and who acts on it."""
 
     path: str
     fails: bool
     why: str
     matters: Callable[[object], bool] = bool
+    supported_by: frozenset[str] = frozenset()
+    """The backends that act on it. They say themselves what they cannot do."""
 
+
+_ONNX_RUNTIME = frozenset({"onnxruntime"})
+_WITH_OPERATORS = frozenset({"onnxruntime", "tensorflow"})
 
 SETTINGS = (
     Setting("input.is_shape_tensor", True, "it is for TensorRT"),
@@ -34,16 +39,16 @@ SETTINGS = (
     Setting("input.is_non_linear_format_io", True, "it is for TensorRT"),
     Setting("output.is_non_linear_format_io", True, "it is for TensorRT"),
     Setting("model_repository_agents", True, "the files would not be prepared as it says"),
-    Setting("model_operations", True, "the model would miss these operations"),
+    Setting("model_operations", True, "the model would miss these operations", supported_by=_WITH_OPERATORS),
     Setting("instance_group.passive", True, "the instances would take requests"),
     Setting("ensemble_scheduling.step.model_namespace", True, "a step takes the one model of its name"),
-    Setting("runtime", False, "each backend has one implementation"),
-    Setting("model_warmup", False, "the first requests may be slow"),
+    Setting("runtime", False, "each backend has one implementation", supported_by=frozenset({"pytorch"})),
+    Setting("model_warmup", False, "the first requests may be slow", supported_by=frozenset({"auto", "modular"})),
     Setting("model_metrics", False, "the metrics have their default buckets"),
     Setting("cc_model_filenames", False, "default_model_filename is used on every device"),
     Setting("optimization.priority", False, "all models have the same priority"),
     Setting("optimization.cuda", False, "no CUDA graphs are captured"),
-    Setting("optimization.execution_accelerators", False, "the engine runs without them"),
+    Setting("optimization.execution_accelerators", False, "the engine runs without them", supported_by=_ONNX_RUNTIME),
     Setting("optimization.input_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
     Setting("optimization.output_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
     Setting("optimization.gather_kernel_buffer_threshold", False, "inputs are gathered by copying"),
@@ -58,6 +63,8 @@ SETTINGS = (
 def check(message: pb.ModelConfig, problems: Problems) -> None:
     """Adds a problem for each setting that must not be ignored, and a warning for each one that is."""
     for setting in SETTINGS:
+        if message.backend in setting.supported_by:
+            continue
         for path, value in _values(message, setting.path.split("."), ()):
             if setting.matters(value):
                 add, verdict = (problems.add, "not supported") if setting.fails else (problems.warn, "ignored")

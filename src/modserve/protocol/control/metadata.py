@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from modserve.core.model_config import ModelConfig, TensorSpec
-from modserve.core.servable import Servable
+from modserve.core.servable import Servable, engine_report
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.json.json_text import JsonObject
@@ -40,6 +40,17 @@ def config_message(servable: Servable) -> pb.ModelConfig:
 
 def config_json(servable: Servable) -> JsonObject:
     return to_json(config_message(servable))
+
+
+def engine_json(servable: Servable) -> JsonObject:
+    """What runs a model version; an ensemble has the models of its steps in place of an engine."""
+    config = servable.config
+    out: JsonObject = {"model_name": servable.id.name, "model_version": str(servable.id.version)}
+    if config.ensemble is not None:
+        steps = list(dict.fromkeys(step.model for step in config.ensemble.steps))
+        return out | {"backend": "", "engine": "ensemble", "steps": steps}
+    out |= {"backend": config.backend, "engine": config.backend}
+    return out | dict(engine_report(servable))
 
 
 def _tensor(config: ModelConfig, spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:

@@ -157,6 +157,10 @@ def _models(server: Server) -> APIRouter:
         """The model's configuration, completed and normalised."""
         return json_response(metadata.config_json(server.model(model, version)))
 
+    async def model_engine(model: str, version: int | None = None) -> Response:
+        """The engine that runs the model, its version and settings, and of backend `auto` why it was chosen."""
+        return json_response(metadata.engine_json(server.model(model, version)))
+
     async def model_statistics(model: str, version: int | None = None) -> Response:
         """Cumulative counts and durations since the model was loaded."""
         return json_response(statistics.json(server.with_statistics(model, version)))
@@ -169,6 +173,7 @@ def _models(server: Server) -> APIRouter:
         ("", model_metadata, "ModelMetadata"),
         ("/ready", model_ready, "ModelReady"),
         ("/config", model_config, "object"),
+        ("/engine", model_engine, "ModelEngine"),
         ("/stats", model_statistics, "object"),
         ("/batches", model_batches, "object"),
     ):

@@ -31,6 +31,12 @@ _BODIES: dict[str, tuple[str, str]] = {
         "log_format: string",
         "",
     ),
+    "ModelEngine": (
+        "model_name: string, model_version: string, backend: string, engine: string, instances?: object, "
+        "version?: string, precision?: string, device?: string, threads?: integer, reason?: string, "
+        "candidates?: [object]",
+        "What runs a model; engines add what else there is to say. `candidates` are those that were measured.",
+    ),
     "ModelList": ("models: [string]", ""),
     "ModelMetadata": (
         "name: string, versions: [string], platform: string, inputs: [TensorMetadata], outputs: [TensorMetadata]",

@@ -1,0 +1,421 @@
+"""How fast each engine runs the same model: in a bare loop, through the server, and with more and more clients.
+
+    python benchmarks/engines.py                  # prints the report; some 40 minutes
+    python benchmarks/engines.py --write          # and puts it, its figures (JSON) and its picture into the docs
+    python benchmarks/engines.py --only loops --models encoder --seconds 2
+
+Two text encoders with random weights, the same for all engines: `encoder` (4 layers, 256 wide) and `bert` (BERT base).
+Every engine has a server of its own with one model, whose threads are all cores. The servers take turns, window by
+window, so that what disturbs the machine disturbs all of them. Needs wrk, and the packages openvino and torch.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+import overhead
+from encoder import BERT_BASE, EncoderSize, write_model
+from encoder_torch import write_torchscript
+from line_chart import Lines, draw
+from modserve.execution.placement import available_cores
+from overhead import ROOT, Load, ServerProcess
+from scheduling import SIZE, Ids, lengths
+
+PICTURE = ROOT / "docs" / "performance" / "engines.svg"
+FIGURES = PICTURE.with_suffix(".json")
+SIZES: Mapping[str, EncoderSize] = {"encoder": SIZE, "bert": BERT_BASE}
+LONGEST = 128
+CLIENTS = (1, 2, 4, 8, 16, 32)
+BUSY = 16
+"""The clients of the comparison with a bare loop."""
+MOST_ROWS = 16
+TEXTS = 256
+PADDINGS = {"client": f"clients pad to {LONGEST}", "server": "the server pads"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An engine with a precision, as a model's configuration asks for it."""
+
+    name: str
+    backend: str
+    filename: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    engine: str = ""
+    """In engine_loop.py; empty: it has no loop to be compared with."""
+    precision: str = "fp32"
+
+
+EAGER, ORT, AUTO = "PyTorch eager fp32", "ONNX Runtime fp32", "auto, tolerance 0.05"
+VARIANTS = (
+    Variant(EAGER, "pytorch", "model.pt", {"DISABLE_OPTIMIZED_EXECUTION": "true"}, "pytorch"),
+    Variant("PyTorch bf16", "pytorch", "model.pt", {"PRECISION": "bf16"}, "pytorch", "bf16"),
+    Variant(ORT, "onnxruntime", "model.onnx", {}, "onnxruntime"),
+    Variant("OpenVINO fp32", "openvino", "model.onnx", {"INFERENCE_PRECISION_HINT": "f32"}, "openvino"),
+    Variant("OpenVINO bf16", "openvino", "model.onnx", {"INFERENCE_PRECISION_HINT": "bf16"}, "openvino", "bf16"),
+    Variant(AUTO, "auto", "model.onnx", {"tolerance": "0.05"}),
+)
+
+CONFIG = """
+backend: "{backend}"
+default_model_filename: "{filename}"
+max_batch_size: {rows}
+input [
+  {{ name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] }},
+  {{ name: "attention_mask" data_type: TYPE_INT64 dims: [ -1 ] }}
+]
+output {{ name: "embedding" data_type: TYPE_FP32 dims: [ {width} ] }}
+dynamic_batching {{ }}
+parameters {{ key: "padding.axis.input_ids" value {{ string_value: "0" }} }}
+parameters {{ key: "padding.mask" value {{ string_value: "attention_mask" }} }}
+parameters {{ key: "padding.multiple_of" value {{ string_value: "8" }} }}
+"""
+
+
+@dataclass
+class Served:
+    model: str
+    variant: Variant
+    server: ServerProcess
+    file: Path
+
+
+@dataclass(frozen=True)
+class Point:
+    """One window: a model on an engine, with so many clients."""
+
+    model: str
+    engine: str
+    padding: str
+    clients: int
+    texts_per_second: float
+    p50_ms: float
+    p99_ms: float
+    cpu_ms: float
+    """Of the server's processes, for a text."""
+
+
+def write_repository(directory: Path, name: str, variant: Variant, files: Mapping[str, Path]) -> Path:
+    """A repository with the one model `name`; returns the model's file."""
+    folder = directory / name / "1"
+    folder.mkdir(parents=True)
+    size = SIZES[name]
+    text = CONFIG.format(backend=variant.backend, filename=variant.filename, rows=MOST_ROWS, width=size.width)
+    for key, value in variant.parameters.items():
+        text += f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+    (directory / name / "config.pbtxt").write_text(text)
+    file = folder / variant.filename
+    os.link(files[variant.filename], file)
+    return file
+
+
+@contextmanager
+def serving(models: Sequence[str], variants: Sequence[Variant]) -> Iterator[list[Served]]:
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        served = []
+        for model in models:
+            files = {name: home / f"{model}-{name}" for name in ("model.onnx", "model.pt")}
+            write_model(files["model.onnx"], SIZES[model], seed=0)
+            write_torchscript(files["model.pt"], SIZES[model], seed=0)
+            for number, variant in enumerate(variants):
+                repository = home / f"{model}-{number}"
+                file = write_repository(repository, model, variant, files)
+                served.append(Served(model, variant, stack.enter_context(overhead.server(repository)), file))
+        yield served
+
+
+def bodies(model: str, sizes: Sequence[int], padded_to: int | None) -> list[tuple[bytes, int]]:
+    """A request for each text of so many tokens: as it is, for the server to pad, or padded by the client."""
+    random = np.random.default_rng(1)
+    requests = []
+    for size in sizes:
+        ids = random.integers(0, SIZES[model].vocabulary, size)
+        tensors: dict[str, Ids] = {"input_ids": ids}
+        if padded_to is not None:
+            mask = np.ones(size, np.int64)
+            tensors = {
+                name: np.pad(each, (0, padded_to - size)) for name, each in {**tensors, "attention_mask": mask}.items()
+            }
+        inputs: list[dict[str, object]] = [
+            {
+                "name": name,
+                "datatype": "INT64",
+                "shape": [1, len(each)],
+                "parameters": {"binary_data_size": each.nbytes},
+            }
+            for name, each in tensors.items()
+        ]
+        requests.append(overhead.http_body(inputs, b"".join(each.tobytes() for each in tensors.values())))
+    return requests
+
+
+_SCRIPT = """
+local requests, number = {}, 0
+init = function(args)
+  for index = 1, COUNT do
+    local headers = { ["Content-Type"] = "application/json" }
+    local file = io.open("FOLDER/" .. index, "rb")
+    headers["Inference-Header-Content-Length"] = file:read("*l")
+    requests[index] = wrk.format("POST", nil, headers, file:read("*a"))
+    file:close()
+  end
+end
+request = function()
+  number = number % #requests + 1
+  return requests[number]
+end
+done = function(summary, latency, requests)
+  local at = function(share) return latency:percentile(share) end
+  io.write(string.format("percentiles %d %d %d\\n", at(50), at(99), at(99.9)))
+end
+"""
+
+
+def load(target: Served, folder: Path, count: int, clients: int, seconds: int) -> Load:
+    """Closed-loop clients, which take the `count` requests in `folder` in turn."""
+    script = folder / "requests.lua"
+    script.write_text(_SCRIPT.replace("COUNT", str(count)).replace("FOLDER", str(folder)))
+    command = ["wrk", "-t1", f"-c{clients}", f"-d{seconds}s", "--timeout", "120s", "-s", str(script)]
+    before = target.server.cpu_seconds()
+    url = f"http://127.0.0.1:{target.server.http}/v2/models/{target.model}/infer"
+    text = subprocess.run([*command, url], capture_output=True, text=True, check=True).stdout
+    return overhead.read_wrk(text, target.server.cpu_seconds() - before)
+
+
+def write_bodies(folder: Path, requests: Sequence[tuple[bytes, int]]) -> None:
+    folder.mkdir()
+    for number, (body, json_length) in enumerate(requests, 1):
+        (folder / str(number)).write_bytes(f"{json_length}\n".encode() + body)
+
+
+def window(target: Served, folder: Path, count: int, clients: int, seconds: int) -> tuple[float, Load]:
+    """Texts a second by the server's own counter, between two ends of executions; and what the clients saw."""
+    loads: list[Load] = []
+
+    def run(length: int) -> None:
+        loads.append(load(target, folder, count, clients, length))
+
+    rate = overhead.steady_rate(target.server, target.model, run, seconds)
+    return rate, loads[0]
+
+
+# ---- Against a bare loop
+
+
+@contextmanager
+def bare(variant: Variant, model: Path, callers: int, batch: int) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, str(Path(__file__).with_name("engine_loop.py")), variant.engine, variant.precision]
+    command += [str(model), f"--callers={callers}", f"--batch={batch}", f"--sequence={LONGEST}"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        process.wait(60)
+        process.stdout.close()
+
+
+def looped(process: "subprocess.Popen[str]", seconds: float) -> float:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{seconds}\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def loops_table(options: argparse.Namespace) -> str:
+    """The server against the best of several bare loops, with texts of full length."""
+    cores = available_cores()
+    layouts = [(callers, batch) for callers in sorted({1, cores}) for batch in (1, 4, 16)]
+    lines = [
+        f"Texts of {LONGEST} tokens, {BUSY} clients over HTTP against the best of {len(layouts)} bare loops (callers × "
+        f"batch), {options.rounds} pairs of {options.seconds} s; the clients share the cores with the server.",
+        "",
+        "| model | engine | best loop | texts/s in the loop | through the server | ratio, median (least, most) |",
+        "|---|---|---|---|---|---|",
+    ]
+    variants = [variant for variant in VARIANTS if variant.engine]
+    with tempfile.TemporaryDirectory() as directory, serving(options.models, variants) as served:
+        for target in served:
+            folder = Path(directory) / f"{target.model}-{target.variant.name}".replace(" ", "-")
+            write_bodies(folder, bodies(target.model, [LONGEST], LONGEST))
+            load(target, folder, 1, BUSY, options.seconds)
+            rates = {}
+            for layout in layouts:
+                with bare(target.variant, target.file, *layout) as process:
+                    looped(process, 0.5)
+                    rates[layout] = looped(process, options.seconds / 2)
+            best = max(rates, key=rates.__getitem__)
+            pairs = []
+            with bare(target.variant, target.file, *best) as process:
+                looped(process, 0.5)
+                for _ in range(options.rounds):
+                    alone = looped(process, options.seconds)
+                    pairs.append((window(target, folder, 1, BUSY, options.seconds)[0], alone))
+            ratios = [mine / theirs for mine, theirs in pairs]
+            lines.append(
+                f"| {target.model} | {target.variant.name} | {best[0]} × {best[1]} "
+                f"| {statistics.median(theirs for _, theirs in pairs):.1f} "
+                f"| {statistics.median(mine for mine, _ in pairs):.1f} "
+                f"| {statistics.median(ratios):.1%} ({min(ratios):.1%}, {max(ratios):.1%}) |"
+            )
+            print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
+
+
+# ---- Against the number of clients
+
+
+def measure(options: argparse.Namespace) -> list[Point]:
+    sizes = lengths(TEXTS).tolist()
+    points = []
+    with tempfile.TemporaryDirectory() as directory, serving(options.models, VARIANTS) as served:
+        folders = {}
+        for model in options.models:
+            for padding in PADDINGS:
+                folders[model, padding] = Path(directory) / f"{model}-{padding}"
+                padded_to = LONGEST if padding == "client" else None
+                write_bodies(folders[model, padding], bodies(model, sizes, padded_to))
+        for target in served:  # warm, and time for the batcher to learn
+            for padding in PADDINGS:
+                load(target, folders[target.model, padding], TEXTS, BUSY, 2 * options.seconds)
+        for model in options.models:
+            for clients in CLIENTS:
+                for padding in PADDINGS:
+                    for target in (each for each in served if each.model == model):
+                        rate, seen = window(target, folders[model, padding], TEXTS, clients, options.seconds)
+                        point = Point(
+                            model,
+                            target.variant.name,
+                            padding,
+                            clients,
+                            round(rate, 2),
+                            round(seen.p50_us / 1e3, 2),
+                            round(seen.p99_us / 1e3, 2),
+                            round(seen.cpu_us / 1e3, 3),
+                        )
+                        points.append(point)
+                        print(point, file=sys.stderr, flush=True)
+    return points
+
+
+def curves_table(points: Sequence[Point], models: Sequence[str]) -> str:
+    sizes = lengths(TEXTS)
+    lines = [
+        f"{available_cores()} cores, {platform.machine()}, {_flags()}; ONNX Runtime {version('onnxruntime')}, OpenVINO "
+        f"{version('openvino')}, PyTorch {version('torch')}. {TEXTS} texts of {sizes.min()} to {sizes.max()} tokens, "
+        f"log-normal, the mean is {sizes.mean():.0f}; clients over HTTP in a closed loop. Texts/s, and below them the "
+        "median and the 99th percentile of the latency in ms.",
+    ]
+    for model in models:
+        for padding, words in PADDINGS.items():
+            mine = {(p.engine, p.clients): p for p in points if (p.model, p.padding) == (model, padding)}
+            lines += [
+                "",
+                f"`{model}`, {words}:",
+                "",
+                f"| clients | {' | '.join(map(str, CLIENTS))} |",
+                "|---" * (len(CLIENTS) + 1) + "|",
+            ]
+            for variant in VARIANTS:
+                cells = []
+                for clients in CLIENTS:
+                    point = mine[variant.name, clients]
+                    cells.append(f"{point.texts_per_second:.4g}<br>{point.p50_ms:.3g}, {point.p99_ms:.3g}")
+                lines.append(f"| {variant.name} | {' | '.join(cells)} |")
+    lines += ["", *ratios(points, models)]
+    return "\n".join(lines)
+
+
+def ratios(points: Sequence[Point], models: Sequence[str]) -> list[str]:
+    """How much faster the measured choice is than two engines that people take by habit."""
+    lines = [
+        "| texts/s of `auto` against | " + " | ".join(f"{count} clients" for count in CLIENTS) + " |",
+        "|---" * (len(CLIENTS) + 1) + "|",
+    ]
+    for model in models:
+        for other in (EAGER, ORT):
+            rates = {
+                (p.engine, p.clients): p.texts_per_second for p in points if (p.model, p.padding) == (model, "client")
+            }
+            cells = [f"{rates[AUTO, clients] / rates[other, clients]:.2f}" for clients in CLIENTS]
+            lines.append(f"| {other}, `{model}`, clients pad | {' | '.join(cells)} |")
+    return lines
+
+
+def picture(points: Sequence[Point], models: Sequence[str]) -> str:
+    def panel(model: str, padding: str, title: str, value: str) -> Lines:
+        series = {
+            variant.name: [
+                getattr(point, value)
+                for point in points
+                if (point.model, point.padding, point.engine) == (model, padding, variant.name)
+            ]
+            for variant in VARIANTS
+        }
+        return Lines(f"{model}: {title}", series)
+
+    rows = [
+        [
+            panel(model, "client", f"texts/s, {PADDINGS['client']}", "texts_per_second"),
+            panel(model, "server", f"texts/s, {PADDINGS['server']}", "texts_per_second"),
+            panel(model, "server", "p99 in ms, the server pads", "p99_ms"),
+        ]
+        for model in models
+    ]
+    return draw(rows, [str(clients) for clients in CLIENTS], "clients")
+
+
+def _flags() -> str:
+    """What of bfloat16 this processor has."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return "unknown instructions"
+    have = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f" {name}" in text]
+    return ", ".join(have)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["loops", "curves"], help="one part alone")
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--seconds", type=int, default=3, help="of each window")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of a bare loop and the server")
+    parser.add_argument("--write", action="store_true", help="put the report into docs/performance.md")
+    options = parser.parse_args()
+    if missing := overhead.missing_programs():
+        raise SystemExit(missing)
+    if options.only != "loops":
+        points = measure(options)
+        text = curves_table(points, options.models)
+        print(text)
+        if options.write:
+            FIGURES.write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
+            PICTURE.write_text(picture(points, options.models))
+            link = f"![Texts a second and latency of each engine](performance/{PICTURE.name})"
+            overhead.put_into_report("engines.py curves", f"{link}\n\n{text}")
+    if options.only != "curves":
+        text = loops_table(options)
+        print(text)
+        if options.write:
+            overhead.put_into_report("engines.py loops", text)
+
+
+if __name__ == "__main__":
+    main()

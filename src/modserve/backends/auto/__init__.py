@@ -1,0 +1,14 @@
+"""The ``auto`` backend: each engine that takes a model's file is tried, and the fastest that is right serves.
+
+From a file to an engine, each step a module that can be tested by itself:
+
+- `candidates`: the format of the file → engines and precisions; which of them this machine can run
+- `options`: what users may set
+- `samples`: the inputs to measure with, from ``model_warmup`` or made up
+- `runner`: one execution, or several at a time, of whichever kind of instance
+- `comparison`: how far the outputs of one engine are from another's
+- `race`: executions in turns until it is clear which engine is fastest, or the time is over
+- `choice`: the table of what was measured, and which row serves
+- `cache`: the choice on disk, for the next start
+- `measure`: all of these in order; `backend`: the backend itself
+"""

@@ -1,0 +1,171 @@
+"""The ``auto`` backend: the engine that serves a model is chosen by measuring. ``modular`` is another name of it."""
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from modserve.core.errors import ModserveError
+from modserve.core.model_config import ModelDescription
+
+from ..api import Executor, InstanceSpec, ModelSource
+from ..registry import BackendRegistry, new_instance
+from . import options as auto_options
+from .cache import EDITION, ChoiceCache, content_digest
+from .candidates import Cpu, find_artifact, hindrance, this_cpu
+from .choice import Choice, Row, table
+from .measure import Job, Opened
+from .options import engine_parameters, read_options
+from .samples import WARMUP_FOLDER, warmup_of
+from .tuning import Setting
+
+_log = logging.getLogger(__name__)
+
+
+_MOST_INSTANCES = 1024
+
+_registry = functools.cache(BackendRegistry)
+"""One for both names of the backend."""
+
+
+class AutoBackend:
+    """Takes what `candidates.FORMATS` lists. By default, `registry` and `cpu` are those of this process and machine."""
+
+    default_model_filename = ""
+    default_cpu_instances = 1
+    any_thread = True
+    known_options = auto_options.BACKEND_OPTIONS
+
+    def __init__(
+        self,
+        registry: BackendRegistry | None = None,
+        cpu: Cpu | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._registry = registry or _registry()
+        self._cpu = cpu or this_cpu()
+        self._clock = clock
+        self._sleep = sleep
+
+    def gpu_count(self) -> int:
+        """None: engines are compared on the CPU alone."""
+        return 0
+
+    def open(self, source: ModelSource) -> "AutoModel":
+        for warning in auto_options.warnings(source.config):
+            _log.warning("%s", warning)
+        options = read_options(source)
+        artifact = find_artifact(source.path, source.config.name)
+        job = Job(source, artifact, options, self._registry, self._clock, self._sleep)
+        rows = [Row(candidate) for candidate in artifact.format.candidates]
+        available = self._registry.names
+        for row in rows:
+            row.why = hindrance(row.candidate, available, self._cpu.flags)
+            if options.engines and row.candidate.backend not in options.engines:
+                row.why = row.why or f"it is not among the engines that may serve: {', '.join(options.engines)}"
+        facts = self._facts(job, rows)
+        cache = ChoiceCache(options.cache_directory)
+        choice = cache.load(facts, [row.candidate for row in rows if not row.why])
+        if choice is not None:
+            try:
+                opened = job.open(choice.candidate, _setting(choice))
+            except ModserveError as error:
+                what = choice.candidate.title
+                _log.warning("model '%s': %s was chosen before, but fails: %s", source.config.name, what, error)
+            else:
+                return self._model(job, choice, opened, from_cache=True)
+        choice, opened = job.choose(rows)
+        if choice.details.get("objective") or choice.details.get("tuned"):
+            cache.store(facts, choice)
+        return self._model(job, choice, opened, from_cache=False)
+
+    def _model(self, job: Job, choice: Choice, opened: Opened, *, from_cache: bool) -> "AutoModel":
+        config = job.source.config
+        _log.info(
+            "model '%s', version %d: %s%s\n%s",
+            config.name,
+            job.source.version,
+            choice.reason,
+            " (measured at an earlier start)" if from_cache else "",
+            table(choice.rows, choice.candidate),
+        )
+        return AutoModel(job, choice, opened, from_cache)
+
+    def _facts(self, job: Job, rows: list[Row]) -> dict[str, object]:
+        """All that the choice depends on. Raises OSError."""
+        source, options = job.source, job.options
+        config = source.config
+        warmup = warmup_of(source.config_json)
+        directory = source.model_directory / str(source.version)
+        files = source.model_directory / WARMUP_FOLDER
+        return {
+            "edition": EDITION,
+            "content": content_digest(directory if directory.is_dir() else job.artifact.path),
+            "file": job.artifact.path.name,
+            "candidates": [
+                [row.candidate.name, row.candidate.version, dict(row.candidate.parameters), row.why] for row in rows
+            ],
+            "cpu": [self._cpu.model, *sorted(self._cpu.flags)],
+            "threads": [source.cpu_threads, source.cpu_instances],
+            "tolerance": [options.tolerance.limit, options.tolerance.reduced],
+            "objective": options.objective,
+            "tune": list(options.tune),
+            "samples": [options.sample_shape, warmup or "", content_digest(files) if warmup and files.is_dir() else ""],
+            "model": [config.max_batch_size, *(f"{spec}" for spec in (*config.inputs, *config.outputs))],
+            "parameters": dict(config.parameters),
+            "options": {
+                name: dict(source.options_of.get(name, {})) for name in {row.candidate.backend for row in rows}
+            },
+        }
+
+
+def _setting(choice: Choice) -> Setting | None:
+    """What was tuned, by a choice from the cache; None if nothing was, or the file does not say it rightly."""
+    tuned = choice.details.get("tuned")
+    if not isinstance(tuned, dict):
+        return None
+    batch, instances = (tuned.get(key) for key in ("batch_size", "instances"))
+    if not isinstance(batch, int) or not isinstance(instances, int):
+        return None
+    return Setting(batch, instances) if batch >= 0 and 0 <= instances <= _MOST_INSTANCES else None
+
+
+class AutoModel:
+    """The model that was chosen, with the reason. Everything else is its engine's."""
+
+    def __init__(self, job: Job, choice: Choice, opened: Opened, from_cache: bool) -> None:
+        self._job = job
+        self._choice = choice
+        self._opened = opened
+        self._from_cache = from_cache
+        self.any_thread = bool(getattr(opened.model, "any_thread", opened.backend.any_thread))
+
+    def describe(self) -> ModelDescription | None:
+        return self._job.describe(self._opened)
+
+    def instance(self, spec: InstanceSpec) -> Executor:
+        return new_instance(self._opened.model, self._job.spec(spec, self._choice.candidate))
+
+    def close(self) -> None:
+        self._opened.model.close()
+
+    def report(self) -> Mapping[str, object]:
+        choice = self._choice
+        said: Mapping[str, object] = getattr(self._opened.model, "report", dict)()
+        return {
+            "engine": choice.candidate.library,
+            "version": choice.candidate.version,
+            "precision": choice.candidate.precision,
+            "device": "CPU",
+            "threads": self._job.source.cpu_threads,
+            **said,
+            "chosen_backend": choice.candidate.backend,
+            "chosen_parameters": engine_parameters(
+                self._job.source.config, choice.candidate.backend, choice.candidate.parameters
+            ),
+            "reason": choice.reason,
+            "from_cache": self._from_cache,
+            **choice.details,
+            "candidates": list(choice.rows),
+        }

@@ -1,0 +1,169 @@
+"""Which engines, and at which precision, take a file; and which of them this machine can run."""
+
+import functools
+import platform
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from modserve.core.errors import invalid
+
+from .. import catalogue
+
+FP32 = "fp32"
+BF16 = "bf16"
+
+_BF16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16", "svebf16")
+"""Of the CPU, as Linux calls them: with one of them bfloat16 is quicker than float32, and not an emulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine at a precision. `parameters` go to the engine with the model's; `needs` are flags of the CPU.
+
+    `variant` tells apart what has the same engine and precision. Of the flags one suffices; without any the candidate
+    runs everywhere.
+    """
+
+    backend: str
+    precision: str = FP32
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """By which it is known in the cache, and in a race."""
+        return " ".join(filter(None, (self.backend, self.precision, self.variant)))
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return " ".join(filter(None, (self.library, self.precision, self.variant)))
+
+    @property
+    def library(self) -> str:
+        engine = catalogue.BY_BACKEND.get(self.backend)
+        return engine.library if engine is not None else self.backend
+
+    @property
+    def version(self) -> str:
+        engine = catalogue.BY_BACKEND.get(self.backend)
+        return engine.version if engine is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of file. The first candidate is the reference that the others are compared with, if it is there."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+
+
+_OPENVINO = (
+    Candidate("openvino", FP32, {"INFERENCE_PRECISION_HINT": "f32"}),
+    Candidate("openvino", BF16, {"INFERENCE_PRECISION_HINT": "bf16"}, _BF16_FLAGS),
+)
+_PYTORCH = (
+    Candidate("pytorch"),
+    Candidate("pytorch", BF16, {"AUTOCAST": "bf16"}, _BF16_FLAGS, "autocast"),
+    Candidate("pytorch", BF16, {"PRECISION": "bf16"}, _BF16_FLAGS),
+)
+_TORCHSCRIPT = (
+    *_PYTORCH[:1],
+    Candidate("pytorch", FP32, {"OPTIMIZE_FOR_INFERENCE": "1"}, (), "optimized"),
+    *_PYTORCH[1:],
+)
+
+FORMATS = (
+    Format("ONNX", (".onnx",), (Candidate("onnxruntime"), *_OPENVINO)),
+    Format("OpenVINO IR", (".xml",), _OPENVINO),
+    Format("TensorFlow SavedModel", (".savedmodel",), (Candidate("tensorflow"), *_OPENVINO)),
+    Format("TensorFlow graph", (".graphdef",), (Candidate("tensorflow"),)),
+    Format("TensorFlow Lite", (".tflite",), _OPENVINO),
+    Format("PaddlePaddle", (".pdmodel",), _OPENVINO),
+    Format("TorchScript", (".pt", ".torchscript", ".pth", ".ts"), _TORCHSCRIPT),
+    Format("PyTorch program", (".pt2",), _PYTORCH),
+)
+_BY_SUFFIX = {suffix: each for each in FORMATS for suffix in each.suffixes}
+_SAVED_MODEL = _BY_SUFFIX[".savedmodel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A model's file, or the directory that is one."""
+
+    path: Path
+    format: Format
+
+
+def find_artifact(path: Path, model: str) -> Artifact:
+    """The file at `path`, or if that is a version directory, the one in it that has a format of the table.
+
+    ``model.<suffix>`` counts before others, and of these there must be one. Raises INVALID_ARG.
+    """
+    format = _format_of(path)
+    if format is not None and path.exists():
+        return Artifact(path, format)
+    if not path.exists():
+        raise invalid(f"unable to find model file '{path}' for model '{model}'")
+    names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    known = [(name, format) for name in names if (format := _format_of(path / name)) is not None]
+    named = [each for each in known if Path(each[0]).stem == "model"]
+    first = sorted(named, key=lambda each: FORMATS.index(each[1]))[:1] or known
+    if len(first) == 1:
+        return Artifact(path / first[0][0], first[0][1])
+    takes = ", ".join(f"{each.name} ({each.suffixes[0]})" for each in FORMATS)
+    if known:
+        listed = ", ".join(name for name, _ in known)
+        raise invalid(f"model '{model}': '{path}' holds several models ({listed}): 'default_model_filename' names one")
+    there = f"a directory with {', '.join(names[:10]) or 'nothing'}" if path.is_dir() else "a file of another format"
+    raise invalid(f"model '{model}': '{path}' is {there}; backend 'auto' takes {takes}")
+
+
+def _format_of(path: Path) -> Format | None:
+    format = _BY_SUFFIX.get(path.suffix.lower())
+    return _SAVED_MODEL if format is None and (path / "saved_model.pb").is_file() else format
+
+
+def hindrance(candidate: Candidate, available: Collection[str], flags: Collection[str]) -> str:
+    """Why a candidate cannot run here; empty if nothing is in its way.
+
+    `available` are the backends whose library is installed, `flags` those of the CPU.
+    """
+    if candidate.backend not in available:
+        engine = catalogue.BY_BACKEND.get(candidate.backend)
+        install = f": {engine.install}" if engine is not None and engine.install else ""
+        return f"{candidate.library} is not installed{install}"
+    if (stand_in := getattr(catalogue.BY_BACKEND.get(candidate.backend), "stand_in", None)) is not None:
+        return f"{candidate.library} is not installed, and what stands in for it is {stand_in.library}"
+    if candidate.needs and not set(candidate.needs) & set(flags):
+        return f"this CPU computes no {candidate.precision}: it has none of {', '.join(candidate.needs)}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    model: str
+    flags: frozenset[str]
+
+
+@functools.cache
+def this_cpu() -> Cpu:
+    """What Linux says of the first CPU; elsewhere it has a name at most, and no flags."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    return read_cpu(text) if text else Cpu(platform.processor() or platform.machine(), frozenset())
+
+
+def read_cpu(text: str) -> Cpu:
+    """From the text of ``/proc/cpuinfo``."""
+    fields: dict[str, str] = {}
+    for key, value in re.findall(r"^([^:\n]+?)\s*:[ \t]*(.*)$", text, re.MULTILINE):
+        fields.setdefault(key, value)
+    flags = fields.get("flags") or fields.get("Features") or ""
+    return Cpu(fields.get("model name") or fields.get("CPU part") or platform.machine(), frozenset(flags.split()))

@@ -1,0 +1,118 @@
+"""The table of what was measured, and which of its rows serves."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .candidates import FP32, Candidate
+from .options import Tolerance
+
+TIE = 0.03
+"""A lead of this share is noise: then the row that comes first in the table serves, the reference if it can."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A candidate, and what came of it. With `why` it cannot serve."""
+
+    candidate: Candidate
+    seconds: float | None = None
+    """What an execution took, as `race.Timing.typical` has it."""
+    rounds: int = 0
+    error: float | None = None
+    """From the reference, as `comparison.difference` has it."""
+    why: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        """For the report and for the cache: what is not known is left out, and no number is infinite."""
+        members: dict[str, object] = {
+            "backend": self.candidate.backend,
+            "engine": self.candidate.library,
+            "version": self.candidate.version,
+            "precision": self.candidate.precision,
+            "variant": self.candidate.variant or None,
+            "seconds": self.seconds,
+            "rounds": self.rounds or None,
+            "error": self.error if self.error is not None and math.isfinite(self.error) else None,
+            "why": self.why or None,
+        }
+        return {key: value for key, value in members.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    candidate: Candidate
+    reason: str
+    rows: tuple[Mapping[str, object], ...]
+    """As `Row.to_json` makes them, in the order of the table."""
+    details: Mapping[str, object]
+    """How it was measured, in values that JSON has; empty if nothing was."""
+
+
+def refusal(row: Row, tolerance: Tolerance, reference: Candidate) -> str:
+    """Why a row that was measured must not serve; empty if it may."""
+    if row.candidate is reference or row.error is None:
+        return ""
+    if row.error <= tolerance.limit:
+        return ""
+    return f"its outputs differ from those of {reference.title} by {row.error:.2g}, and the tolerance is {tolerance}"
+
+
+def not_admitted(candidate: Candidate, tolerance: Tolerance) -> str:
+    """Why a candidate is not even tried at its precision; empty if it is."""
+    if candidate.precision == FP32 or tolerance.reduced:
+        return ""
+    return (
+        f"{candidate.precision} is not admitted: the tolerance is {tolerance}, for fp32 only; a number as parameter "
+        "'tolerance', such as 0.05, admits it"
+    )
+
+
+def decide(rows: Sequence[Row], reference: Candidate) -> tuple[Row, str]:
+    """The row that serves, and why, of those that were measured and may. There is at least one."""
+    able = [row for row in rows if not row.why and row.seconds is not None]
+    fastest = min(able, key=_seconds)
+    close = [row for row in able if _seconds(row) <= _seconds(fastest) * (1 + TIE)]
+    chosen = close[0]
+    name, took = chosen.candidate.title, f"{_seconds(chosen) * 1e3:.3g} ms"
+    if len(able) == 1:
+        return chosen, f"{name} is the only one of them that may serve"
+    if chosen is not fastest:
+        ahead = 1 - _seconds(fastest) / _seconds(chosen)
+        other = f"{fastest.candidate.title} is {ahead:.1%} faster, which may be noise"
+        return chosen, f"{name} takes {took}; {other}"
+    second = min((row for row in able if row is not chosen), key=_seconds)
+    ratio = _seconds(second) / _seconds(chosen)
+    what = "as fast as" if second in close else f"{ratio:.3g} times as fast as"
+    against = f"{second.candidate.title} with {_seconds(second) * 1e3:.3g} ms"
+    error = "" if chosen.candidate is reference or not chosen.error else f"; error {chosen.error:.2g}"
+    return chosen, f"{name} takes {took}, {what} {against}{error}"
+
+
+def _seconds(row: Row) -> float:
+    return math.inf if row.seconds is None else row.seconds
+
+
+def table(rows: Sequence[Mapping[str, object]], chosen: Candidate) -> str:
+    """The rows for the log, with an arrow at the one that serves."""
+    cells = [("", "engine", "precision", "ms", "error", "")]
+    for row in rows:
+        seconds, error = row.get("seconds"), row.get("error")
+        serves = _name(row) == (chosen.backend, chosen.precision, chosen.variant)
+        cells.append(
+            (
+                "→" if serves else "",
+                f"{row.get('engine')} {row.get('version', '')}".strip(),
+                f"{row.get('precision')} {row.get('variant', '')}".strip(),
+                f"{seconds * 1e3:.3f}" if isinstance(seconds, int | float) else "-",
+                f"{error:.2g}" if isinstance(error, int | float) else "-",
+                str(row.get("why", "")),
+            )
+        )
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _name(row: Mapping[str, object]) -> tuple[object, ...]:
+    return row.get("backend"), row.get("precision"), row.get("variant", "")

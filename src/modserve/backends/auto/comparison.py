@@ -1,0 +1,57 @@
+"""How far the outputs of one engine are from those of another."""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from modserve.core.tensor import Array
+
+DIFFERENT = math.inf
+"""The outputs cannot be compared, or must be equal and are not."""
+
+
+def difference(outputs: Mapping[str, Array], reference: Mapping[str, Array], names: Iterable[str]) -> tuple[float, str]:
+    """The largest difference of the outputs `names`, and why it is `DIFFERENT`, or an empty text.
+
+    Of floating-point outputs it is the largest absolute difference of two elements, divided by the largest magnitude in
+    the reference's tensor: elements near zero in a tensor of large ones do not count more than these. NaN must stand
+    where the reference has NaN, and infinity where it has the same. Others must be equal.
+    """
+    worst = 0.0
+    for name in names:
+        if name not in outputs:
+            return DIFFERENT, f"it has no output '{name}'"
+        error, why = _tensor_difference(np.asarray(outputs[name]), np.asarray(reference[name]))
+        if why:
+            return DIFFERENT, f"output '{name}' {why}"
+        worst = max(worst, error)
+    return worst, ""
+
+
+def _tensor_difference(output: Array, expected: Array) -> tuple[float, str]:
+    if output.shape != expected.shape:
+        return DIFFERENT, f"has the shape {list(output.shape)}, of the reference {list(expected.shape)}"
+    if output.dtype != expected.dtype:
+        return DIFFERENT, f"is of type {output.dtype}, of the reference {expected.dtype}"
+    if not _is_float(expected):
+        differ = int(np.count_nonzero(output != expected))
+        return (
+            (DIFFERENT, f"differs in {differ} of {expected.size} elements, which must be equal") if differ else (0, "")
+        )
+    ours, theirs = output.astype(np.float64), expected.astype(np.float64)
+    if not np.array_equal(np.isnan(ours), np.isnan(theirs)):
+        return DIFFERENT, "has NaN where the reference has a number, or the other way round"
+    finite = np.isfinite(theirs)
+    if not np.array_equal(ours[~finite], theirs[~finite], equal_nan=True) or not np.isfinite(ours[finite]).all():
+        return DIFFERENT, "has infinity where the reference has another value, or the other way round"
+    if not finite.any():
+        return 0.0, ""
+    largest = float(np.abs(theirs[finite]).max())
+    distance = float(np.abs(ours[finite] - theirs[finite]).max())
+    return (distance / largest if largest else distance), ""
+
+
+def _is_float(array: Array) -> bool:
+    """Also of ml_dtypes, whose kind is V."""
+    return bool(array.dtype.kind == "f" or array.dtype.name == "bfloat16")

@@ -1,0 +1,165 @@
+"""What users may set for the ``auto`` backend: model parameters, and ``--backend-config`` for those without."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from modserve.core.errors import invalid
+from modserve.core.model_config import ModelConfig
+
+from ..api import ModelSource
+from ..options import SERVER_PARAMETERS, unknown_parameter
+from .candidates import FORMATS
+
+BUDGET = "budget_seconds"
+TOLERANCE = "tolerance"
+OBJECTIVE = "objective"
+SAMPLE_SHAPE = "sample_shape"
+ENGINES = "engines"
+TUNE = "tune"
+PARAMETERS = (BUDGET, TOLERANCE, OBJECTIVE, SAMPLE_SHAPE, ENGINES, TUNE)
+CACHE_DIR = "cache-dir"
+MAX_BATCH_SIZE = "default-max-batch-size"
+BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys(
+    (*(key.replace("_", "-") for key in PARAMETERS), CACHE_DIR, MAX_BATCH_SIZE), ""
+)
+
+BATCH = "batch"
+INSTANCES = "instances"
+LATENCY = "latency"
+THROUGHPUT = "throughput"
+_DEFAULT_TOLERANCE = 1e-3
+_DEFAULT_BUDGET_S = 10.0
+
+_BACKENDS = tuple(sorted({candidate.backend for each in FORMATS for candidate in each.candidates}))
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far outputs may be from the reference's, relative to its largest element; `reduced` precisions may serve."""
+
+    limit: float = _DEFAULT_TOLERANCE
+    reduced: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.limit:g}" if self.limit else "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class AutoOptions:
+    tolerance: Tolerance = Tolerance()
+    budget_s: float = _DEFAULT_BUDGET_S
+    objective: str = ""
+    """Empty: throughput of a model that batches, latency of others."""
+    sample_shape: str = ""
+    """See `samples.Sizes`."""
+    engines: tuple[str, ...] = ()
+    """The only ones that may serve; empty: all."""
+    tune: tuple[str, ...] = ()
+    """What is chosen by measuring where the configuration leaves it open: `BATCH`, `INSTANCES`."""
+    cache_directory: Path | None = None
+    """None: choices are not kept."""
+
+
+def read_options(source: ModelSource) -> AutoOptions:
+    """Those of a model, over those of the server. Raises INVALID_ARG."""
+    values, where = {}, {}
+    for key in PARAMETERS:
+        option = key.replace("_", "-")
+        if key in source.config.parameters:
+            values[key] = source.config.parameters[key].strip()
+            where[key] = f"model '{source.config.name}': parameter '{key}'"
+        elif option in source.options:
+            values[key] = source.options[option].strip()
+            where[key] = f"backend option '{option}'"
+    return AutoOptions(
+        _tolerance(where, values),
+        _budget(where, values),
+        _one_of(where, values, OBJECTIVE, (LATENCY, THROUGHPUT)),
+        values.get(SAMPLE_SHAPE, ""),
+        _some_of(where, values, ENGINES, _BACKENDS),
+        _some_of(where, values, TUNE, (BATCH, INSTANCES)),
+        _cache_directory(source.options),
+    )
+
+
+def _tolerance(where: Mapping[str, str], values: Mapping[str, str]) -> Tolerance:
+    text = values.get(TOLERANCE, "")
+    if not text:
+        return Tolerance()
+    if text == "exact":
+        return Tolerance(0.0)
+    limit = _number(text)
+    if limit is None:
+        raise invalid(f"{where[TOLERANCE]} is '{text}', expected 'exact' or a number above 0, such as 0.02")
+    return Tolerance(limit, reduced=True)
+
+
+def _budget(where: Mapping[str, str], values: Mapping[str, str]) -> float:
+    text = values.get(BUDGET, "")
+    seconds = _number(text) if text else _DEFAULT_BUDGET_S
+    if seconds is None:
+        raise invalid(f"{where[BUDGET]} is '{text}', expected a number of seconds above 0")
+    return seconds
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number > 0 else None
+
+
+def _one_of(where: Mapping[str, str], values: Mapping[str, str], key: str, choices: tuple[str, ...]) -> str:
+    text = values.get(key, "")
+    if text and text not in choices:
+        raise invalid(f"{where[key]} is '{text}', expected {' or '.join(choices)}")
+    return text
+
+
+def _some_of(
+    where: Mapping[str, str], values: Mapping[str, str], key: str, choices: tuple[str, ...]
+) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in values.get(key, "").split(",") if name.strip())
+    unknown = [name for name in names if name not in choices]
+    if unknown:
+        raise invalid(f"{where[key]} names '{unknown[0]}', expected some of {', '.join(choices)}")
+    return names
+
+
+def _cache_directory(options: Mapping[str, str]) -> Path | None:
+    text = options.get(CACHE_DIR)
+    if text is not None:
+        return None if text in ("", "none") else Path(text)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    home = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
+    return home / "modserve" / "engines"
+
+
+def engine_parameters(config: ModelConfig, backend: str, own: Mapping[str, str]) -> dict[str, str]:
+    """What an engine gets of a model's parameters: those of the server, and ``<backend>.<key>`` as ``<key>``.
+
+    `own` are those that make the candidate what it is, and win.
+    """
+    prefix = f"{backend}."
+    passed = {key: value for key, value in config.parameters.items() if key.startswith(SERVER_PARAMETERS)}
+    passed |= {key.removeprefix(prefix): value for key, value in config.parameters.items() if key.startswith(prefix)}
+    return passed | dict(own)
+
+
+def warnings(config: ModelConfig) -> list[str]:
+    """What the parameters of a model say that has no effect."""
+    prefixes = (*SERVER_PARAMETERS, *(f"{backend}." for backend in _BACKENDS))
+    ignored = [key for key in config.parameters if key not in PARAMETERS and not key.startswith(prefixes)]
+    if config.backend == "auto":
+        return [unknown_parameter("auto", config, key, PARAMETERS) for key in ignored]
+    if not ignored:
+        return []
+    listed = ", ".join(f"'{key}'" for key in ignored)
+    return [
+        f"model '{config.name}': backend '{config.backend}' stands for 'auto' here, which does not act on these "
+        f"parameters: {listed}"
+    ]

@@ -1,0 +1,104 @@
+"""Takes times of several engines in turns, so that noise of the machine hits all of them alike.
+
+A round is one turn of each entrant; a turn repeats short executions until it is long enough to be timed. Before it
+there is a rest, since the threads of the engine before still spin for a while, and an execution that does not count,
+which brings the caches back.
+
+After a few rounds, those fall out whose best time is clearly worse than the typical time of the leader: what disturbs
+a measurement makes it longer, never shorter. The race ends when one entrant is left, after so many rounds, or when the
+time is over.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+MOST_ROUNDS = 20
+_LOOKS = (3, 6, 12)
+"""After so many rounds the clearly slower fall out."""
+_CLEARLY = 1.1
+_TURN_S = 0.02
+_MOST_TIMES = 1000
+_REST_S = 0.005
+_WARM_BELOW_S = 0.1
+"""What takes longer is its own warming up."""
+
+
+class Entrant(Protocol):
+    def run(self, times: int) -> int:
+        """Execute so many times, or a multiple of it, blocking; returns how often.
+
+        What it raises takes it out of the race.
+        """
+
+
+@dataclass(slots=True)
+class Timing:
+    """What one entrant took: seconds for an execution, by round."""
+
+    seconds: list[float] = field(default_factory=list)
+    dropped: bool = False
+    """It was clearly slower, and was not timed to the end."""
+    failure: str = ""
+
+    @property
+    def typical(self) -> float:
+        """What a quarter of the rounds stayed at or below: others on the machine disturb it less than the median."""
+        return sorted(self.seconds)[len(self.seconds) // 4] if self.seconds else math.inf
+
+    @property
+    def best(self) -> float:
+        return min(self.seconds, default=math.inf)
+
+
+def race(
+    entrants: Mapping[str, Entrant],
+    estimates: Mapping[str, float],
+    budget_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Timing]:
+    """The times of all entrants, at least one each, also when the first round takes longer than `budget_s`.
+
+    `estimates` are the seconds that an execution is likely to take.
+    """
+    timings = {name: Timing() for name in entrants}
+    expected = dict(estimates)
+    running = list(entrants)
+    deadline = clock() + budget_s
+    for number in range(MOST_ROUNDS):
+        turn = number % max(1, len(running))
+        for name in running[turn:] + running[:turn]:
+            if number and clock() >= deadline:
+                return timings
+            times = _times(expected[name])
+            sleep(_REST_S)
+            try:
+                if expected[name] < _WARM_BELOW_S:
+                    entrants[name].run(1)
+                start = clock()
+                count = entrants[name].run(times)
+            except Exception as error:
+                timings[name].failure = str(error) or type(error).__name__
+                continue
+            expected[name] = (clock() - start) / count
+            timings[name].seconds.append(expected[name])
+        running = [name for name in running if not timings[name].failure]
+        if number + 1 in _LOOKS:
+            running = _without_slow(running, timings)
+        if len(running) <= 1:
+            break
+    return timings
+
+
+def _times(seconds: float) -> int:
+    return max(1, min(_MOST_TIMES, math.ceil(_TURN_S / seconds))) if seconds > 0 else _MOST_TIMES
+
+
+def _without_slow(running: list[str], timings: Mapping[str, Timing]) -> list[str]:
+    leader = min((timings[name].typical for name in running), default=math.inf)
+    for name in running:
+        timings[name].dropped = timings[name].best > _CLEARLY * leader
+    return [name for name in running if not timings[name].dropped]

@@ -1,0 +1,1 @@
+"""The ``fil`` backend: forests of XGBoost, LightGBM, scikit-learn and Treelite, as Triton's backend serves them."""

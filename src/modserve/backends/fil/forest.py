@@ -1,0 +1,123 @@
+"""A forest as arrays, read from its file by `reader` in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modserve.core.errors import internal, invalid
+from modserve.core.tensor import Array
+
+from .. import catalogue
+
+_READER = Path(__file__).with_name("reader.py")
+_LEAST_S = 60.0
+_BYTES_PER_S = 200_000
+"""The slowest that Treelite reads, with ten times that to spare: a damaged file may keep it busy for ever."""
+_MOST_TEXT = 500
+
+
+@dataclass(frozen=True)
+class Forest:
+    """`arrays` has an entry for each node of all trees, one tree after the other; children count within their tree."""
+
+    facts: Mapping[str, Any]
+    arrays: Mapping[str, Array]
+
+    @property
+    def features(self) -> int:
+        return int(self.facts["features"])
+
+    @property
+    def task(self) -> str:
+        """``binary``, ``classes``, ``regression``, ``ranking`` or ``isolation``."""
+        return str(self.facts["task"])
+
+    @property
+    def trees(self) -> int:
+        return len(self.arrays["nodes"])
+
+    @property
+    def double(self) -> bool:
+        """Its thresholds and leaves are FP64."""
+        return bool(self.facts["double"])
+
+    @property
+    def targets(self) -> int:
+        return int(self.facts["targets"])
+
+    @cached_property
+    def classes(self) -> int:
+        """Of the target that has most; 1 where the forest gives one number."""
+        return max(int(count) for count in self.facts["class_counts"])
+
+    @property
+    def columns(self) -> int:
+        """How many numbers the forest gives for a row."""
+        return self.targets * self.classes
+
+    @property
+    def obstacle(self) -> str:
+        """Why ONNX Runtime cannot run it; empty if it can."""
+        return str(self.facts["obstacle"])
+
+    @property
+    def checkpoint(self) -> bytes | None:
+        """For Treelite, where that is to run it."""
+        array = self.arrays.get("checkpoint")
+        return None if array is None else array.tobytes()
+
+
+def read(
+    path: Path, kind: str, *, unknown_fields: bool = False, for_treelite: bool = False, limit_s: float | None = None
+) -> Forest:
+    """Read a file of the format `kind`. Raises INVALID_ARG, with what is wrong with it, and INTERNAL."""
+    if limit_s is None:
+        limit_s = _LEAST_S + path.stat().st_size / _BYTES_PER_S
+    with tempfile.TemporaryDirectory(prefix="modserve-") as folder:
+        result = Path(folder) / "forest.npz"
+        flags = [str(int(flag)) for flag in (unknown_fields, for_treelite)]
+        command = [sys.executable, "-P", str(_READER), str(path), kind, *flags, str(result)]
+        try:
+            ended = subprocess.run(
+                command,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=limit_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise invalid(f"'{path}' is no good: reading it was not over after {limit_s:.0f} s") from error
+        except OSError as error:
+            raise internal(f"'{sys.executable}' cannot be run to read '{path}': {error.strerror}") from error
+        if ended.returncode:
+            raise _failure(path, kind, ended)
+        return loaded(result)
+
+
+def loaded(path: Path) -> Forest:
+    """What `reader` has written."""
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {key: file[key] for key in file.files}
+    return Forest(json.loads(arrays.pop("facts").tobytes()), arrays)
+
+
+def _failure(path: Path, kind: str, ended: "subprocess.CompletedProcess[bytes]") -> Exception:
+    text = ended.stderr.decode(errors="replace").strip()
+    if "ModuleNotFoundError" in text or "ImportError" in text or "OSError: " in text.rpartition("\n")[2]:
+        engine = catalogue.BY_BACKEND["fil"]
+        return internal(f"{engine.library} cannot be used here ({text.rpartition(chr(10))[2]}): {engine.install}")
+    if ended.returncode < 0:
+        return invalid(f"'{path}' is damaged, or no {kind} model: reading it ended with signal {-ended.returncode}")
+    # The program's last words follow an empty line; before that, Treelite writes the same with its source lines.
+    words = " ".join((text.rpartition("\n\n")[2] or text).split())[-_MOST_TEXT:]
+    return invalid(f"'{path}' cannot be read as a model of type '{kind}': {words}")

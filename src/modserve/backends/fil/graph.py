@@ -1,0 +1,217 @@
+"""A forest as a serialised ONNX model, written without the `onnx` package.
+
+One node ``TreeEnsembleRegressor`` (ai.onnx.ml, version 3) adds up the trees, and one or two more make probabilities of
+the sums. Field numbers are those of github.com/onnx/onnx, onnx.proto. Inputs and thresholds are FP32: a threshold of
+FP64 is rounded to the neighbour that decides for every FP32 value as it does itself.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from modserve.core.tensor import Array
+
+from .forest import Forest
+from .reader import COMPARISONS
+
+INPUT, OUTPUT = "input", "output"
+_IR_VERSION = 8
+_OPSETS = {"": 17, "ai.onnx.ml": 3}
+_FLOAT = 1
+_INTEGER, _STRING, _FLOATS, _INTEGERS, _STRINGS = 2, 3, 6, 7, 8
+"""Kinds of attributes."""
+_UP, _DOWN = np.float32(np.inf), np.float32(-np.inf)
+_ROUNDED = {"BRANCH_LEQ": _DOWN, "BRANCH_GT": _DOWN, "BRANCH_LT": _UP, "BRANCH_GTE": _UP}
+"""Where to a threshold goes that is no FP32 number: x <= t holds for the same x as x <= the next FP32 number below."""
+
+
+def model(forest: Forest) -> bytes:
+    """The serialised ``onnx.ModelProto``: FP32 of ``[rows, features]`` in, FP32 of ``[rows, columns]`` out."""
+    nodes, constants, last = [_ensemble(forest)], [], "sums"
+    for index, (operator, constant, attributes) in enumerate(_steps(forest)):
+        inputs = [last]
+        if constant is not None:
+            constants.append(_constant(f"constant_{index}", constant))
+            inputs.append(f"constant_{index}")
+        elif operator == "Mul":  # by its own absolute value
+            inputs.append(f"step_{index - 1}")
+            inputs[0] = "sums"
+        nodes.append(_node(operator, inputs, f"step_{index}", attributes))
+        last = f"step_{index}"
+    nodes.append(_node("Identity", [last], OUTPUT, {}))
+    graph = b"".join(_field(1, node) for node in nodes) + _field(2, b"forest")
+    graph += b"".join(_field(5, constant) for constant in constants)
+    graph += _field(11, _value(INPUT, forest.features)) + _field(12, _value(OUTPUT, forest.columns))
+    opsets = (_field(1, domain.encode()) + _number(2, version) for domain, version in _OPSETS.items())
+    return _number(1, _IR_VERSION) + _field(7, graph) + b"".join(_field(8, opset) for opset in opsets)
+
+
+_Attributes = Mapping[str, int]
+_Step = tuple[str, Array | None, _Attributes]
+
+
+def _steps(forest: Forest) -> Iterable[_Step]:
+    """What becomes of the sums: operators, each with its constant, after Treelite's postprocessors."""
+    base = forest.arrays["base_scores"]
+    if base.any():
+        yield "Add", base.astype(np.float32), {}
+    kind = forest.facts["postprocessor"]
+    factor = {
+        "sigmoid": float(forest.facts["sigmoid_alpha"]),
+        "multiclass_ova": float(forest.facts["sigmoid_alpha"]),
+        "exponential_standard_ratio": -math.log(2) / float(forest.facts["ratio_c"]),
+    }.get(kind, 1.0)
+    if factor != 1.0:
+        yield "Mul", np.array([factor], np.float32), {}
+    if kind == "signed_square":
+        yield "Abs", None, {}
+        yield "Mul", None, {}
+    operator = {
+        "sigmoid": "Sigmoid",
+        "multiclass_ova": "Sigmoid",
+        "softmax": "Softmax",
+        "exponential": "Exp",
+        "exponential_standard_ratio": "Exp",
+        "logarithm_one_plus_exp": "Softplus",
+    }.get(kind)
+    if operator is not None:
+        yield operator, None, {"axis": 1} if operator == "Softmax" else {}
+
+
+def _ensemble(forest: Forest) -> bytes:
+    arrays, counts = forest.arrays, forest.arrays["nodes"]
+    leaf = arrays["left"] < 0
+    tree_of_node = np.repeat(np.arange(len(counts)), counts)
+    number_in_tree = np.arange(len(leaf)) - np.repeat(np.cumsum(counts) - counts, counts)
+    modes = np.array([mode.encode() for mode in COMPARISONS.values()], object)
+    keys = np.array(list(COMPARISONS), np.int64)
+    positions = np.searchsorted(keys, np.where(leaf, keys[0], arrays["comparison"]))
+    names: list[bytes] = np.where(leaf, b"LEAF", modes[positions]).tolist()
+    targets = _targets(forest, tree_of_node[leaf], number_in_tree[leaf])
+    content = [
+        _integers("nodes_treeids", tree_of_node),
+        _integers("nodes_nodeids", number_in_tree),
+        _integers("nodes_featureids", np.where(leaf, 0, arrays["split"])),
+        _floats("nodes_values", np.where(leaf, np.float32(0), _thresholds(forest, np.array(names, object)))),
+        _attribute("nodes_modes", b"".join([_field(9, name) for name in names]), _STRINGS),
+        _integers("nodes_truenodeids", np.where(leaf, 0, arrays["left"])),
+        _integers("nodes_falsenodeids", np.where(leaf, 0, arrays["right"])),
+        _integers("nodes_missing_value_tracks_true", np.where(leaf, 0, arrays["default_left"])),
+        _integers("target_treeids", targets[0]),
+        _integers("target_nodeids", targets[1]),
+        _integers("target_ids", targets[2]),
+        _floats("target_weights", targets[3]),
+        _attribute("n_targets", _number(3, forest.columns), _INTEGER),
+        _attribute("aggregate_function", _field(4, b"AVERAGE" if forest.facts["average"] else b"SUM"), _STRING),
+    ]
+    head = _field(1, INPUT.encode()) + _field(2, b"sums") + _field(4, b"TreeEnsembleRegressor")
+    return head + b"".join(_field(5, attribute) for attribute in content) + _field(7, b"ai.onnx.ml")
+
+
+def _thresholds(forest: Forest, modes: Array) -> Array:
+    exact = forest.arrays["threshold"]
+    with np.errstate(over="ignore"):  # what is beyond FP32 becomes infinite, and its neighbour is the largest number
+        rounded = exact.astype(np.float32)
+    for mode, direction in _ROUNDED.items():
+        beyond = (rounded > exact) if direction == _DOWN else (rounded < exact)
+        rounded = np.where((modes == mode.encode()) & beyond, np.nextafter(rounded, direction), rounded)
+    return rounded
+
+
+def _targets(forest: Forest, trees: Array, nodes: Array) -> tuple[Array, Array, Array, Array]:
+    """What each leaf adds to which column: the tree, the node, the column and the value of each addition."""
+    arrays = forest.arrays
+    leaf = arrays["left"] < 0
+    columns = np.arange(forest.columns).reshape(forest.targets, forest.classes)
+    of_tree = [
+        columns[_chosen(target), _chosen(kind)].ravel()
+        for target, kind in zip(arrays["target_id"].tolist(), arrays["class_id"].tolist(), strict=True)
+    ]
+    counts = np.array([len(each) for each in of_tree])[trees]
+    places = np.concatenate([of_tree[tree] for tree in trees.tolist()]) if len(trees) else np.zeros(0, np.int64)
+    begins = (np.cumsum(arrays["vectors"]) - arrays["vectors"])[trees] + arrays["leaf_begin"][leaf]
+    vector = (arrays["leaf_end"] - arrays["leaf_begin"])[leaf] > 0
+    within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    at = np.repeat(begins, counts) + within
+    from_vector = np.repeat(vector, counts)
+    values = np.repeat(arrays["leaf_value"][leaf], counts)
+    values[from_vector] = arrays["leaf_vectors"][at[from_vector]]
+    return np.repeat(trees, counts), np.repeat(nodes, counts), places, values.astype(np.float32)
+
+
+def _chosen(index: int) -> slice:
+    """Of the targets or classes, that one; below 0 all of them."""
+    return slice(None) if index < 0 else slice(index, index + 1)
+
+
+# Protocol buffers
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _varints(values: Array) -> bytes:
+    """All of them, one after the other; none is negative."""
+    left = values.astype(np.uint64)
+    digits = []
+    while True:
+        digits.append((left & np.uint64(0x7F)).astype(np.uint8))
+        left = left >> np.uint64(7)
+        if not left.any():
+            break
+    table = np.stack(digits, axis=1)
+    count = 1 + np.max(np.where(table > 0, np.arange(table.shape[1]), 0), axis=1)
+    position = np.arange(table.shape[1])
+    table[position < count[:, None] - 1] |= 0x80
+    encoded: bytes = table[position < count[:, None]].tobytes()
+    return encoded
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _field(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _attribute(name: str, content: bytes, kind: int) -> bytes:
+    return _field(1, name.encode()) + content + _number(20, kind)
+
+
+def _integers(name: str, values: Array) -> bytes:
+    return _attribute(name, _field(8, _varints(values)), _INTEGERS)
+
+
+def _floats(name: str, values: Array) -> bytes:
+    return _attribute(name, _field(7, values.astype("<f4").tobytes()), _FLOATS)
+
+
+def _node(operator: str, inputs: Sequence[str], output: str, attributes: _Attributes) -> bytes:
+    parts = [_field(1, name.encode()) for name in inputs]
+    parts += [_field(2, output.encode()), _field(4, operator.encode())]
+    parts += [_field(5, _attribute(name, _number(3, value), _INTEGER)) for name, value in attributes.items()]
+    return b"".join(parts)
+
+
+def _constant(name: str, values: Array) -> bytes:
+    return b"".join(
+        [
+            _number(1, len(values)),
+            _number(2, _FLOAT),
+            _field(8, name.encode()),
+            _field(9, values.astype("<f4").tobytes()),
+        ]
+    )
+
+
+def _value(name: str, columns: int) -> bytes:
+    shape = _field(1, _field(2, b"rows")) + _field(1, _number(1, columns))
+    return _field(1, name.encode()) + _field(2, _field(1, _number(1, _FLOAT) + _field(2, shape)))

@@ -1,0 +1,101 @@
+"""What users may set for the ``fil`` backend: model parameters and ``--backend-config`` keys.
+
+The names are those of Triton's forest backend (its docs/model_config.md and ``RapidsSharedState`` in
+src/shared_state.h). Each is acted on, or a warning says why it is not.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from modserve.core.errors import invalid
+from modserve.core.model_config import ModelConfig
+
+from ..options import flag, integer, unknown_parameters
+from .formats import FILENAMES
+
+MAX_BATCH_SIZE = "default-max-batch-size"
+BACKEND_OPTIONS: Mapping[str, str] = {MAX_BATCH_SIZE: ""}
+PREDICTORS = ("onnxruntime", "treelite")
+_IS_CLASSIFIER, _OUTPUT_CLASS = "is_classifier", "output_class"
+_KNOWN = (
+    "model_type",
+    "predict_proba",
+    _OUTPUT_CLASS,
+    _IS_CLASSIFIER,
+    "threshold",
+    "xgboost_allow_unknown_field",
+    "cpu_nthread",
+    "predictor",
+)
+_FOR_GPUS = "it is for GPUs, and this backend runs forests on the CPU"
+_LAYOUT = "the engine that runs forests here lays out their memory and divides batches itself"
+_WITHOUT_EFFECT = {
+    "storage_type": _FOR_GPUS,
+    "algo": _FOR_GPUS,
+    "blocks_per_sm": _FOR_GPUS,
+    "threads_per_tree": _FOR_GPUS,
+    "transfer_threshold": _FOR_GPUS,
+    "use_experimental_optimizations": "it chooses among the predictors of Triton's backend",
+    "layout": _LAYOUT,
+    "chunk_size": _LAYOUT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """The parameters of one model. What is None or empty is up to the file."""
+
+    model_type: str = ""
+    predict_proba: bool = False
+    output_class: bool | None = None
+    threshold: float | None = None
+    unknown_fields: bool = False
+    threads: int = 0
+    predictor: str = ""
+
+
+def model_options(config: ModelConfig) -> ModelOptions:
+    """Raises INVALID_ARG, with the model's name and what would be right."""
+    where, values = f"model '{config.name}': parameter", config.parameters
+    classifier = _IS_CLASSIFIER if _IS_CLASSIFIER in values else _OUTPUT_CLASS
+    threads = values.get("cpu_nthread", "")
+    return ModelOptions(
+        model_type=_choice(where, values, "model_type", tuple(FILENAMES)),
+        predict_proba=flag(where, values, "predict_proba", default=False),
+        output_class=flag(where, values, classifier, default=False) if classifier in values else None,
+        threshold=_threshold(where, values),
+        unknown_fields=flag(where, values, "xgboost_allow_unknown_field", default=False),
+        threads=0 if threads.startswith("-") else integer(where, values, "cpu_nthread", 0),
+        predictor=_choice(where, values, "predictor", PREDICTORS),
+    )
+
+
+def warnings(config: ModelConfig) -> list[str]:
+    """What a model's parameters say that has no effect, and why."""
+    notes = [
+        f"model '{config.name}': parameter '{key}' has no effect: {_WITHOUT_EFFECT[key]}"
+        for key in config.parameters
+        if key in _WITHOUT_EFFECT
+    ]
+    return notes + unknown_parameters("fil", config, (*_KNOWN, *_WITHOUT_EFFECT))
+
+
+def _choice(where: str, values: Mapping[str, str], key: str, choices: tuple[str, ...]) -> str:
+    text = values.get(key, "")
+    if text and text not in choices:
+        raise invalid(f"{where} '{key}' is '{text}', expected one of: {', '.join(choices)}")
+    return text
+
+
+def _threshold(where: str, values: Mapping[str, str]) -> float | None:
+    text = values.get("threshold")
+    if text is None:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise invalid(f"{where} 'threshold' is '{text}', expected a number, such as 0.5")
+    return number

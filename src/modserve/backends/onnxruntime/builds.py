@@ -1,0 +1,125 @@
+"""The build of ONNX Runtime that is installed: the distribution it comes from, and what keeps a provider from running.
+
+``onnxruntime``, ``onnxruntime-gpu`` and others put their files into the same folder. pip installs several of them side
+by side without a word, and what runs is whichever was last.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import onnxruntime as ort
+
+from .protobuf import bytes_field, number_field
+
+PLAIN = "onnxruntime"
+_OTHERS = ("gpu", "openvino", "directml", "qnn", "rocm", "migraphx", "cann", "vitisai", "training")
+DISTRIBUTIONS = (PLAIN, *(f"{PLAIN}-{kind}" for kind in _OTHERS))
+
+_CUDA = "CUDAExecutionProvider"
+_TRIAL = """
+import json, sys
+import onnxruntime
+model, provider, options, preload = sys.argv[1:]
+if preload:
+    onnxruntime.preload_dlls()
+providers = [(provider, json.loads(options))]
+onnxruntime.InferenceSession(bytes.fromhex(model), providers=providers, enable_fallback=0)
+"""
+_REASONS = r"(?:\[ONNXRuntimeError\] : \d+ : \w+ : |\[ERROR\] |\[[EW]:onnxruntime:[^\]]*\] )"
+"""What precedes the reason in a line of ONNX Runtime's log, often several times."""
+_LONGEST_REASON = 300
+
+
+def line() -> str:
+    """The library with its version and what it can run models by, for the log."""
+    return f"onnxruntime {ort.__version__}: {', '.join(ort.get_available_providers())}"
+
+
+def installed() -> dict[str, str]:
+    """The distributions that lie where the module was loaded from, and their versions."""
+    versions = {}
+    for name in DISTRIBUTIONS:
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if Path(str(distribution.locate_file("onnxruntime"))) == Path(ort.__file__).parent:
+            versions[name] = distribution.version
+    return versions
+
+
+def conflict(distributions: Mapping[str, str], loaded: str) -> str:
+    """A warning if the files that were loaded are not those that somebody wants; else empty.
+
+    `loaded` is the distribution that they are from. Beside the plain one, which modserve asks for itself, another of
+    the same version is no fault if its files are on top.
+    """
+    others = [name for name in distributions if name != PLAIN]
+    if not others or len(distributions) == 1:
+        return ""
+    other = loaded if loaded in others else others[0]
+    version = distributions[other]
+    if loaded == other and len(distributions) == 2 and distributions.get(PLAIN) == version:
+        return ""
+    anew = "pip install --force-reinstall --no-deps"
+    commands = [f"{anew} {other}=={version}"]
+    if PLAIN in distributions and distributions[PLAIN] != version:
+        commands.insert(0, f"{anew} {PLAIN}=={version}")
+    if removed := [name for name in others if name != other]:
+        commands.insert(0, f"pip uninstall -y {' '.join(removed)}")
+    names = " and ".join(f"{name} {number}" for name, number in distributions.items())
+    return (
+        f"{names} are installed over each other, and the files are those of {loaded or 'an unknown one'}; to have "
+        f"those of {other}: {' && '.join(commands)}"
+    )
+
+
+def loaded_distribution() -> str:
+    return str(getattr(ort, "package_name", ""))
+
+
+def has_cuda_wheels() -> bool:
+    """Whether NVIDIA's libraries lie beside ONNX Runtime, as pip installs them: there, only it itself finds them."""
+    return _CUDA in ort.get_available_providers() and (Path(ort.__file__).parents[1] / "nvidia").is_dir()
+
+
+def preload_cuda() -> None:
+    """Let CUDA's and cuDNN's libraries be found where pip puts them."""
+    if has_cuda_wheels() and hasattr(ort, "preload_dlls"):  # from 1.21 on
+        ort.preload_dlls()
+
+
+def why_unusable(provider: str, options: Mapping[str, str]) -> str:
+    """What ONNX Runtime says when it cannot use a provider; empty if it says nothing.
+
+    It says so on standard error alone, and goes on without. So it is tried once more, in a process of its own.
+    """
+    arguments = [_smallest_model().hex(), provider, json.dumps(dict(options)), "yes" if has_cuda_wheels() else ""]
+    command = [sys.executable, "-c", _TRIAL, *arguments]
+    try:
+        trial = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return reason(trial.stderr)
+
+
+def reason(log: str) -> str:
+    """The first error in the log of ONNX Runtime, or else its last warning, without where in the source it arose."""
+    plain = re.sub(r"\x1b\[[\d;]*m", "", log).splitlines()
+    errors = [line for line in plain if "[E:onnxruntime:" in line][:1]
+    lines = errors or [line for line in plain if "[W:onnxruntime:" in line][-1:]
+    return "".join(re.split(_REASONS, line)[-1].strip()[:_LONGEST_REASON] for line in lines)
+
+
+def _smallest_model() -> bytes:
+    """An ONNX model whose one output is its one input."""
+    vector = bytes_field(2, bytes_field(1, number_field(1, 1) + bytes_field(2, bytes_field(1, number_field(1, 1)))))
+    node = bytes_field(1, b"X") + bytes_field(2, b"Y") + bytes_field(4, b"Identity")
+    ends = bytes_field(11, bytes_field(1, b"X") + vector) + bytes_field(12, bytes_field(1, b"Y") + vector)
+    graph = bytes_field(1, node) + bytes_field(2, b"trial") + ends
+    return number_field(1, 8) + bytes_field(7, graph) + bytes_field(8, number_field(2, 13))

@@ -1,0 +1,78 @@
+"""An instance of an ONNX model: runs batches in a session that it may share with others."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnxruntime as ort
+
+from modserve.core import dtypes
+from modserve.core.errors import internal, invalid, unsupported
+from modserve.core.model_config import ModelConfig
+from modserve.core.tensor import Array
+
+from .options import SHRINKAGE, log_severity
+from .sessions import text_of
+from .tensors import decoded, to_array, to_bfloat16
+
+_NO_MEMORY = "Failed to allocate memory"
+
+
+class OnnxRuntimeInstance:
+    def __init__(
+        self, session: ort.InferenceSession, config: ModelConfig, shrink: str = "", *, data_dependent: bool = True
+    ) -> None:
+        self.data_dependent = data_dependent
+        self._session = session
+        self._run_options: ort.RunOptions | None = None
+        if shrink:
+            self._run_options = ort.RunOptions()
+            self._run_options.log_severity_level = log_severity(config)
+            self._run_options.logid = config.name
+            self._run_options.add_run_config_entry(SHRINKAGE, shrink)
+        inputs = [(spec.name, spec.datatype) for spec in config.inputs]
+        outputs = [(spec.name, spec.datatype) for spec in config.outputs]
+        if config.sequence_batching is not None:
+            inputs += config.sequence_batching.inputs
+            outputs += config.sequence_batching.state_outputs
+        self._strings = [name for name, datatype in inputs if datatype is dtypes.BYTES]
+        self._bfloat16 = [name for name, datatype in inputs if datatype is dtypes.BF16]
+        self._gives_bfloat16 = any(datatype is dtypes.BF16 for _, datatype in outputs)
+        if self._gives_bfloat16 and self._strings:
+            raise unsupported(
+                f"model '{config.name}': ONNX Runtime's Python interface cannot give BF16 outputs to a model that "
+                f"takes strings, as input '{self._strings[0]}' is"
+            )
+
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        feeds: dict[str, Array | ort.OrtValue] = dict(inputs)
+        for name in self._strings:
+            if name in feeds:
+                feeds[name] = decoded(name, inputs[name])
+        for name in self._bfloat16:
+            if name in feeds:
+                feeds[name] = to_bfloat16(inputs[name])
+        try:
+            if self._gives_bfloat16:
+                return self._execute_with_values(feeds, outputs)
+            return dict(zip(outputs, self._session.run(outputs, feeds, self._run_options), strict=True))
+        except Exception as error:  # ONNX Runtime's exceptions share no base class but this
+            text = text_of(error)
+            if type(error).__name__ == "InvalidArgument":  # the inputs do not fit the graph
+                raise invalid(f"onnxruntime refused the request: {text}") from error
+            if _NO_MEMORY in text:
+                raise internal(f"onnxruntime has no memory for the request: {text}") from None
+            raise
+
+    def close(self) -> None:
+        del self._session
+
+    def _execute_with_values(
+        self, feeds: Mapping[str, Array | ort.OrtValue], outputs: tuple[str, ...]
+    ) -> Mapping[str, Array]:
+        """The way around numpy's lack of bfloat16: ONNX Runtime's own values, over the same memory."""
+        values = {
+            name: ort.OrtValue.ortvalue_from_numpy(feed) if isinstance(feed, np.ndarray) else feed
+            for name, feed in feeds.items()
+        }
+        results = self._session.run_with_ort_values(outputs, values, self._run_options)
+        return dict(zip(outputs, map(to_array, results), strict=True))

@@ -1,0 +1,212 @@
+"""Execution providers: by what ONNX Runtime is to run an instance, with which options, and whether it does.
+
+Names and parameters of ``tensorrt``, ``cuda`` and ``openvino`` are those of Triton's backend (its README, and
+``ModelState::LoadModel`` in src/onnxruntime.cc).
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import onnxruntime as ort
+
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.model_config import Accelerator, InstanceKind, ModelConfig
+
+from ..api import Placement
+from ..options import integer
+from . import builds
+
+Options: TypeAlias = dict[str, str]
+Requested: TypeAlias = list[tuple[str, Options]]
+
+_SUFFIX = "ExecutionProvider"
+CPU, CUDA, TENSORRT, OPENVINO = f"CPU{_SUFFIX}", f"CUDA{_SUFFIX}", f"Tensorrt{_SUFFIX}", f"OpenVINO{_SUFFIX}"
+_XNNPACK = f"Xnnpack{_SUFFIX}"
+_OF_OTHER_VERSIONS = tuple(f"{name}{_SUFFIX}" for name in ("ROCM", "ArmNN", "Tvm"))
+_OTHER_NAMES = {"directml": f"Dml{_SUFFIX}", "onednn": f"Dnnl{_SUFFIX}", "trt": TENSORRT}
+_BY_DEVICE = frozenset({CUDA, TENSORRT, *(f"{name}{_SUFFIX}" for name in ("ROCM", "MIGraphX", "NvTensorRTRTX", "Dml"))})
+"""Those that take the number of a GPU."""
+_DISTRIBUTIONS = {
+    CUDA: "onnxruntime-gpu",
+    TENSORRT: "onnxruntime-gpu",
+    OPENVINO: "onnxruntime-openvino",
+    f"Dml{_SUFFIX}": "onnxruntime-directml",
+    f"QNN{_SUFFIX}": "onnxruntime-qnn",
+    f"ROCM{_SUFFIX}": "onnxruntime-rocm",
+    f"MIGraphX{_SUFFIX}": "onnxruntime-migraphx",
+    f"CANN{_SUFFIX}": "onnxruntime-cann",
+}
+"""What to install in place of ``onnxruntime``."""
+
+PROVIDERS = "execution_providers"
+_CUDA_CHOICES: dict[str, tuple[str, ...]] = {
+    "arena_extend_strategy": ("kNextPowerOfTwo", "kSameAsRequested"),
+    "cudnn_conv_algo_search": ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+    "do_copy_in_default_stream": ("0", "1"),
+}
+"""Triton's numbers → the values of ONNX Runtime's options."""
+CUDA_PARAMETERS = (*_CUDA_CHOICES, "gpu_mem_limit")
+"""Parameters of a model that Triton had before it had accelerators."""
+GRAPH_CAPTURE = frozenset({"enable_cuda_graph", "trt_cuda_graph_enable"})
+"""Options that are left out. A recorded graph reads its inputs where those of the first request were, for ever."""
+_TENSORRT_PRECISIONS = {
+    "FP32": {},
+    "FP16": {"trt_fp16_enable": "1"},
+    "BF16": {"trt_bf16_enable": "1"},
+    "INT8": {"trt_int8_enable": "1"},
+}
+_TENSORRT_NAMES = {
+    "max_workspace_size_bytes": "trt_max_workspace_size",
+    "int8_calibration_table_name": "trt_int8_calibration_table_name",
+    "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
+}
+
+
+def requested(config: ModelConfig, placement: Placement, threads: int = 1, sharing: int = 1) -> Requested:
+    """The providers of a session, in order of preference, without the CPU's, which always is the last.
+
+    `sharing` instances share the session and have `threads` threads each. Raises INVALID_ARG for names that there are
+    not, for those that this build does not have, and for options that are no good.
+    """
+    on_gpu = placement.kind is InstanceKind.GPU
+    if listed := config.parameters.get(PROVIDERS, ""):
+        if config.gpu_accelerators or config.cpu_accelerators:
+            raise invalid(
+                f"model '{config.name}' has parameter '{PROVIDERS}' and optimization.execution_accelerators, which say "
+                "the same; one of them has to go"
+            )
+        accelerators = [Accelerator(name.strip()) for name in listed.replace(";", ",").split(",")]
+    else:
+        accelerators = [*(config.gpu_accelerators if on_gpu else ())]
+        if on_gpu and all(each.name != "cuda" for each in accelerators):
+            accelerators.append(Accelerator("cuda"))  # for what the others cannot run
+        accelerators += config.cpu_accelerators
+    providers: dict[str, Options] = {}
+    for accelerator in accelerators:
+        provider = _provider(config, accelerator.name)
+        options = _options(config, provider, accelerator.parameters)
+        if provider in _BY_DEVICE and on_gpu:
+            options["device_id"] = str(placement.device)
+        if provider == OPENVINO:
+            options = {"device_type": "CPU", **options}
+            if options["device_type"] == "CPU":
+                options = {"num_of_threads": str(threads * sharing), "num_streams": str(sharing), **options}
+        if provider == _XNNPACK:
+            options = {"intra_op_num_threads": str(threads), **options}
+        providers.setdefault(provider, options)
+    providers.pop(CPU, None)
+    return list(providers.items())
+
+
+def _provider(config: ModelConfig, name: str) -> str:
+    """The provider that people call `name`, if this build has it. Raises INVALID_ARG."""
+    available: Sequence[str] = ort.get_available_providers()
+    known = {_short(each): each for each in (*_all_providers(), *_OF_OTHER_VERSIONS, *available)} | _OTHER_NAMES
+    provider = known.get(_short(name))
+    if provider is None:
+        near = difflib.get_close_matches(_short(name), known, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        names = ", ".join(map(_short, available))
+        raise invalid(
+            f"model '{config.name}': unknown Execution Accelerator '{name}' is requested; this build of ONNX Runtime "
+            f"has: {names}{hint}"
+        )
+    if provider not in available:
+        distribution = _DISTRIBUTIONS.get(provider)
+        hint = f"; {distribution} has it" if distribution else ""
+        raise invalid(
+            f"model '{config.name}' asks for '{name}', but this build of ONNX Runtime ({builds.line()}) has no "
+            f"{provider}{hint}"
+        )
+    return provider
+
+
+def _all_providers() -> Iterable[str]:
+    """Those that there can be."""
+    names: Iterable[str] = ort.get_all_providers()
+    return names
+
+
+def _short(name: str) -> str:
+    return name.strip().lower().removesuffix(_SUFFIX.lower())
+
+
+def _options(config: ModelConfig, provider: str, parameters: Mapping[str, str]) -> Options:
+    if provider == TENSORRT:
+        return _tensorrt_options(config, parameters)
+    options = {key: value for key, value in parameters.items() if value and key not in GRAPH_CAPTURE}
+    if provider == CUDA:
+        options |= _cuda_options(config)
+    return options
+
+
+def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> Options:
+    options: Options = {}
+    for key, value in parameters.items():
+        if key == "precision_mode":
+            if value not in _TENSORRT_PRECISIONS:
+                modes = ", ".join(_TENSORRT_PRECISIONS)
+                what = f"unsupported precision mode '{value}' is requested, expected one of {modes}"
+                raise invalid(f"model '{config.name}': {what}")
+            options |= _TENSORRT_PRECISIONS[value]
+        elif key in _TENSORRT_NAMES or key.startswith("trt_"):
+            options[_TENSORRT_NAMES.get(key, key)] = value
+        else:
+            near = difflib.get_close_matches(key, ["precision_mode", *_TENSORRT_NAMES], n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else "; those of ONNX Runtime begin with 'trt_'"
+            raise invalid(
+                f"model '{config.name}': unknown parameter '{key}' is provided for TensorRT Execution Accelerator{hint}"
+            )
+    return {key: value for key, value in options.items() if value and key not in GRAPH_CAPTURE}
+
+
+def _cuda_options(config: ModelConfig) -> Options:
+    """What the model's own parameters say, in Triton's older way. Raises INVALID_ARG."""
+    options: Options = {}
+    who = f"model '{config.name}': parameter"
+    for key, values in _CUDA_CHOICES.items():
+        number = integer(who, config.parameters, key, -1)
+        if number >= len(values):
+            raise invalid(f"{who} '{key}' is {number}, expected a number from 0 to {len(values) - 1}")
+        if number >= 0:
+            options[key] = values[number]
+    if limit := integer(who, config.parameters, "gpu_mem_limit", 0):
+        options["gpu_mem_limit"] = str(limit)
+    return options
+
+
+def check(session: ort.InferenceSession, providers: Requested, config: ModelConfig, placement: Placement) -> None:
+    """Raises INVALID_ARG if the session lacks a provider: ONNX Runtime goes on without one that fails."""
+    present = session.get_providers()
+    for name, options in providers:
+        if name not in present:
+            raise _refusal(config, placement, name, builds.why_unusable(name, options))
+
+
+def _refusal(config: ModelConfig, placement: Placement, provider: str, why: str) -> ModserveError:
+    reason = f" ({why})" if why else ""
+    if provider == CUDA and placement.kind is InstanceKind.GPU:
+        return invalid(
+            f"model '{config.name}' has an instance on GPU {placement.device}, but ONNX Runtime runs it on the CPU: "
+            f"its CUDA provider could not be used{reason}. Are the CUDA and cuDNN libraries that it was built for "
+            "installed? Use kind: KIND_CPU to run on the CPU"
+        )
+    return invalid(
+        f"model '{config.name}' asks for '{_short(provider)}', but ONNX Runtime could not use its {provider}{reason}, "
+        "and would run the model without it. Are the libraries and the device that it needs there?"
+    )
+
+
+RECORD = "session.record_ep_graph_assignment_info"
+
+
+def node_counts(session: ort.InferenceSession) -> dict[str, int]:
+    """How many nodes of the graph each provider runs; empty if that was not recorded, or not by this version."""
+    ask = getattr(session, "get_provider_graph_assignment_info", None)
+    if ask is None:
+        return {}
+    counts: dict[str, int] = {}
+    for part in ask():
+        counts[part.ep_name] = counts.get(part.ep_name, 0) + len(part.get_nodes())
+    return counts

@@ -1,0 +1,118 @@
+"""Opens sessions: a model file, with its options, operators of its own, and the providers it is to run by."""
+
+import itertools
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnxruntime as ort
+
+from modserve.core.errors import invalid
+
+from ..api import ModelSource, Placement
+from ..options import library_path
+from . import builds
+from .options import session_options, session_threads, threads_of
+from .providers import CPU, RECORD, check, node_counts, requested
+from .zipmap import Labels, flattened_file
+
+_log = logging.getLogger(__name__)
+
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+_NEWER = (
+    f" It was made for a newer version than this, ONNX Runtime {ort.__version__}: pip install --upgrade onnxruntime, "
+    "or export it for an older opset."
+)
+_NO_OPERATOR = (
+    " A library that has the operator is named in model_operations { op_library_filename: … }; operators of ONNX "
+    "itself may need a newer ONNX Runtime."
+)
+_LOAD_HINTS = {
+    "Protobuf parsing failed": " It is cut off, or no ONNX file.",
+    "External data path": " The model's weights are in a file of their own, which must lie beside it.",
+    "External initializer": " The file with the model's weights is cut off or that of another model.",
+    "Unsupported model IR version": _NEWER,
+    "only *guarantees* support": _NEWER,
+    "is not a registered function/op": _NO_OPERATOR,
+    "No Op registered for": _NO_OPERATOR,
+    "Could not find an implementation": " This build has no code for that operator with these data types.",
+}
+"""What to say of ONNX Runtime's texts, by a part of them."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """An `ort.InferenceSession`, and what is known of it."""
+
+    session: ort.InferenceSession
+    providers: tuple[str, ...]
+    node_counts: Mapping[str, int]
+    """By provider; empty where the CPU's is the only one, or ONNX Runtime is too old to say."""
+    threads: int
+    """Those that it has, with the one of an instance that runs; 0 if they are not its own."""
+
+
+class ModelFile:
+    """What sessions are made from."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "model.onnx" if path.is_dir() else path  # a directory holds external weights too
+        self.labels: Mapping[str, Labels] = {}
+        """Of the columns of outputs that the file has as dictionaries; known once it was read."""
+
+    def read(self) -> str | bytes:
+        """The file, or what it holds with tensors in place of dictionaries. Not kept: it may be large."""
+        flattened = flattened_file(self.path)
+        if flattened is None:
+            return str(self.path)
+        self.labels = flattened.labels
+        return flattened.content
+
+
+def open_session(source: ModelSource, file: ModelFile, placement: Placement, sharing: int) -> Session:
+    """A session for `sharing` instances. Raises INVALID_ARG if it cannot be made, or lacks a provider."""
+    config = source.config
+    threads = threads_of(source)
+    providers = requested(config, placement, threads, sharing)
+    options = session_options(source, sharing)
+    content = file.read()
+    if isinstance(content, bytes):
+        options.add_session_config_entry(_EXTERNAL_FOLDER, str(file.path.parent))
+    if providers:
+        options.add_session_config_entry(RECORD, "1")
+    for name in config.operation_libraries:
+        _register_operators(options, source, name)
+    try:
+        # With the fallback, ONNX Runtime would print what went wrong and try again without the provider.
+        session = ort.InferenceSession(content, options, providers=[*providers, CPU], enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's exceptions share no base class but this
+        text = text_of(error)
+        hint = next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")
+        reasons = (why for name, wishes in providers if (why := builds.why_unusable(name, wishes)))
+        reason = "".join(f" ({why})" for why in itertools.islice(reasons, 1))
+        raise invalid(f"failed to load model '{config.name}' from '{file.path}': {text}{reason}{hint}") from error
+    check(session, providers, config, placement)
+    counts = node_counts(session) if providers else {}
+    for name, _ in providers:
+        if counts and not counts.get(name):
+            others = ", ".join(f"{other} {count}" for other, count in counts.items())
+            _log.warning("model '%s': %s runs none of the graph's nodes; they run by: %s", config.name, name, others)
+    return Session(session, tuple(session.get_providers()), counts, session_threads(source, sharing))
+
+
+def _register_operators(options: ort.SessionOptions, source: ModelSource, name: str) -> None:
+    """Add the operators of a library to a session. Raises INVALID_ARG."""
+    path = library_path(name, source)
+    try:
+        options.register_custom_ops_library(path)
+    except Exception as error:  # as above
+        raise invalid(
+            f"model '{source.config.name}': the operator library '{name}' (model_operations.op_library_filename) "
+            f"cannot be used: {text_of(error)}. Its path is absolute, or from the server's working directory, the "
+            "version's or the model's; a mere name may also be one that the system finds, as in LD_LIBRARY_PATH"
+        ) from error
+
+
+def text_of(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,93 @@
+"""Tensors of ONNX Runtime: what they are in the v2 protocol, and the way from and to numpy arrays."""
+
+import ctypes
+import re
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnxruntime as ort
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import invalid
+from modserve.core.model_config import DescribedTensor
+from modserve.core.tensor import Array
+
+Value: TypeAlias = Any
+"""An `ort.OrtValue`."""
+
+_ELEMENT_TYPES: dict[str, Datatype] = {
+    "bool": dtypes.BOOL,
+    "uint8": dtypes.UINT8,
+    "uint16": dtypes.UINT16,
+    "uint32": dtypes.UINT32,
+    "uint64": dtypes.UINT64,
+    "int8": dtypes.INT8,
+    "int16": dtypes.INT16,
+    "int32": dtypes.INT32,
+    "int64": dtypes.INT64,
+    "float16": dtypes.FP16,
+    "bfloat16": dtypes.BF16,
+    "float": dtypes.FP32,
+    "double": dtypes.FP64,
+    "string": dtypes.BYTES,
+}
+_BFLOAT16_ONNX_TYPE = 16
+
+_ADVICE = (
+    (
+        r"map\(",
+        "skl2onnx makes such outputs of classifiers: convert the model again with options={'zipmap': False}, and the "
+        "probabilities are a tensor",
+    ),
+    (r"seq\(tensor", "ConcatFromSequence or SequenceAt, as the graph's last node, makes a tensor of it"),
+    (r"sparse_tensor", "the model has to take and give dense tensors"),
+    (
+        r"tensor\((float[48]|u?int[24])",
+        "a Cast node at the graph's end or beginning makes a tensor of FP16 or INT8 of it",
+    ),
+)
+"""What to do about a type, by a pattern of its name."""
+
+
+def describe(argument: ort.NodeArg, *, optional: bool = False) -> DescribedTensor:
+    """An input or output of a session. Raises INVALID_ARG for what is no tensor of a v2 datatype."""
+    match = re.fullmatch(r"(optional\()?tensor\((\w+)\)\)?", argument.type)
+    datatype = _ELEMENT_TYPES.get(match[2]) if match else None
+    if match is None or datatype is None:
+        advice = next((f"; {text}" for pattern, text in _ADVICE if re.search(pattern, argument.type)), "")
+        what = f"tensor '{argument.name}' of the ONNX graph is a {argument.type}"
+        raise invalid(f"{what}, which has no v2 datatype{advice}")
+    shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in argument.shape)
+    return DescribedTensor(argument.name, datatype, shape, optional=optional or match[1] is not None)
+
+
+def to_bfloat16(array: Array) -> Value:
+    """A bfloat16 array as a value over the same memory."""
+    bits = np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _BFLOAT16_ONNX_TYPE)
+
+
+def to_array(value: Value) -> Array:
+    if value.element_type() != _BFLOAT16_ONNX_TYPE:
+        array: Array = value.numpy()
+        return array
+    shape = value.shape()
+    count = int(np.prod(shape))
+    if not count:
+        return np.empty(shape, dtype=dtypes.BF16.numpy)
+    # The copy frees the value's memory from having to outlive the array.
+    data = ctypes.string_at(value.data_ptr(), count * 2)
+    return np.frombuffer(data, dtype=dtypes.BF16.numpy).reshape(shape)
+
+
+def decoded(name: str, array: Array) -> Array:
+    """BYTES elements as the text that ONNX strings are. Raises INVALID_ARG for what is not UTF-8."""
+    flat = array.reshape(-1).tolist()
+    try:
+        text = [element.decode() for element in flat]
+    except UnicodeDecodeError as error:
+        raise invalid(f"input '{name}' holds bytes that are not UTF-8, which ONNX strings must be: {error}") from None
+    out = np.empty(len(text), dtype=object)
+    out[:] = text
+    return out.reshape(array.shape)

@@ -1,0 +1,224 @@
+"""The ``openvino`` backend: models on OpenVINO.
+
+`options` has what users may set. All instances of a model on one device share one compiled model, and with it the
+weights, the threads and the streams, which are lanes of executions at the same time.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from modserve.core.errors import invalid
+from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
+
+from ..api import InstanceSpec, ModelSource
+from ..options import integer
+from . import graph
+from .files import DEFAULT, model_file
+from .instance import OpenVinoInstance, OpenVinoStreams
+from .library import VERSION, core, core_with, devices, properties
+from .messages import load_hint, plain
+from .names import DATATYPES
+from .options import (
+    BACKEND_OPTIONS,
+    CACHE_DIR,
+    CACHE_OPTION,
+    MAX_BATCH_SIZE,
+    PRECISION,
+    STREAMS,
+    THREADS,
+    Value,
+    compile_properties,
+    read,
+    warnings,
+)
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_MAX_BATCH_SIZE = 4
+_VIRTUAL = ("AUTO", "MULTI", "HETERO", "BATCH")
+"""Devices that are others put together, which OpenVINO checks itself."""
+_PRECISIONS = {"f32": "fp32", "f16": "fp16"}
+
+
+class OpenVinoBackend:
+    default_model_filename = DEFAULT
+    default_cpu_instances = 1
+    any_thread = True
+    known_options = BACKEND_OPTIONS
+
+    def gpu_count(self) -> int:
+        return sum(device.partition(".")[0] == "GPU" for device in devices())
+
+    def open(self, source: ModelSource) -> "OpenVinoModel":
+        for warning in warnings(source.config):
+            _log.warning("%s", warning)
+        return OpenVinoModel(source)
+
+
+class OpenVinoModel:
+    """One model file, compiled once for each device that it has instances on."""
+
+    def __init__(self, source: ModelSource) -> None:
+        config = source.config
+        self._source = source
+        self._options = read(config)
+        self._path = model_file(source.path, config.name)
+        self._core = _core(config, self._options.extension)
+        self._graph = graph.load(self._core, self._path, config, self._options)
+        self._compiled: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        for warning in self._warnings():
+            _log.warning("model '%s': %s", config.name, warning)
+
+    def describe(self) -> ModelDescription:
+        config, opened = self._source.config, self._graph
+        return ModelDescription(
+            tuple(graph.described(opened.inputs, config.inputs, opened, config.name)),
+            tuple(graph.described(opened.outputs, config.outputs, opened, config.name)),
+            integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE),
+        )
+
+    def instance(self, spec: InstanceSpec) -> OpenVinoInstance | OpenVinoStreams:
+        device = self._device(spec)
+        with self._lock:
+            if device not in self._compiled:
+                self._compiled[device] = self._compile(device)
+            compiled = self._compiled[device]
+        streams = -(-int(_value(compiled, STREAMS, 1)) // self._source.cpu_instances)
+        count = self._options.requests or max(1, streams)
+        if spec.config.sequence_batching is not None:
+            count = 1
+        instances = [OpenVinoInstance(compiled, self._graph, narrows=device == "CPU") for _ in range(count)]
+        return instances[0] if count == 1 else OpenVinoStreams(spec.name, instances)
+
+    def report(self) -> Mapping[str, object]:
+        facts: dict[str, object] = {"engine": "OpenVINO", "version": VERSION, "file": self._path.name}
+        for device, compiled in self._compiled.items():
+            facts["device"] = device
+            facts["device_name"] = str(self._device_name(device))
+            facts["precision"] = _precision(compiled)
+            facts["streams"] = _value(compiled, STREAMS, 1)
+            facts["threads"] = _value(compiled, THREADS, self._source.cpu_threads)
+        return facts
+
+    def close(self) -> None:
+        self._compiled.clear()
+        del self._graph
+
+    def _compile(self, device: str) -> Any:
+        source, name = self._source, self._source.config.name
+        values = compile_properties(
+            self._options,
+            device,
+            threads=source.cpu_threads * source.cpu_instances,
+            streams=source.cpu_instances,
+            cache_directory=source.options.get(CACHE_OPTION, ""),
+        )
+        usable = self._usable(device, values)
+        try:
+            compiled = self._core.compile_model(self._graph.model, device, usable)
+        except Exception as error:  # as in `graph`
+            text = plain(str(error))
+            raise invalid(
+                f"failed to load model '{name}' from '{self._path}': OpenVINO cannot compile it for {device} with "
+                f"{_spelt(usable)}: {text}{load_hint(text)}"
+            ) from error
+        precision, hint = _precision(compiled), str(usable.get(PRECISION, ""))
+        if hint in DATATYPES and precision != _PRECISIONS.get(hint, hint):
+            _log.warning("model '%s': %s is %s, but %s computes in %s", name, PRECISION, hint, device, precision)
+        return compiled
+
+    def _usable(self, device: str, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Without what the device does not know, or what is no good here, which warnings say."""
+        name, usable = self._source.config.name, dict(values)
+        known = properties(device)
+        for key in ("COMPILATION_NUM_THREADS", "CPU_DENORMALS_OPTIMIZATION", "ENABLE_HYPER_THREADING"):
+            if key in usable and known and key not in known:
+                del usable[key]
+                _log.warning("model '%s': parameter '%s' has no effect: device %s does not know it", name, key, device)
+        directory = usable.get(CACHE_DIR)
+        if directory and (reason := _unwritable(Path(str(directory)))):
+            del usable[CACHE_DIR]
+            _log.warning("model '%s': it is compiled without a cache: %s", name, reason)
+        return usable
+
+    def _device(self, spec: InstanceSpec) -> str:
+        """OpenVINO's name of an instance's device. Raises INVALID_ARG for one that is not there."""
+        device = self._options.device or (f"GPU.{spec.device}" if spec.kind is InstanceKind.GPU else "CPU")
+        if device.partition(":")[0] not in _VIRTUAL and not any(_same_device(device, each) for each in devices()):
+            raise invalid(
+                f"model '{self._source.config.name}': instance '{spec.name}' is for device {device}, but here OpenVINO "
+                f"has: {', '.join(devices())}"
+            )
+        return device
+
+    def _device_name(self, device: str) -> object:
+        try:
+            return self._core.get_property(device, "FULL_DEVICE_NAME")
+        except RuntimeError:  # devices that are others put together have none
+            return device
+
+    def _warnings(self) -> list[str]:
+        notes = []
+        wide = [
+            name
+            for name, port in (*self._graph.inputs.items(), *self._graph.outputs.items())
+            if port.element_type == "f64"
+        ]
+        if wide:
+            notes.append(f"{', '.join(wide)}: OpenVINO computes with FP32 in place of FP64 on the CPU")
+        if self._graph.has_state:
+            notes.append("its graph has a state, which begins anew with each execution")
+        if self._options.fixed_batch and not self._source.config.batching:
+            notes.append("parameter 'SKIP_OV_DYNAMIC_BATCHSIZE' has no effect: max_batch_size is 0")
+        return notes
+
+
+def _core(config: ModelConfig, extension: str) -> Any:
+    if not extension:
+        return core()
+    try:
+        return core_with(extension)
+    except Exception as error:
+        raise invalid(
+            f"model '{config.name}': parameter 'CPU_EXTENSION_PATH' is '{extension}', expected a library of operators "
+            f"for OpenVINO {VERSION}: {plain(str(error))}"
+        ) from error
+
+
+def _value(compiled: Any, name: str, default: int) -> Any:
+    """A property of a compiled model; the default where the device has none."""
+    try:
+        return compiled.get_property(name)
+    except RuntimeError:
+        return default
+
+
+def _precision(compiled: Any) -> str:
+    try:
+        name = str(compiled.get_property(PRECISION).get_type_name())
+    except (RuntimeError, AttributeError):
+        return "unknown"
+    return _PRECISIONS.get(name, name)
+
+
+def _same_device(name: str, present: str) -> bool:
+    """Whether ``GPU`` or ``GPU.0`` stands for the first of a kind."""
+    return name.removesuffix(".0") == present.removesuffix(".0")
+
+
+def _unwritable(directory: Path) -> str:
+    """Why nothing can be kept in a directory, which is made if it is not there; empty if it can."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{CACHE_DIR} '{directory}': {error.strerror or error}"
+    return "" if os.access(directory, os.W_OK | os.X_OK) else f"{CACHE_DIR} '{directory}' cannot be written to"
+
+
+def _spelt(values: Mapping[str, Value]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())

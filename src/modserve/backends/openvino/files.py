@@ -1,0 +1,46 @@
+"""Which file of a version directory is the model, and which formats OpenVINO reads."""
+
+from pathlib import Path
+
+from modserve.core.errors import invalid
+
+DEFAULT = "model.xml"
+_FILENAMES = (
+    DEFAULT,
+    "model.onnx",
+    "model.savedmodel",
+    "model.saved_model",
+    "model.graphdef",
+    "model.pb",
+    "model.tflite",
+    "model.pdmodel",
+)
+"""In the order in which they count; the fourth is what the documentation of Triton's backend calls the third."""
+SAVED_MODEL = "saved_model.pb"
+
+
+def model_file(path: Path, model: str) -> Path:
+    """What OpenVINO is to read for `path`, the file that the configuration names, or the default.
+
+    In place of the default, any file in the version directory counts that has the name of another format; of a
+    directory that is no SavedModel, the model file in it. Raises INVALID_ARG.
+    """
+    if path.is_dir() and not (path / SAVED_MODEL).exists():
+        inside = _first(path)
+        if inside is None:
+            names = ", ".join(sorted(entry.name for entry in path.iterdir())[:10]) or "nothing"
+            raise invalid(
+                f"model '{model}': directory '{path}' is no SavedModel, which has a file {SAVED_MODEL}, and holds no "
+                f"model file ({', '.join(_FILENAMES)}): it has {names}"
+            )
+        path = inside
+    if not path.exists():
+        other = _first(path.parent) if path.name == DEFAULT else None
+        if other is None:
+            raise invalid(f"unable to find model file '{path}' for model '{model}'")
+        path = other
+    return path
+
+
+def _first(directory: Path) -> Path | None:
+    return next((directory / name for name in _FILENAMES if (directory / name).exists()), None)

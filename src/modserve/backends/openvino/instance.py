@@ -1,0 +1,187 @@
+"""Running a compiled model: one infer request, or several at a time on threads of their own.
+
+Three things that OpenVINO 2026.4 does not do decide how. ``infer`` does not say that an execution has failed if the
+model has one thread, and leaves what was in the outputs; ``start_async`` and ``wait`` do, and take 10 µs more. A
+callback is not called for an execution that has failed, so that a thread waits for each one under way. And a request
+does not keep the memory of its inputs alive.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from modserve.core import dtypes
+from modserve.core.errors import internal, invalid
+from modserve.core.tensor import Array
+
+from ..api import BatchDone, InstanceHandle
+from .graph import Graph
+from .library import ov
+from .messages import is_about_memory, plain
+from .names import DATATYPES
+
+_SMALL_BYTES = 64 * 1024
+"""A copy of so much costs less than lending the memory and having it back."""
+_BITS_32 = np.iinfo(np.int32)
+
+
+class OpenVinoInstance:
+    """One infer request. Implements `api.BackendInstance`.
+
+    Small inputs are copied; the memory of large ones is lent to the request, which lets go of it afterwards. Outputs
+    are written to memory that is new for each execution, and the server's from then on.
+    """
+
+    def __init__(self, compiled: Any, graph: Graph, *, narrows: bool) -> None:
+        self.data_dependent = graph.data_dependent
+        self._graph = graph
+        self._narrowed = graph.narrowed if narrows else frozenset[str]()
+        self._request = compiled.create_infer_request()
+        self._types = [each.element_type for each in compiled.inputs]
+        self._dtypes = [DATATYPES[each.get_type_name()].numpy for each in self._types]
+        self._outputs = [(each.element_type, _new_shape(each.partial_shape)) for each in compiled.outputs]
+        self._held: dict[int, Array] = {}
+        """The memory that the request reads from, by input: a request does not keep it alive."""
+        self._own_inputs = [self._request.get_input_tensor(index) for index in range(len(self._types))]
+        self._own_outputs = [self._request.get_output_tensor(index) for index in range(len(self._outputs))]
+
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        rows = self._rows(inputs)
+        lent: list[int] = []
+        tensors: list[Any] = []
+        try:
+            for name, array in inputs.items():
+                index = self._graph.inputs[name].index
+                if name in self._narrowed:
+                    _check_range(name, array)
+                if rows:
+                    array = _padded(array, self._graph.fixed_batch)
+                if array.nbytes > _SMALL_BYTES and array.flags.c_contiguous:
+                    lent.append(index)
+                else:
+                    array = array.copy()
+                self._request.set_input_tensor(index, self._tensor(index, array))
+                self._held[index] = array
+            tensors += [None if shape is None else ov.Tensor(kind, shape) for kind, shape in self._outputs]
+            for index, tensor in enumerate(tensors):
+                if tensor is not None:
+                    self._request.set_output_tensor(index, tensor)
+            if self._graph.has_state:
+                self._request.reset_state()
+            self._request.start_async()
+            self._request.wait()
+            return {name: self._output(name, tensors, rows) for name in outputs}
+        except RuntimeError as error:
+            text = plain(str(error))
+            if is_about_memory(text):
+                raise internal(f"openvino has no memory for this execution: {text}") from error
+            raise invalid(f"openvino refused the request: {text}") from error
+        finally:
+            self._let_go(lent, tensors)
+
+    def close(self) -> None:
+        del self._request, self._own_inputs, self._own_outputs
+
+    def _rows(self, inputs: Mapping[str, Array]) -> int:
+        """How many rows of the outputs count; 0 for all. Raises INVALID_ARG for a batch that is of no good size."""
+        batch = self._graph.fixed_batch
+        rows = len(next(iter(inputs.values()))) if batch and inputs else batch
+        if rows == batch:
+            return 0
+        if not self._graph.padding:
+            raise invalid(
+                f"expected a batch of {batch}, the only size with parameter SKIP_OV_DYNAMIC_BATCHSIZE, and there are "
+                f"{rows}; with parameter ENABLE_BATCH_PADDING=YES smaller ones are filled up"
+            )
+        return rows
+
+    def _tensor(self, index: int, array: Array) -> Any:
+        kind = self._types[index]
+        if array.dtype != self._dtypes[index]:
+            raise invalid(
+                f"openvino refused the request: input {index} is {array.dtype}, expected {self._dtypes[index]}"
+            )
+        if array.dtype == dtypes.BF16.numpy:
+            return ov.Tensor(array.view(np.int16), ov.Shape(array.shape), kind)
+        return ov.Tensor(array, ov.Shape(array.shape), kind)
+
+    def _output(self, name: str, tensors: Sequence[Any], rows: int) -> Array:
+        port = self._graph.outputs[name]
+        tensor = tensors[port.index]
+        array: Array = np.array(self._request.get_output_tensor(port.index).data) if tensor is None else tensor.data
+        if DATATYPES[port.element_type] is dtypes.BF16:
+            array = array.view(dtypes.BF16.numpy)
+        return array[:rows] if rows else array
+
+    def _let_go(self, lent: Sequence[int], tensors: Sequence[Any]) -> None:
+        """Of what is large, and of all that is a client's."""
+        for index in lent:
+            self._request.set_input_tensor(index, self._own_inputs[index])
+            self._held.pop(index, None)
+        for index, tensor in enumerate(tensors):
+            if tensor is not None and tensor.byte_size > _SMALL_BYTES:
+                self._request.set_output_tensor(index, self._own_outputs[index])
+
+
+class OpenVinoStreams:
+    """Several executions at a time, as many as `instances`. Implements `api.AsyncInstance`."""
+
+    def __init__(self, name: str, instances: Sequence[OpenVinoInstance]) -> None:
+        self.max_in_flight = len(instances)
+        self._jobs: SimpleQueue[tuple[Mapping[str, Array], tuple[str, ...], BatchDone] | None] = SimpleQueue()
+        # Daemons: an execution that hangs must not keep the process from ending.
+        self._threads = [
+            threading.Thread(target=self._work, args=(instance,), name=f"{name}-stream-{number}", daemon=True)
+            for number, instance in enumerate(instances)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def attach(self, handle: InstanceHandle) -> None:
+        pass
+
+    def start(self, inputs: Mapping[str, Array], outputs: tuple[str, ...], done: BatchDone) -> None:
+        self._jobs.put((inputs, outputs, done))
+
+    def detach(self) -> None:
+        pass
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, instance: OpenVinoInstance) -> None:
+        while (job := self._jobs.get()) is not None:
+            inputs, outputs, done = job
+            try:
+                done(instance.execute(inputs, outputs))
+            except BaseException as error:
+                done(error)
+            del job, inputs, outputs, done  # or the last batch's tensors would live until the next one
+        instance.close()
+
+
+def _new_shape(shape: Any) -> Any:
+    """The shape to make an output's memory with: OpenVINO makes more where a dimension varies. None if it cannot."""
+    if shape.rank.is_dynamic:
+        return None
+    return ov.Shape([size.get_length() if size.is_static else 0 for size in shape])
+
+
+def _padded(array: Array, rows: int) -> Array:
+    filled = np.zeros((rows, *array.shape[1:]), array.dtype)
+    filled[: len(array)] = array
+    return filled
+
+
+def _check_range(name: str, array: Array) -> None:
+    if array.size and (array.max() > _BITS_32.max or array.min() < _BITS_32.min):
+        raise invalid(
+            f"input '{name}' has a number outside of {_BITS_32.min} to {_BITS_32.max}: on the CPU, OpenVINO computes "
+            "with 32 bits of an INT64 or UINT64, and would give wrong results"
+        )

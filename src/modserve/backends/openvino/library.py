@@ -1,0 +1,58 @@
+"""OpenVINO's library, imported so that it reports to nobody, and the parts of it that all models share."""
+
+import functools
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+_TELEMETRY = "openvino_telemetry"
+
+
+def _import_quietly() -> ModuleType:
+    """The module. Its import reports to its maker over the Internet, unless there is nothing to report with.
+
+    OpenVINO then has a stand-in of its own. Who imports ``openvino_telemetry`` later gets it all the same.
+    """
+    if "openvino" in sys.modules:  # the program that the server runs in has decided
+        return importlib.import_module("openvino")
+    loaded = sys.modules.get(_TELEMETRY)
+    sys.modules[_TELEMETRY] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module("openvino")
+    finally:
+        del sys.modules[_TELEMETRY]
+        if loaded is not None:
+            sys.modules[_TELEMETRY] = loaded
+
+
+ov = _import_quietly()
+VERSION = str(ov.__version__).partition("-")[0]
+
+
+@functools.cache
+def core() -> Any:
+    """One for all models: what a core knows of the devices takes a while to find out."""
+    return ov.Core()
+
+
+@functools.cache
+def devices() -> tuple[str, ...]:
+    """Their names as OpenVINO has them: ``CPU``, ``GPU`` or ``GPU.0`` and ``GPU.1``, ``NPU``."""
+    return tuple(core().available_devices)
+
+
+@functools.cache
+def properties(device: str) -> frozenset[str]:
+    """The names of all that can be set for a device; empty where it does not say."""
+    try:
+        return frozenset(core().get_property(device, "SUPPORTED_PROPERTIES"))
+    except RuntimeError:  # a device that is not there, which compiling says better
+        return frozenset()
+
+
+def core_with(extension: str) -> Any:
+    """A core with the operators of a shared library, which no other model sees. Raises RuntimeError."""
+    own = ov.Core()
+    own.add_extension(extension)
+    return own

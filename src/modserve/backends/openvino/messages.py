@@ -1,0 +1,51 @@
+"""OpenVINO's texts, for people."""
+
+import re
+
+_NOISE = re.compile(
+    r"^(Exception from \S+:\d+:|FrontEnd API failed with \w+:|Loading input model|Caught exception: Exception from .*)$"
+)
+_CHECK = re.compile(r"^(?P<where>\[\w+\] .*? )?Check '.*' failed at \S+:\d+:$")
+_MEMORY = ("Failed to allocate", "bad_alloc", "Cannot allocate memory", "out of memory")
+_LOAD_HINTS = {
+    "bin file cannot be found": " model.xml has the graph alone: its weights, model.bin, must lie beside it.",
+    "Incorrect weights in bin file": " The .bin file is cut off, or belongs to another .xml file.",
+    "parse": " The file is cut off or damaged.",
+    "at offset": " The file is cut off or damaged.",
+    "corrupted": " The file is cut off or damaged.",
+    "magic number mismatch": " The file of variables is cut off or damaged.",
+    "minimal expected": " The file of variables is cut off or damaged.",
+    "exceed data size": " The file of variables is cut off or damaged.",
+    "is not initialized": " The folder 'variables' is missing, or has not all of them.",
+    "Unable to read the model": (
+        " OpenVINO reads IR (.xml with .bin), ONNX (.onnx), TensorFlow (SavedModel, frozen), TensorFlow Lite (.tflite) "
+        "and PaddlePaddle (.pdmodel); is it such a file, and whole?"
+    ),
+    "No conversion rule": (
+        " OpenVINO lacks these operators: serve the model with the engine that it comes from, an ONNX model with "
+        'backend: "onnxruntime", or name a library that has them by the parameter CPU_EXTENSION_PATH.'
+    ),
+}
+"""What to say of OpenVINO's texts about files, by a part of them."""
+
+
+def plain(text: str) -> str:
+    """One line of what OpenVINO says, without the places in its source."""
+    lines = []
+    for line in text.splitlines():
+        line = line.strip()
+        check = _CHECK.match(line)
+        if check:
+            line = (check["where"] or "").strip()
+        if line and not _NOISE.match(line) and line not in lines:
+            lines.append(line)
+    return " ".join(lines) or "OpenVINO does not say why"
+
+
+def load_hint(text: str) -> str:
+    """What helps with a file that OpenVINO refuses, with a space in front; empty for what is not known."""
+    return next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")
+
+
+def is_about_memory(text: str) -> bool:
+    return any(part in text for part in _MEMORY)

@@ -1,0 +1,288 @@
+"""What users may set for the ``openvino`` backend: model parameters and ``--backend-config`` keys.
+
+The names in capitals are those of Triton's OpenVINO backend (its README and ``ModelState`` in src/openvino.cc) and of
+OpenVINO's own properties, those in small letters OpenVINO Model Server's; case does not matter. Each is acted on, or a
+warning says why it is not.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from modserve.core.errors import invalid
+from modserve.core.model_config import ModelConfig
+
+from ..options import SERVER_PARAMETERS, integer, unknown_parameter
+from .shapes import partial_shapes
+
+Value: TypeAlias = str | int | bool
+T = TypeVar("T")
+
+PRECISION = "INFERENCE_PRECISION_HINT"
+STREAMS = "NUM_STREAMS"
+THREADS = "INFERENCE_NUM_THREADS"
+CACHE_DIR = "CACHE_DIR"
+_HINT = "PERFORMANCE_HINT"
+_MODE = "EXECUTION_MODE_HINT"
+_PINNING = "ENABLE_CPU_PINNING"
+_MAPPING = "ENABLE_MMAP"
+_FIXED_BATCH = "SKIP_OV_DYNAMIC_BATCHSIZE"
+_PADDING = "ENABLE_BATCH_PADDING"
+
+_FLAGS = {**dict.fromkeys(("YES", "TRUE", "1"), True), **dict.fromkeys(("NO", "FALSE", "0"), False)}
+_PRECISIONS = {"fp32": "f32", "fp16": "f16"}
+
+
+def _flag(text: str) -> bool:
+    return _FLAGS[text.upper()]
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise ValueError(text)
+    return int(text)
+
+
+def _streams(text: str) -> Value:
+    text = text.upper().removeprefix("CPU_THROUGHPUT_")
+    return text if text in ("AUTO", "NUMA") else _number(text)
+
+
+def _bfloat16(text: str) -> str:
+    return "bf16" if _flag(text) else "f32"
+
+
+def _pinning(text: str) -> bool:
+    return text.upper() == "NUMA" or _flag(text)
+
+
+def _precision(text: str) -> str:
+    text = text.lower()
+    return _PRECISIONS.get(text, text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Property:
+    """A parameter that is a property of OpenVINO's: which, how its text is read, and what it is for people."""
+
+    name: str
+    read: Callable[[str], Value]
+    expected: str
+
+
+_YES_OR_NO = "YES or NO"
+_COUNT = "an integer of 0 or more"
+_HINTS = "LATENCY, THROUGHPUT or CUMULATIVE_THROUGHPUT"
+_STREAM_COUNT = "an integer of 0 or more, AUTO or NUMA"
+
+_PROPERTIES = {
+    _HINT: _Property(_HINT, str.upper, _HINTS),
+    "PERFORMANCE_HINT_NUM_REQUESTS": _Property("PERFORMANCE_HINT_NUM_REQUESTS", _number, _COUNT),
+    _MODE: _Property(_MODE, str.upper, "ACCURACY or PERFORMANCE"),
+    PRECISION: _Property(PRECISION, _precision, "f32, bf16 or f16"),
+    "HINT_BF16": _Property(PRECISION, _bfloat16, _YES_OR_NO),
+    "ENFORCE_BF16": _Property(PRECISION, _bfloat16, _YES_OR_NO),
+    THREADS: _Property(THREADS, _number, _COUNT),
+    "CPU_THREADS_NUM": _Property(THREADS, _number, _COUNT),
+    "COMPILATION_NUM_THREADS": _Property("COMPILATION_NUM_THREADS", _number, _COUNT),
+    STREAMS: _Property(STREAMS, _streams, _STREAM_COUNT),
+    "CPU_THROUGHPUT_STREAMS": _Property(STREAMS, _streams, _STREAM_COUNT),
+    _PINNING: _Property(_PINNING, _flag, _YES_OR_NO),
+    "CPU_BIND_THREAD": _Property(_PINNING, _pinning, "YES, NO or NUMA"),
+    "ENABLE_HYPER_THREADING": _Property("ENABLE_HYPER_THREADING", _flag, _YES_OR_NO),
+    "SCHEDULING_CORE_TYPE": _Property("SCHEDULING_CORE_TYPE", str.upper, "ANY_CORE, PCORE_ONLY or ECORE_ONLY"),
+    "CPU_DENORMALS_OPTIMIZATION": _Property("CPU_DENORMALS_OPTIMIZATION", _flag, _YES_OR_NO),
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": _Property("DYNAMIC_QUANTIZATION_GROUP_SIZE", _number, _COUNT),
+    "KV_CACHE_PRECISION": _Property("KV_CACHE_PRECISION", _precision, "f32, bf16, f16 or u8"),
+    CACHE_DIR: _Property(CACHE_DIR, str, "a directory"),
+}
+_OTHERS = (
+    _MAPPING,
+    "TARGET_DEVICE",
+    "CPU_EXTENSION_PATH",
+    "RESHAPE_IO_LAYERS",
+    _FIXED_BATCH,
+    "SKIP_DYNAMIC_BATCHSIZE",
+    _PADDING,
+    "NIREQ",
+    "PLUGIN_CONFIG",
+    "SHAPE",
+    "LAYOUT",
+    "TF_GRAPH_TAG",
+    "TF_SIGNATURE_DEF",
+)
+_STATES = "no state is kept from one request to the next"
+_WITHOUT_EFFECT = {
+    "BATCH_SIZE": "any batch up to max_batch_size runs as it is",
+    "STATEFUL": _STATES,
+    "LOW_LATENCY_TRANSFORMATION": _STATES,
+    "MAX_SEQUENCE_NUMBER": _STATES,
+    "IDLE_SEQUENCE_CLEANUP": _STATES,
+}
+KNOWN = (*_PROPERTIES, *_OTHERS)
+
+MAX_BATCH_SIZE = "default-max-batch-size"
+CACHE_OPTION = "cache-dir"
+BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((MAX_BATCH_SIZE, CACHE_OPTION), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A model's parameters, read."""
+
+    properties: Mapping[str, Value] = field(default_factory=dict)
+    """OpenVINO's, by its own names."""
+    device: str = ""
+    """Empty: where the instance is."""
+    extension: str = ""
+    """A library of operators."""
+    mapped: bool = True
+    """The weights of an IR are mapped into memory, not read."""
+    reshape: bool = False
+    """The graph gets the dims of the configuration."""
+    shapes: Mapping[str, str] = field(default_factory=dict)
+    """Input → its shape as OpenVINO writes it; the key "" is for all."""
+    layouts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Tensor → the layout that clients see, and the graph's own; the key "" is for the only input."""
+    fixed_batch: bool = False
+    """All executions have max_batch_size rows."""
+    padding: bool = False
+    """Smaller batches are filled up to that."""
+    requests: int = 0
+    """How many executions an instance has under way; 0 = as many as it has streams."""
+    tag: str = ""
+
+
+def read(config: ModelConfig) -> Options:
+    """Raises INVALID_ARG for what is no good, with the parameter's name."""
+    reader = _Reader(config)
+    signature = reader.text("TF_SIGNATURE_DEF")
+    if signature not in ("", "serving_default"):
+        raise reader.fault("TF_SIGNATURE_DEF", "'serving_default', the only signature that OpenVINO can serve")
+    return Options(
+        properties=reader.properties(),
+        device=reader.text("TARGET_DEVICE").upper(),
+        extension=reader.text("CPU_EXTENSION_PATH"),
+        mapped=reader.flag(_MAPPING, default=True),
+        reshape=reader.flag("RESHAPE_IO_LAYERS"),
+        shapes=reader.by_tensor("SHAPE", partial_shapes, "such as (1,3,224,224), (-1,3,200:500,-1) or auto"),
+        layouts=reader.by_tensor("LAYOUT", _layouts, "such as NHWC:NCHW"),
+        fixed_batch=reader.flag(_FIXED_BATCH) or reader.flag("SKIP_DYNAMIC_BATCHSIZE"),
+        padding=reader.flag(_PADDING),
+        requests=integer(f"model '{config.name}': parameter", reader.values, "NIREQ", 0),
+        tag=reader.text("TF_GRAPH_TAG"),
+    )
+
+
+def warnings(config: ModelConfig) -> list[str]:
+    """What a model's parameters say that has no effect, and why."""
+    notes, present = [], {key.upper() for key in config.parameters}
+    for key in config.parameters:
+        who, name = f"model '{config.name}': parameter '{key}' has no effect", key.upper()
+        if name in _WITHOUT_EFFECT:
+            notes.append(f"{who}: {_WITHOUT_EFFECT[name]}")
+        elif name == _PADDING and not present & {_FIXED_BATCH, "SKIP_DYNAMIC_BATCHSIZE"}:
+            notes.append(f"{who}: without {_FIXED_BATCH}, any batch up to max_batch_size runs as it is")
+        elif name not in KNOWN and not key.startswith(SERVER_PARAMETERS):
+            small = [known.lower() for known in KNOWN]
+            notes.append(unknown_parameter("openvino", config, key, small if key.islower() else KNOWN))
+    return notes
+
+
+def compile_properties(
+    options: Options, device: str, *, threads: int, streams: int, cache_directory: str
+) -> dict[str, Value]:
+    """What a model is compiled with for a device. What its parameters say counts; the rest is as follows.
+
+    Results are as exact as FP32 makes them, where OpenVINO by itself takes BF16 on a CPU that has it. On the CPU there
+    are `threads` in all and as many `streams`, which no core is reserved for: other models and the server run there.
+    """
+    properties = dict(options.properties)
+    if device.startswith(("CPU", "GPU")):
+        properties.setdefault(PRECISION, "f32")
+        if properties[PRECISION] == "f32":
+            properties.setdefault(_MODE, "ACCURACY")
+    if device == "CPU":
+        properties[THREADS] = properties.get(THREADS) or threads
+        properties.setdefault(_PINNING, False)
+        if _HINT not in properties:
+            properties.setdefault(STREAMS, streams)
+    if cache_directory:
+        properties.setdefault(CACHE_DIR, cache_directory)
+    return properties
+
+
+class _Reader:
+    """The parameters of a model by their names in capitals. Of two spellings the one in capitals counts."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self.values = {key.upper(): config.parameters[key].strip() for key in sorted(config.parameters, reverse=True)}
+
+    def text(self, key: str) -> str:
+        return self.values.get(key, "")
+
+    def fault(self, key: str, expected: str) -> Exception:
+        value = self.values[key]
+        return invalid(f"model '{self._config.name}': parameter '{key}' is '{value}', expected {expected}")
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        if key not in self.values:
+            return default
+        try:
+            return _flag(self.values[key])
+        except KeyError:
+            raise self.fault(key, _YES_OR_NO) from None
+
+    def properties(self) -> dict[str, Value]:
+        properties = self._plugin_config()
+        for key, row in _PROPERTIES.items():
+            if key not in self.values:
+                continue
+            try:
+                value = row.read(self.values[key])
+            except (KeyError, ValueError):
+                raise self.fault(key, row.expected) from None
+            if value != "":
+                properties[row.name] = value
+        return properties
+
+    def _plugin_config(self) -> dict[str, Value]:
+        """The parameter ``plugin_config``, in which older names of properties count as the new ones."""
+        key = "PLUGIN_CONFIG"
+        if key not in self.values:
+            return {}
+        expected = 'a JSON object of properties, such as {"NUM_STREAMS": "2"}'
+        try:
+            values = json.loads(self.values[key])
+        except ValueError:
+            raise self.fault(key, expected) from None
+        if not isinstance(values, dict) or not all(isinstance(value, str | int | bool) for value in values.values()):
+            raise self.fault(key, expected)
+        properties: dict[str, Value] = {}
+        for name, value in values.items():
+            row = _PROPERTIES.get(name)
+            try:
+                properties[row.name if row else name] = row.read(str(value)) if row else value
+            except (KeyError, ValueError):
+                raise self.fault(key, f"{row.expected if row else ''} under '{name}'") from None
+        return properties
+
+    def by_tensor(self, key: str, read: Callable[[str], T], expected: str) -> dict[str, T]:
+        """One value for all, under the key "", or a JSON object of values by tensor."""
+        text = self.text(key)
+        if not text:
+            return {}
+        try:
+            values = json.loads(text) if text.startswith("{") else {"": text}
+            return {str(name): read(str(value)) for name, value in values.items()}
+        except ValueError:
+            raise self.fault(key, f"{expected}, or a JSON object of such by tensor") from None
+
+
+def _layouts(text: str) -> tuple[str, str]:
+    seen, _, own = text.upper().partition(":")
+    if not own or sorted(seen) != sorted(own) or not seen.replace("?", "").isalpha():
+        raise ValueError(text)
+    return seen, own

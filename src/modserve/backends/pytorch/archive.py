@@ -1,0 +1,116 @@
+"""What a file of PyTorch's holds, read without PyTorch and without running anything in it."""
+
+import enum
+import pickletools
+import zipfile
+from pathlib import Path
+
+from modserve.core.errors import ModserveError, invalid
+
+
+class Form(enum.Enum):
+    """How a model was made; the values are for people."""
+
+    TORCHSCRIPT = "TorchScript"
+    EXPORTED = "exported program"
+    COMPILED = "compiled package"
+    CLASS = "class in Python"
+
+    @property
+    def words(self) -> str:
+        """With its article."""
+        return self.value if self is Form.TORCHSCRIPT else f"{'an' if self is Form.EXPORTED else 'a'} {self.value}"
+
+
+_MOST_PICKLE = 16 << 20
+"""Bytes of a pickle that are looked at to tell what it is."""
+_OF_WEIGHTS = ("torch", "collections", "numpy", "_codecs")
+"""Modules whose classes are in files that hold nothing but tensors."""
+_SCRIPT = "torch.jit.script(model).save('model.pt'), or torch.jit.trace"
+_EXPORT = "torch.export.save(torch.export.export(model, example_inputs), 'model.pt2')"
+_RUNTIME = 'put the class into model.py beside it and write runtime: "model.py" into config.pbtxt'
+
+
+def form_of(path: Path) -> Form:
+    """Raises INVALID_ARG for what is no model of PyTorch's, with what it is and what helps."""
+    if path.suffix == ".py":
+        return Form.CLASS
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start != b"PK\x03\x04":
+        raise _no_archive(path, start)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _form(path, archive)
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+        size = path.stat().st_size
+        raise invalid(
+            f"'{path}' is cut off or damaged: a zip archive of {size} bytes that cannot be read: {error}"
+        ) from (error)
+
+
+def _form(path: Path, archive: zipfile.ZipFile) -> Form:
+    names = archive.namelist()
+    root = names[0].partition("/")[0] if names else ""
+    inner = [name.removeprefix(f"{root}/") for name in names]
+    if any(name.startswith("data/aotinductor/") for name in inner):
+        return Form.COMPILED
+    if any(name.startswith("models/") for name in inner) or any(
+        "serialized_exported_program" in name for name in names
+    ):
+        return Form.EXPORTED
+    if "constants.pkl" in inner:
+        return Form.TORCHSCRIPT
+    if "data.pkl" in inner:
+        with archive.open(f"{root}/data.pkl") as file:
+            raise _saved(path, _classes(file.read(_MOST_PICKLE)))
+    raise invalid(
+        f"'{path}' is a zip archive, but no model of PyTorch's, with "
+        f"{', '.join(names[:3]) or 'nothing'} in it; models are made with {_SCRIPT}, or {_EXPORT}"
+    )
+
+
+def _no_archive(path: Path, start: bytes) -> ModserveError:
+    if not start:
+        return invalid(f"'{path}' is empty")
+    if start[:1] == b"\x80":
+        return invalid(
+            f"'{path}' is a pickle, as old versions of torch.save made them; loading it would run whatever is in it. "
+            f"Save the model with {_SCRIPT}, or with {_EXPORT}"
+        )
+    return invalid(
+        f"'{path}' is no model of PyTorch's: those are zip archives, and it begins with {start!r}; they are made with "
+        f"{_SCRIPT}, or {_EXPORT}"
+    )
+
+
+def _saved(path: Path, classes: list[str]) -> ModserveError:
+    """For what ``torch.save`` made, which holds the names of these classes."""
+    foreign = [name for name in classes if name.partition(".")[0] not in _OF_WEIGHTS or name.startswith("torch.nn.")]
+    modules = [name for name in foreign if not name.startswith("torch.nn.parameter.")]
+    if modules:
+        return invalid(
+            f"'{path}' is a pickle of whole objects ({', '.join(modules[:3])}), as torch.save(model) makes it; loading "
+            f"it would run code from the file. Save the model with {_SCRIPT}, or with {_EXPORT}"
+        )
+    return invalid(
+        f"'{path}' holds weights without a model, as torch.save(model.state_dict()) makes it: {_RUNTIME}, or save the "
+        f"model with {_SCRIPT}, or with {_EXPORT}"
+    )
+
+
+def _classes(pickle: bytes) -> list[str]:
+    """The classes and functions that a pickle names, as far as it can be read."""
+    names: list[str] = []
+    texts: list[str] = []
+    try:
+        for operation, argument, _ in pickletools.genops(pickle):
+            if operation.name == "GLOBAL":
+                names.append(str(argument).replace(" ", "."))
+            elif operation.name == "STACK_GLOBAL":
+                names.append(".".join(texts[-2:]))
+            elif isinstance(argument, str):
+                texts.append(argument)
+    except ValueError:  # it is longer than what was read, or damaged
+        pass
+    return list(dict.fromkeys(names))

@@ -1,0 +1,173 @@
+"""Arrays to tensors and back, over the same memory wherever that is safe."""
+
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import invalid
+from modserve.core.tensor import Array
+
+_QUIET = threading.Lock()
+
+
+@contextmanager
+def quiet() -> Any:
+    """PyTorch tells that TorchScript is out of fashion at each load, and nobody here can do anything about it."""
+    with _QUIET, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+with quiet():
+    # It warns once of arrays that cannot be written to, which is for us to look after.
+    torch.from_numpy(np.frombuffer(b"\0", np.uint8))
+
+TORCH_TYPES: dict[Datatype, Any] = {
+    dtypes.BOOL: torch.bool,
+    dtypes.UINT8: torch.uint8,
+    dtypes.UINT16: torch.uint16,
+    dtypes.UINT32: torch.uint32,
+    dtypes.UINT64: torch.uint64,
+    dtypes.INT8: torch.int8,
+    dtypes.INT16: torch.int16,
+    dtypes.INT32: torch.int32,
+    dtypes.INT64: torch.int64,
+    dtypes.FP16: torch.float16,
+    dtypes.BF16: torch.bfloat16,
+    dtypes.FP32: torch.float32,
+    dtypes.FP64: torch.float64,
+}
+DATATYPES = {torch_type: datatype for datatype, torch_type in TORCH_TYPES.items()}
+
+
+def to_tensor(array: Array) -> Any:
+    """A tensor over the array's memory, which nobody may write to; over a copy if it is not in row-major order."""
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        array = np.array(array, order="C")
+    if array.dtype == dtypes.BF16.numpy:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def input_converter(
+    name: str, datatype: Datatype, kind: str, *, copies: bool, cast: Any = None, device: Any = None
+) -> Callable[[Array], object]:
+    """Makes what a model gets for an input. `kind` is that of the argument, empty where it is not known.
+
+    `copies`: the model writes into its inputs. `cast` is the type for floating-point tensors. Raises INVALID_ARG, and
+    so does what it returns.
+    """
+    if datatype is dtypes.BYTES:
+        if kind not in ("strings", "string", ""):
+            raise invalid(f"input '{name}' is TYPE_STRING, but the model takes a tensor for it")
+        return _first_text if kind == "string" else _texts
+    if kind in ("strings", "string"):
+        raise invalid(f"input '{name}' is {datatype.config_name}, but the model takes strings for it: TYPE_STRING")
+    if kind == "number":
+        return _number
+
+    def convert(array: Array) -> object:
+        tensor = to_tensor(array)
+        owned = False
+        if cast is not None and tensor.is_floating_point() and tensor.dtype != cast:
+            tensor, owned = tensor.to(cast), True
+        if device is not None:
+            tensor, owned = tensor.to(device, non_blocking=True), True
+        return tensor.clone() if copies and not owned else tensor
+
+    if not copies and cast is None and device is None:
+        return to_tensor
+    return convert
+
+
+def _texts(array: Array) -> list[str]:
+    if array.ndim > 1:
+        raise invalid(
+            f"PyTorch takes strings as a list, and these have the shape {list(array.shape)}: use dims: [ -1 ], or with "
+            "max_batch_size above 0 dims: [ 1 ] reshape: { shape: [ ] }"
+        )
+    try:
+        return [element.decode() for element in array.reshape(-1).tolist()]
+    except UnicodeDecodeError as error:
+        raise invalid(f"strings for PyTorch must be UTF-8: {error}") from None
+
+
+def _first_text(array: Array) -> str:
+    if array.size != 1:
+        raise invalid(f"the model takes one string, and the input has {array.size}")
+    return _texts(array.reshape(-1))[0]
+
+
+def _number(array: Array) -> bool | int | float:
+    if array.size != 1:
+        raise invalid(f"the model takes a number, and the input has {array.size} elements")
+    number: bool | int | float = array.item()
+    return number
+
+
+_COUNTS = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
+"""Whether this PyTorch tells who holds a tensor. It is no public function."""
+
+
+def is_shared(tensor: Any) -> bool:
+    """Whether somebody else holds the tensor or its memory: the model, another output, a constant.
+
+    The fresh result of an operator is held by nothing but the Python object, and its memory by nothing but the tensor
+    (and, while we look, by our view of it).
+    """
+    if not _COUNTS:
+        return True
+    shared: bool = tensor._use_count() > 1 or torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2
+    return shared
+
+
+def to_array(value: Any, datatype: Datatype, *, copies: bool, casts: bool) -> Array:
+    """An output as an array of which nobody writes to the memory any more.
+
+    `copies`: the model may hold on to what it returned, in ways that cannot be seen here. `casts`: the precision was
+    changed by us, and the configuration says what clients get.
+    """
+    if not isinstance(value, torch.Tensor):
+        return _to_plain(value, datatype)
+    tensor = value
+    owned = not copies and not is_shared(tensor)
+    if tensor.layout is not torch.strided:
+        tensor, owned = tensor.to_dense(), True
+    if tensor.device.type != "cpu":
+        tensor, owned = tensor.cpu(), True
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    expected = TORCH_TYPES.get(datatype)
+    if casts and tensor.dtype != expected and tensor.is_floating_point() and expected is not None:
+        tensor, owned = tensor.to(expected), True
+    if tensor.is_neg() or not tensor.is_contiguous():
+        tensor, owned = tensor.resolve_neg().contiguous(), True
+    if not owned:
+        tensor = tensor.clone()
+    if tensor.dtype == torch.bfloat16:
+        array: Array = tensor.view(torch.int16).numpy().view(dtypes.BF16.numpy)
+    else:
+        array = tensor.numpy()
+    return array
+
+
+def _to_plain(value: object, datatype: Datatype) -> Array:
+    """Strings, and a number as an array of one element."""
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list) and (datatype is dtypes.BYTES or value):
+        array = np.empty(len(value), dtype=object)
+        array[:] = [str(element).encode() for element in value]
+        return array
+    if isinstance(value, list):
+        return np.empty(0, datatype.numpy)
+    if isinstance(value, bool | int | float) and datatype is not dtypes.BYTES:
+        return np.array([value], datatype.numpy)
+    raise TypeError(f"the model returned a {type(value).__name__}, expected a tensor")

@@ -1,0 +1,145 @@
+"""The ``pytorch`` backend. `options` has what users may set, `naming` which tensor is which.
+
+A model's file has one of four forms (`archive.Form`), each with a class here that opens it (`program.Program`). What
+they load is run by `instance.PyTorchInstance`, whatever the form.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from modserve.core.errors import invalid
+from modserve.core.model_config import InstanceKind, ModelDescription
+
+from ..api import InstanceSpec, ModelSource, Placement
+from .archive import Form, form_of
+from .exported import CompiledProgram, ExportedProgram
+from .instance import PyTorchInstance
+from .options import BACKEND_OPTIONS, RUNTIME_MODEL, Options, read, warnings
+from .program import Program
+from .python_class import PythonClass
+from .threads import SharedThreads, process_modes
+from .torchscript import TorchScriptProgram
+
+_log = logging.getLogger(__name__)
+
+
+class PyTorchBackend:
+    default_model_filename = "model.pt"
+    default_cpu_instances = 2
+    any_thread = False
+    """The number of threads is that of the calling thread: an instance stays on its own."""
+    known_options = BACKEND_OPTIONS
+
+    def gpu_count(self) -> int:
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+    def open(self, source: ModelSource) -> "PyTorchModel":
+        config = source.config
+        path = _class_file(source) or source.path
+        if not path.exists():
+            raise invalid(f"unable to find model file '{path}' for model '{config.name}'{_beside(path)}")
+        form = form_of(path)
+        options = read(config)
+        for warning in warnings(config, form, self.gpu_count()):
+            _log.warning("%s", warning)
+        process_modes.configure(
+            f"model '{config.name}'", options.inter_op_threads, options.jit_modes, cudnn=options.cudnn
+        )
+        return PyTorchModel(source, options, form, path)
+
+
+def _class_file(source: ModelSource) -> Path | None:
+    """The file with the model's class, if ``runtime`` says that there is one, as Triton looks for it."""
+    if source.config.runtime != RUNTIME_MODEL or source.path.suffix == ".py":
+        return None
+    file = source.path.parent / RUNTIME_MODEL
+    return file if file.exists() else None
+
+
+def _beside(path: Path) -> str:
+    """What to say of a file that is missing while a class is there."""
+    if path.suffix == ".py" or not (path.parent / RUNTIME_MODEL).exists():
+        return ""
+    return f'; for the class in {RUNTIME_MODEL} beside it, write runtime: "{RUNTIME_MODEL}" into config.pbtxt'
+
+
+def _device(placement: Placement) -> torch.device | None:
+    """None for KIND_MODEL: where the model itself says."""
+    if placement.kind is InstanceKind.GPU:
+        return torch.device("cuda", placement.device)
+    return None if placement.kind is InstanceKind.MODEL else torch.device("cpu")
+
+
+class PyTorchModel:
+    """One file, and what was loaded of it for each device."""
+
+    def __init__(self, source: ModelSource, options: Options, form: Form, path: Path) -> None:
+        self._source = source
+        self._options = options
+        self._path = path
+        self._form = form
+        first = source.placements[0] if source.placements else Placement(InstanceKind.CPU)
+        self._program = self._opened(_device(first))
+        self._shares = not self._program.stateful if options.weight_sharing is None else options.weight_sharing
+        if self._program.stateful and self._shares and form is not Form.CLASS:
+            _log.warning(
+                "model '%s' changes itself when it runs, and its instances share it, as ENABLE_WEIGHT_SHARING says: "
+                "with more than one instance, its results are not reliable",
+                source.config.name,
+            )
+        # Other threads than these would come on top of the server's.
+        exact = options.threads
+        self._threads = SharedThreads(exact or source.cpu_threads, 1 if exact else source.cpu_instances)
+        self._devices: dict[str, None] = {}
+        self._making = threading.Lock()
+
+    def describe(self) -> ModelDescription | None:
+        return self._program.describe()
+
+    def instance(self, spec: InstanceSpec) -> PyTorchInstance:
+        device = _device(spec.placement)
+        alone = self._shares or self._form is Form.CLASS or spec.config.sequence_batching is not None
+        if spec.index == 1 and not alone and self._program.stateful:
+            _log.warning(
+                "model '%s' changes itself when it runs, and each of its instances has a state of its own, whichever "
+                "request it gets: instance_group [ { count: 1 } ] or sequence_batching is likely to be meant",
+                spec.config.name,
+            )
+        with self._making, torch.inference_mode(self._options.inference_mode):
+            loaded = self._program.load(spec.config, device, fresh=not self._shares)
+        self._devices[str(loaded.device or "cpu")] = None
+        return PyTorchInstance(loaded, spec.config, self._options, self._threads)
+
+    def report(self) -> Mapping[str, object]:
+        options = self._options
+        return {
+            "engine": "PyTorch",
+            "version": str(torch.__version__),
+            "precision": options.served_precision,
+            "device": ", ".join(self._devices) or "cpu",
+            "threads": self._threads.own,
+            "threads_alone": self._threads.all,
+            "form": self._form.value,
+            "file": self._path.name,
+            "weights_shared": self._shares,
+            "stateful": self._program.stateful,
+            "compiled": options.compile is not None and self._form in (Form.EXPORTED, Form.CLASS),
+        }
+
+    def close(self) -> None:
+        self._program.close()
+
+    def _opened(self, device: torch.device | None) -> Program:
+        source, options = self._source, self._options
+        with torch.inference_mode(options.inference_mode):
+            if self._form is Form.CLASS:
+                return PythonClass(source, options, self._path)
+            if self._form is Form.EXPORTED:
+                return ExportedProgram(source, options)
+            if self._form is Form.COMPILED:
+                return CompiledProgram(source, device)
+            return TorchScriptProgram(source, options, device)

@@ -1,0 +1,52 @@
+"""What clients read of PyTorch's failures: one line, and whose fault it is. Nothing here needs PyTorch."""
+
+import re
+
+from modserve.core.errors import ModserveError, internal, invalid
+
+_LONGEST = 400
+_SCRIPT = "in the TorchScript interpreter"
+_LAST_ERROR = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception): ", re.MULTILINE)
+"""What the exception itself says, behind the traceback of TorchScript."""
+_STACK = re.compile(
+    r"\n(Exception raised from |frame #\d+|The above operation failed|Set TORCH|You can suppress).*", re.DOTALL
+)
+"""What PyTorch adds for those who debug it."""
+
+_CHATTER = re.compile(r" ?\(Could this error message be improved\?[^)]*\)")
+
+_OF_INPUTS = ("IndexError", "ValueError", "AssertionError", "TypeError", "UnicodeDecodeError")
+"""Exceptions for which inputs are the likeliest cause."""
+_ABOUT_INPUTS = re.compile(
+    r"shape|size|dimension|dim\b|must match|index|out of (range|bounds)|expected|dtype|scalar type|unmatched|invalid "
+    r"for input|Guard failed|ValueError|IndexError|AssertionError|Given groups|not implemented for|Invalid",
+    re.IGNORECASE,
+)
+_OUT_OF_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|bad_alloc", re.IGNORECASE)
+
+
+def one_line(text: str) -> str:
+    """What a text of PyTorch's says in the end, without tracebacks."""
+    if _SCRIPT in text:
+        ends = [match.end() for match in _LAST_ERROR.finditer(text)]
+        if ends:
+            text = text[ends[-1] :]
+    line = _CHATTER.sub("", " ".join(_STACK.sub("", text).split()))
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+
+
+def of_execution(error: Exception) -> ModserveError:
+    """INVALID_ARG where the inputs are likely to be the cause, else INTERNAL."""
+    text = str(error)
+    kind, line = type(error).__name__, one_line(text) or type(error).__name__
+    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or _OUT_OF_MEMORY.search(text):
+        return internal(f"pytorch had not enough memory: {line}; smaller batches need less")
+    if kind in _OF_INPUTS or _ABOUT_INPUTS.search(_raised(text)):
+        return invalid(f"pytorch refused the request: {line}")
+    return internal(f"pytorch failed: {line}")
+
+
+def _raised(text: str) -> str:
+    """The end of the text, with the kind of exception that TorchScript names there."""
+    starts = [match.start() for match in _LAST_ERROR.finditer(text)] if _SCRIPT in text else []
+    return text[starts[-1] :] if starts else _STACK.sub("", text)

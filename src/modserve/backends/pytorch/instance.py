@@ -1,0 +1,135 @@
+"""Runs batches through a model that was loaded."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import ModserveError, internal, invalid
+from modserve.core.model_config import ModelConfig
+from modserve.core.tensor import Array
+
+from .arrays import input_converter, to_array
+from .failures import of_execution, one_line
+from .naming import Path, bind_results, flatten, output_names
+from .options import Options
+from .program import Loaded
+from .threads import SharedThreads
+
+_log = logging.getLogger(__name__)
+
+_ALONE: tuple[Path, ...] = ((),)
+
+
+class PyTorchInstance:
+    def __init__(self, loaded: Loaded, config: ModelConfig, options: Options, threads: SharedThreads) -> None:
+        self._who = f"model '{config.name}'"
+        self._run = loaded.run
+        self._flat = loaded.flat
+        self._paths = tuple(loaded.paths or ())
+        self._holds_outputs = loaded.holds_outputs
+        self._threads = threads
+        self._names = output_names(config)
+        self._datatypes = _output_datatypes(config)
+        self._bindings: dict[tuple[Path, ...], dict[str, int]] = {}
+        """For each structure of results that was seen: which leaf each output is."""
+        if loaded.paths is not None:
+            self._binding(self._paths)
+        device = loaded.device if loaded.device is not None and loaded.device.type != "cpu" else None
+        cast = getattr(torch, options.precision) if options.precision else None
+        self._casts = bool(options.precision or options.autocast)
+        self._inputs = {
+            name: input_converter(
+                name, datatype, loaded.kinds.get(name, ""), copies=loaded.writes_inputs, cast=cast, device=device
+            )
+            for name, datatype in _input_datatypes(config).items()
+        }
+        self._context = _contexts(options, device)
+        self._cleans = options.cache_cleaning and device is not None
+
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        try:
+            with self._threads, self._context():
+                values = {name: self._inputs[name](array) for name, array in inputs.items()}
+                return self._arrays(self._run(values), outputs)
+        except ModserveError:
+            raise
+        except Exception as error:
+            _log.debug("%s failed", self._who, exc_info=True)
+            raise of_execution(error) from error
+        finally:
+            if self._cleans:
+                torch.cuda.empty_cache()
+
+    def close(self) -> None:
+        del self._run
+
+    def _arrays(self, result: Any, outputs: tuple[str, ...]) -> dict[str, Array]:
+        paths, leaves = self._leaves(result)
+        places = self._bindings.get(paths) or self._binding(paths)
+        arrays = {}
+        for name in outputs:
+            leaf = leaves[places[name]]
+            if leaf is None:
+                raise internal(f"{self._who} returned nothing for output '{name}'")
+            datatype = self._datatypes[name]
+            try:
+                arrays[name] = to_array(leaf, datatype, copies=self._holds_outputs, casts=self._casts)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise internal(f"{self._who}: output '{name}' is no array: {one_line(str(error))}") from error
+        return arrays
+
+    def _leaves(self, result: Any) -> tuple[tuple[Path, ...], Sequence[Any]]:
+        if self._flat:
+            return self._paths, result
+        if isinstance(result, torch.Tensor):
+            return _ALONE, [result]
+        pairs = list(flatten(result))
+        return tuple([path for path, _ in pairs]), [leaf for _, leaf in pairs]
+
+    def _binding(self, paths: tuple[Path, ...]) -> dict[str, int]:
+        try:
+            places = bind_results(self._who, self._names, paths)
+        except ModserveError as error:
+            raise invalid(f"{error.message}; the outputs of the configuration are no results of the model") from None
+        self._bindings[paths] = places
+        return places
+
+
+def _input_datatypes(config: ModelConfig) -> dict[str, Datatype]:
+    datatypes = {spec.name: spec.datatype for spec in config.inputs}
+    datatypes |= {name: each.datatype for each in config.batch_inputs for name in each.targets}
+    return datatypes | dict(config.sequence_batching.inputs if config.sequence_batching else ())
+
+
+def _output_datatypes(config: ModelConfig) -> dict[str, Datatype]:
+    states = dict(config.sequence_batching.state_outputs) if config.sequence_batching else {}
+    return states | {spec.name: spec.datatype for spec in config.outputs}
+
+
+def _contexts(options: Options, device: Any) -> Callable[[], Any]:
+    """What an execution is wrapped in."""
+    guard = partial(torch.inference_mode, True) if options.inference_mode else torch.no_grad
+    others: list[Callable[[], Any]] = []
+    if options.autocast:
+        kind = "cpu" if device is None else device.type
+        others.append(partial(torch.autocast, kind, dtype=getattr(torch, options.autocast)))
+    if not options.optimized_execution:
+        others.append(partial(torch.jit.optimized_execution, False))
+    if device is not None and device.type == "cuda":
+        stream = torch.cuda.Stream(device)
+        others += [partial(torch.cuda.device, device), partial(torch.cuda.stream, stream)]
+    if not others:
+        return guard
+
+    def all_of_them() -> Any:
+        with ExitStack() as stack:
+            for context in (guard, *others):
+                stack.enter_context(context())
+            return stack.pop_all()
+
+    return all_of_them

@@ -1,0 +1,287 @@
+"""Which tensor of a configuration is which argument, or which result, of a PyTorch model.
+
+Three conventions, as in Triton's PyTorch backend (README of pytorch_backend; `GetNamingConvention` in
+src/pt/model_instance_state.cc, and `CallSpec` in src/pt2): the names of arguments and keys, ``NAME__index``, and the
+order of the configuration. One of them holds for all inputs, and one for all outputs. Nothing here needs PyTorch.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from modserve.core.errors import invalid
+from modserve.core.model_config import ModelConfig
+
+Path: TypeAlias = tuple[int | str, ...]
+"""Where a tensor is: indices of tuples and lists, keys of dictionaries, from the outside in."""
+Template: TypeAlias = Any
+"""The arguments of a call with the names of inputs in place of tensors: a name, or a tuple, list or dict of such."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor that a model takes or gives. `names` are those that it may be called by, the best one first."""
+
+    path: Path
+    names: tuple[str, ...]
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of a model's ``forward``.
+
+    `kind` is ``tensor``, ``strings`` (a list of them), ``number``, ``string``, ``list`` or ``dict`` (of tensors, as
+    many as the configuration says), ``tuple`` (of `size` tensors), or empty for what no tensor can stand for.
+    """
+
+    name: str
+    kind: str
+    type: str = ""
+    required: bool = True
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A structure of tensors: `kind` is ``leaf``, ``tuple``, ``list`` or ``dict``, the last with `keys`."""
+
+    kind: str
+    keys: tuple[int | str, ...] = ()
+    children: tuple["Node", ...] = field(default=())
+
+    def paths(self, before: Path = ()) -> list[Path]:
+        """Of its leaves, in order."""
+        if self.kind == "leaf":
+            return [before]
+        return [path for key, node in self.items for path in node.paths((*before, key))]
+
+    @property
+    def items(self) -> Iterator[tuple[int | str, "Node"]]:
+        return zip(self.keys, self.children, strict=True)
+
+    def template(self, leaves: Iterator[str]) -> Template:
+        """It, with names in place of its leaves."""
+        if self.kind == "leaf":
+            return next(leaves)
+        parts = [node.template(leaves) for node in self.children]
+        if self.kind == "dict":
+            return dict(zip(self.keys, parts, strict=True))
+        return parts if self.kind == "list" else tuple(parts)
+
+
+_KINDS = {
+    "builtins.tuple": "tuple",
+    "builtins.list": "list",
+    "builtins.dict": "dict",
+    "collections.OrderedDict": "dict",
+    "collections.defaultdict": "dict",
+}
+
+
+def parse_structure(text: str) -> Node:
+    """A structure as PyTorch writes it (``torch.utils._pytree.treespec_dumps``). Raises INVALID_ARG for other types."""
+    return _node(json.loads(text)[1])
+
+
+def _node(value: Mapping[str, Any]) -> Node:
+    if value["type"] is None:
+        return Node("leaf")
+    kind = _KINDS.get(value["type"])
+    if kind is None:
+        raise invalid(
+            f"the program takes or gives a {value['type']}; only tensors and tuples, lists and dictionaries of them "
+            "can be served"
+        )
+    children = tuple(map(_node, value["children_spec"]))
+    keys: Sequence[int | str] = range(len(children))
+    if kind == "dict":
+        context = json.loads(value["context"]) if isinstance(value["context"], str) else value["context"]
+        keys = context[-1] if context and isinstance(context[-1], list) else context or ()
+    return Node(kind, tuple(keys), children)
+
+
+def bracketed(root: str, path: Iterable[int | str]) -> str:
+    """``root[2][key]``, as Triton names the parts of a structure."""
+    return root + "".join([f"[{key}]" for key in path])
+
+
+def input_names(config: ModelConfig) -> list[str]:
+    """All inputs that a model gets: those of clients, of the batcher and of the sequence batcher, in this order."""
+    names = [spec.name for spec in config.inputs]
+    names += [name for batch_input in config.batch_inputs for name in batch_input.targets]
+    if config.sequence_batching is not None:
+        names += [name for name, _ in config.sequence_batching.inputs]
+    return list(dict.fromkeys(names))
+
+
+def output_names(config: ModelConfig) -> list[str]:
+    return list(dict.fromkeys((*config.output_names, *config.state_outputs)))
+
+
+def index_of(name: str) -> int | None:
+    """The number behind the first ``__``, if there is nothing else."""
+    digits = name.partition("__")[2]
+    return int(digits) if digits.isascii() and digits.isdecimal() else None
+
+
+def bind(
+    who: str, what: str, names: Sequence[str], slots: Sequence[Slot], on_order: Callable[[str], None] | None = None
+) -> dict[str, int]:
+    """The place among `slots` of each of `names`. `what` is ``input`` or ``output``.
+
+    Several outputs may be the same result. `on_order` hears that names say nothing, and that the order counts; without
+    it that is an error. Raises INVALID_ARG.
+    """
+    aliases = {alias: place for place, slot in enumerate(slots) for alias in slot.names}
+    indices = [index_of(name) for name in names]
+    if all(name in aliases for name in names):
+        places = [aliases[name] for name in names]
+    elif None not in indices:
+        places = [index for index in indices if index is not None]
+    elif on_order is not None:
+        places = list(range(len(names)))
+        known = [slot.names[0] for slot in slots if slot.names]
+        if what == "input" and known:
+            on_order(
+                f"{who}: {what}s {_listed(names)} are taken in this order for {_listed(known)}: they are neither "
+                "called so, nor NAME__index"
+            )
+    else:
+        unknown = [name for name in names if name not in aliases]
+        raise invalid(f"{who} has no {what} {_listed(unknown)}: it has {_listed(slot.names[0] for slot in slots)}")
+    for name, place in zip(names, places, strict=True):
+        if place >= len(slots):
+            have = _listed(slot.names[0] for slot in slots if slot.names)
+            raise invalid(
+                f"{who}: {what} '{name}' is the model's {what} number {place}, counted from 0, but it has "
+                f"{len(slots)}{f' ({have})' if have else ''}"
+            )
+    if what == "input" and len(set(places)) < len(places):
+        raise invalid(f"{who}: two of the inputs {_listed(names)} are the same input of the model")
+    return dict(zip(names, places, strict=True))
+
+
+def argument_slots(who: str, arguments: Sequence[Argument], names: Sequence[str]) -> list[Slot]:
+    """The tensors that the arguments of a ``forward`` can take, for a configuration with inputs of these names.
+
+    A path begins with the number of the argument. Raises INVALID_ARG if there is an argument that no tensor can be.
+    """
+    if len(arguments) == 1 and arguments[0].kind == "dict":
+        prefix = f"{arguments[0].name}["
+        inner = [name[len(prefix) : -1] if name.startswith(prefix) and name[-1] == "]" else name for name in names]
+        return [Slot((0, key), (name, key)) for name, key in zip(names, inner, strict=True)]
+    if len(arguments) == 1 and arguments[0].kind == "list":
+        return [Slot((0, index), (bracketed(arguments[0].name, [index]),)) for index in range(len(names))]
+    slots: list[Slot] = []
+    for place, argument in enumerate(arguments):
+        name, required = argument.name, argument.required
+        if argument.kind == "tuple":
+            slots += [Slot((place, index), (bracketed(name, [index]),), required) for index in range(argument.size)]
+        elif argument.kind in ("list", "dict"):
+            inside = [each[len(name) + 1 : -1] for each in names if each.startswith(f"{name}[") and each[-1] == "]"]
+            keys: Sequence[int | str] = inside
+            if argument.kind == "list":
+                keys = sorted([int(index) for index in inside if index.isdecimal()])
+            slots += [Slot((place, key), (bracketed(name, [key]),)) for key in keys]
+            if required and not keys:
+                example = f"{name}[0]" if argument.kind == "list" else f"{name}[key]"
+                raise invalid(
+                    f"{who}: argument '{name}' is a {argument.kind} of tensors; inputs for it are called {example}"
+                )
+        elif argument.kind:
+            slots.append(Slot((place,), (name,), required))
+        elif required:
+            raise invalid(
+                f"{who}: argument '{name}' of the model is a {argument.type}, for which no input can stand; only "
+                "tensors, lists, tuples and dictionaries of them, strings, lists of strings and numbers can"
+            )
+    return slots
+
+
+def bind_arguments(
+    who: str, arguments: Sequence[Argument], names: Sequence[str], on_order: Callable[[str], None]
+) -> list[tuple[Argument, Template]]:
+    """What each argument gets, in order; those that get nothing are left out. Raises INVALID_ARG."""
+    slots = argument_slots(who, arguments, names)
+    places = bind(who, "input", names, slots, on_order)
+    by_place = {place: name for name, place in places.items()}
+    missing = [slot.names[0] for place, slot in enumerate(slots) if slot.required and place not in by_place]
+    if missing:
+        raise invalid(
+            f"{who}: the model takes {len(slots)} inputs ({_listed(slot.names[0] for slot in slots)}), and the "
+            f"configuration has none for {_listed(missing)}"
+        )
+    parts: dict[int, list[tuple[Path, str]]] = {}
+    for place, name in sorted(by_place.items()):
+        path = slots[place].path
+        parts.setdefault(int(path[0]), []).append((path[1:], name))
+    return [(arguments[place], _assembled(arguments[place].kind, part)) for place, part in sorted(parts.items())]
+
+
+def _assembled(kind: str, parts: Sequence[tuple[Path, str]]) -> Template:
+    if kind == "dict":
+        return {path[0]: name for path, name in parts}
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(name for _, name in parts)
+    return parts[0][1]
+
+
+def program_inputs(inputs: Node, argument_names: Sequence[str] = ()) -> list[Slot]:
+    """The tensors of a program that was exported or compiled; `inputs` is a tuple of arguments and keywords.
+
+    `argument_names` are those of its ``forward``, where they are known.
+    """
+    arguments, keywords = inputs.children
+    slots = []
+    for path in arguments.paths():
+        names = [bracketed("ARGS", path)]
+        place = int(path[0])
+        if place < len(argument_names):
+            names.insert(0, bracketed(argument_names[place], path[1:]))
+        slots.append(Slot(path, tuple(names)))
+    for path in keywords.paths():
+        slots.append(Slot(path, (bracketed(str(path[0]), path[1:]), bracketed("KWARGS", path))))
+    return slots
+
+
+def result_slots(paths: Iterable[Path]) -> list[Slot]:
+    """The tensors of a result: ``RESULT``, ``RESULT[0]``, ``RESULT[key]``, or a dictionary's ``key`` itself."""
+    return [
+        Slot(path, (bracketed(path[0], path[1:]), bracketed("RESULT", path)))
+        if path and isinstance(path[0], str)
+        else Slot(path, (bracketed("RESULT", path),))
+        for path in paths
+    ]
+
+
+def bind_results(who: str, names: Sequence[str], paths: Sequence[Path]) -> dict[str, int]:
+    """Which leaf of a result each output is. The order counts only where there are no keys. Raises INVALID_ARG."""
+    keyed = any(isinstance(key, str) for path in paths for key in path)
+    return bind(who, "output", names, result_slots(paths), None if keyed else lambda _: None)
+
+
+def flatten(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
+    """The leaves of what a model returned. A list of strings is one; so is an empty list, which may be one of those."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from flatten(part, (*path, str(key)))
+    elif isinstance(value, tuple | list) and value and not all(isinstance(part, str) for part in value):
+        for index, part in enumerate(value):
+            yield from flatten(part, (*path, index))
+    else:
+        yield path, value
+
+
+def fill(template: Template, values: Mapping[str, object]) -> Any:
+    """A template with values in place of names. Raises KeyError for one that is not there."""
+    if type(template) is str:
+        return values[template]
+    if type(template) is dict:
+        return {key: fill(part, values) for key, part in template.items()}
+    return type(template)([fill(part, values) for part in template])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -1,0 +1,49 @@
+"""What the instances of the ``pytorch`` backend run, whichever form the model's file has."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from modserve.core.model_config import ModelConfig, ModelDescription
+
+from .archive import Form
+from .naming import Path
+
+Run = Callable[[Mapping[str, Any]], Any]
+"""Runs a model on tensors under the names of the configuration's inputs."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory, for one instance or several.
+
+    `kinds` are those of arguments, by the names of inputs (`naming.Argument`). `writes_inputs` and `holds_outputs`: the
+    model may change what it gets, and what it returned. `paths` of results, if they are known already, and `flat`: it
+    returns a list of just these.
+    """
+
+    run: Run
+    kinds: Mapping[str, str]
+    writes_inputs: bool
+    holds_outputs: bool
+    paths: Sequence[Path] | None = None
+    flat: bool = False
+    device: Any = None
+    """Where inputs are to be; None for the CPU."""
+
+
+class Program(Protocol):
+    """A model file that was opened."""
+
+    form: Form
+    stateful: bool
+    """Executions change the model, so that instances may not share it."""
+
+    def describe(self) -> ModelDescription | None:
+        """What the file says of inputs and outputs. Raises INVALID_ARG where the configuration must say it."""
+
+    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:
+        """For an instance on a device (None: where the model itself says). `fresh`: with a state of its own."""
+
+    def close(self) -> None:
+        """Let go of everything."""

@@ -1,0 +1,223 @@
+"""A class in ``model.py`` with weights beside it, as Triton runs it for ``runtime: "model.py"`` (src/model.py there).
+
+The file is run in the server's process: it is code of the operator's, as that of Python models is.
+"""
+
+import importlib.util
+import inspect
+import itertools
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.model_config import ModelConfig, ModelDescription
+
+from ..api import ModelSource
+from .archive import Form, form_of
+from .exported import compiled
+from .failures import one_line
+from .naming import Argument, bind_arguments, fill, input_names
+from .options import Options
+from .program import Loaded
+
+_log = logging.getLogger(__name__)
+
+_NUMBERS = {int: "number", float: "number", bool: "number", str: "string", list[str]: "strings"}
+"""Annotations for which there is no tensor."""
+_TEXTS = {str(kind).replace("<class '", "").replace("'>", ""): value for kind, value in _NUMBERS.items()}
+_numbers = itertools.count()
+
+
+class PythonClass:
+    form = Form.CLASS
+    stateful = True  # nobody can tell
+
+    def __init__(self, source: ModelSource, options: Options, file: Path) -> None:
+        self._source = source
+        self._options = options
+        self._who = f"model '{source.config.name}'"
+        self._file = file
+        self._weights = file.with_suffix(".pt")
+        self._module = _import(self._who, file)
+        self._class = _chosen(self._who, self._module, options.model_class, file)
+        self._arguments = _arguments(self._class)
+        self._first: dict[Any, Any] = {}
+        """For each device the first instance's module, with which the others share their parameters."""
+
+    def describe(self) -> ModelDescription | None:
+        if self._source.config.inputs and self._source.config.outputs:
+            return None
+        raise invalid(
+            f"{self._who}: a class says neither types nor shapes, so config.pbtxt must have inputs and outputs; its "
+            f"forward takes ({', '.join(argument.name for argument in self._arguments)})"
+        )
+
+    def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:
+        first = self._first.get(device)
+        if first is None:
+            module = self._first[device] = self._new(device)
+        elif fresh:
+            module = self._sibling(first, device)
+        else:
+            module = first
+        names = input_names(config)
+        bound = bind_arguments(self._who, _expanded(self._arguments, names), names, lambda note: _log.info("%s", note))
+        callable_ = compiled(module, self._options, self._who)
+        parameter = next(module.parameters(), None)
+        if device is None and parameter is not None and parameter.device.type != "cpu":
+            device = parameter.device
+
+        def run(values: Mapping[str, Any]) -> Any:
+            arguments: list[Any] = []
+            keywords: dict[str, Any] = {}
+            for argument, template in bound:
+                try:
+                    value = fill(template, values)
+                except KeyError as error:
+                    if argument.required:
+                        raise invalid(f"the model needs input {error}, and the request has none") from None
+                    continue
+                if argument.kind == "rest" or (len(arguments) == argument.size and not keywords):
+                    arguments.append(value)
+                else:
+                    keywords[argument.name] = value
+            return callable_(*arguments, **keywords)
+
+        kinds = {template: argument.kind for argument, template in bound if isinstance(template, str)}
+        return Loaded(run, kinds, True, True, device=device)
+
+    def close(self) -> None:
+        self._first.clear()
+        sys.modules.pop(self._module.__name__, None)
+
+    def _new(self, device: Any) -> Any:
+        """The class made, with its weights."""
+        module = self._made()
+        if self._weights.exists():
+            try:
+                weights = torch.load(str(self._weights), map_location=device or "cpu", weights_only=True)
+                module.load_state_dict(weights)
+            except Exception as error:
+                raise self._no_weights(error) from error
+        elif next(module.parameters(), None) is not None:
+            _log.warning(
+                "%s: there is no '%s' with weights; it runs with those it was made with", self._who, self._weights
+            )
+        if device is not None:
+            module = module.to(device)
+        if self._options.precision:
+            module = module.to(getattr(torch, self._options.precision))
+        return module.eval()
+
+    def _sibling(self, first: Any, device: Any) -> Any:
+        """Another one, over the same parameters, with buffers of its own."""
+        module = self._made()
+        parameters = {name for name, _ in first.named_parameters(remove_duplicate=False)}
+        state = {
+            name: value if name in parameters else value.clone()
+            for name, value in first.state_dict(keep_vars=True).items()
+        }
+        module.load_state_dict(state, assign=True)
+        # Buffers that are not saved were made by the class itself, on the CPU and in its own precision.
+        for name, buffer in first.named_buffers():
+            if name not in state:
+                owner, _, attribute = name.rpartition(".")
+                setattr(module.get_submodule(owner), attribute, buffer.clone())
+        return module.eval()
+
+    def _made(self) -> Any:
+        try:
+            return self._class()
+        except Exception as error:
+            raise invalid(
+                f"{self._who}: {self._class.__name__}() of '{self._file}', which must need no arguments, failed: "
+                f"{error}"
+            ) from error
+
+    def _no_weights(self, error: Exception) -> ModserveError:
+        try:
+            form = form_of(self._weights)
+        except ModserveError:
+            text = one_line(str(error))
+        else:
+            text = f"it is {form.words}, and weights are made by torch.save(model.state_dict(), 'model.pt')"
+        name = self._class.__name__
+        return invalid(f"{self._who}: failed to load weights for {name} from '{self._weights}': {text}")
+
+
+def _import(who: str, file: Path) -> ModuleType:
+    name = f"modserve_pytorch_model_{next(_numbers)}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise invalid(f"{who}: '{file}' is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # as an import does: dataclasses and torch.compile look there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        sys.modules.pop(name, None)
+        raise invalid(f"{who}: '{file}' failed: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _chosen(who: str, module: ModuleType, requested: str, file: Path) -> Any:
+    """The class to serve: by name, or as Triton chooses, but that what the file imports does not count."""
+    classes = {
+        name: value
+        for name, value in sorted(vars(module).items())
+        if isinstance(value, type) and issubclass(value, torch.nn.Module)
+    }
+    own = {name: value for name, value in classes.items() if value.__module__ == module.__name__}
+    if requested:
+        if requested not in classes:
+            have = ", ".join(own) or "none"
+            raise invalid(f"{who}: parameter 'MODEL_CLASS' is '{requested}', but the classes of '{file}' are: {have}")
+        return classes[requested]
+    if not own:
+        raise invalid(f"{who}: '{file}' has no class that derives from torch.nn.Module")
+    name, value = next(iter(own.items()))
+    if len(own) > 1:
+        _log.warning(
+            "%s: '%s' has several classes that derive from torch.nn.Module (%s); %s is served, as the first one by "
+            "name. Parameter 'MODEL_CLASS' says which it is to be",
+            who,
+            file,
+            ", ".join(own),
+            name,
+        )
+    return value
+
+
+def _arguments(class_: Any) -> list[Argument]:
+    arguments = []
+    for place, parameter in enumerate(list(inspect.signature(class_.forward).parameters.values())[1:]):
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        annotation = parameter.annotation
+        text = "" if annotation is parameter.empty else str(annotation)
+        kind = _NUMBERS.get(annotation) if isinstance(annotation, type) else None
+        kind = kind or _TEXTS.get(text) or ("dict" if text.startswith(("dict[", "typing.Dict[")) else "tensor")
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            kind = "rest"
+        # `size` is the place of an argument that need not be passed by its name.
+        size = -1 if parameter.kind is parameter.KEYWORD_ONLY else place
+        required = parameter.default is parameter.empty and kind != "rest"
+        arguments.append(Argument(parameter.name, kind, text, required, size))
+    return arguments
+
+
+def _expanded(arguments: list[Argument], names: list[str]) -> list[Argument]:
+    """``*args`` take what is left."""
+    before = [argument for argument in arguments if argument.kind != "rest" and argument.size >= 0]
+    rest = next((argument for argument in arguments if argument.kind == "rest"), None)
+    if rest is None:
+        return arguments
+    count = max(0, len(names) - (len(arguments) - 1))
+    many = [Argument(f"{rest.name}[{index}]", "rest", "", False, len(before) + index) for index in range(count)]
+    return [*before, *many, *(argument for argument in arguments if argument.size < 0)]

@@ -1,0 +1,91 @@
+"""How many threads operators may use. PyTorch has one number for each thread that calls it, and a few for the process.
+
+PyTorch's pool is OpenMP's: ``torch.set_num_threads`` sets the number for the calling thread, and for threads that have
+not called PyTorch yet (aten/src/ATen/ParallelOpenMP.cpp). Each calling thread has workers of its own.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+
+import torch
+
+_log = logging.getLogger(__name__)
+
+
+class SharedThreads:
+    """The threads of a model's instances: each has `own`, and one that runs alone has those of all.
+
+    Entered by the thread that executes, for as long as it does.
+    """
+
+    def __init__(self, own: int, instances: int) -> None:
+        self.own = own
+        self.all = own * max(1, instances)
+        self._lock = threading.Lock()
+        self._running = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._running += 1
+            count = self.all if self._running == 1 else self.own
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._running -= 1
+
+
+class ProcessModes:
+    """Settings that PyTorch has once in a process. The first model that sets one decides, as far as it can."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, int] = {}
+
+    def configure(self, who: str, inter_op_threads: int, jit_modes: Mapping[str, bool], *, cudnn: bool) -> None:
+        settings: dict[str, int] = dict(jit_modes)
+        if inter_op_threads:
+            settings["INTER_OP_THREAD_COUNT"] = inter_op_threads
+        if not cudnn and torch.cuda.is_available():
+            settings["DISABLE_CUDNN"] = True
+        with self._lock:
+            for key, value in settings.items():
+                if key in self._values:
+                    if self._values[key] != value:
+                        _log.warning(
+                            "%s: parameter '%s' has no effect: PyTorch has one value for the whole process, and "
+                            "another model set it to %s before",
+                            who,
+                            key,
+                            self._values[key],
+                        )
+                    continue
+                try:
+                    _SETTERS[key](value)
+                except RuntimeError:  # its threads run already
+                    _log.warning(
+                        "%s: parameter '%s' has no effect: PyTorch takes it before anything runs, and something has",
+                        who,
+                        key,
+                    )
+                else:
+                    self._values[key] = value
+
+
+def _without_cudnn(_: int) -> None:
+    torch.backends.cudnn.enabled = False
+
+
+_SETTERS = {
+    "INTER_OP_THREAD_COUNT": torch.set_num_interop_threads,
+    "ENABLE_JIT_EXECUTOR": lambda value: torch._C._jit_set_profiling_executor(bool(value)),
+    "ENABLE_JIT_PROFILING": lambda value: torch._C._jit_set_profiling_mode(bool(value)),
+    "ENABLE_TENSOR_FUSER": lambda value: torch._C._jit_set_texpr_fuser_enabled(bool(value)),
+    "DISABLE_CUDNN": _without_cudnn,
+}
+process_modes = ProcessModes()

@@ -1,0 +1,58 @@
+"""The folders of ``examples/``, prepared and served, with their clients as modules."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import tritonclient.grpc
+import tritonclient.http
+from server_process import ServerProcess, serving
+from wire import HOST
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class Example(NamedTuple):
+    """A served example, and its client as a module."""
+
+    folder: Path
+    server: ServerProcess
+    client: ModuleType
+
+    def http(self) -> Any:
+        return tritonclient.http.InferenceServerClient(f"{HOST}:{self.server.http_port}")
+
+    def grpc(self) -> Any:
+        return tritonclient.grpc.InferenceServerClient(f"{HOST}:{self.server.grpc_port}")
+
+    def executions(self, model: str) -> int:
+        (statistics,) = self.http().get_inference_statistics(model)["model_stats"]
+        return int(statistics["execution_count"])
+
+
+def load(path: Path) -> ModuleType:
+    """An example's module; all examples use the same file names."""
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def prepared(name: str) -> Path:
+    """The folder of an example, with the files that its `prepare.py` fetches."""
+    folder = EXAMPLES / name
+    if (folder / "prepare.py").exists():
+        subprocess.run([sys.executable, "prepare.py"], cwd=folder, check=True)
+    return folder
+
+
+def run(name: str) -> Iterator[Example]:
+    folder = prepared(name)
+    with serving(folder / "model_repository") as server:
+        yield Example(folder, server, load(folder / "client.py"))
