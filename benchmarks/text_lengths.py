@@ -62,8 +62,8 @@ class Plan:
     load: float = 0.6
     """The rate of the open loop, as a share of the rate without batching."""
     wheel: Path | None = None
-    parameters: Sequence[str] = ()
-    """More parameters of the model, such as ``padding.multiple_of=8``."""
+    multiple_of: int = 8
+    """Of all lengths where the server pads; `never` lets those share a batch that are equal after that."""
 
 
 @dataclass
@@ -86,9 +86,8 @@ def repository(directory: Path, way: str, plan: Plan) -> Path:
     (folder / "1").mkdir(parents=True)
     (folder / "1" / FILES.get(plan.engine, "model.onnx")).symlink_to(real_encoder.model_file(plan.wheel))
     text = f'backend: "{plan.engine}"\nmax_batch_size: {MOST}\n' + real_encoder.INPUTS + WAYS[way]
-    for parameter in plan.parameters if "padding." in WAYS[way] else ():
-        key, _, value = parameter.partition("=")
-        text += f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+    if "padding." in WAYS[way]:
+        text += f'parameters {{ key: "padding.multiple_of" value {{ string_value: "{plan.multiple_of}" }} }}\n'
     (folder / "config.pbtxt").write_text(text)
     return directory / way
 
@@ -217,6 +216,6 @@ def report(plans: Sequence[Plan]) -> str:
     head = (
         f"all-MiniLM-L6-v2, fp32, {plan.clients} clients in process, batches of up to {MOST}; {real_encoder.TEXTS}; "
         f"the mean is {real_encoder.lengths(4096).mean():.0f}. Median of {plan.rounds} windows of {plan.window:g} s "
-        "each; the ways take turns.\n"
+        f"each; the ways take turns. What the server pads has a multiple of {plan.multiple_of} tokens.\n"
     )
     return "\n\n".join([head, *(table(plan) for plan in plans)])
