@@ -10,8 +10,8 @@ _WINDOW = 16  # executions
 _KEPT = 0.92
 """The share of what was seen before that counts with each new window. Choices are made in busy times only; so what is
 remembered must be longer than these usually are."""
-_REST = 4
-"""A pause counts as no more than so many times the executions before it."""
+_REST = 8
+"""A pause counts as no more than so many executions: what was before it says nothing about the load now."""
 
 
 class Load:
@@ -20,24 +20,28 @@ class Load:
     def __init__(self, statistics: ChoiceStatistics) -> None:
         self.instances = 1
         self._statistics = statistics
-        self._since_ns = self._batches = 0
-        self._window_ns = 0
+        self._end_ns = self._batches = 0
+        self._window_ns = self._window_all_ns = 0
+        self._mean_ns = 0.0
         self._busy_ns = self._all_ns = 0.0
 
     def observe(self, timing: ExecutionTiming) -> None:
-        ns, end_ns = timing.compute_end_ns - timing.compute_start_ns, timing.compute_end_ns
-        if not self._since_ns:
-            self._since_ns = timing.compute_start_ns
+        start_ns, end_ns = timing.compute_start_ns, timing.compute_end_ns
+        ns = end_ns - start_ns
+        self._mean_ns += (ns - self._mean_ns) / _WINDOW if self._mean_ns else ns
+        if self._end_ns:
+            # With several instances an execution may end before this one that began before it.
+            pause_ns = start_ns - self._end_ns
+            self._window_all_ns += max(0, end_ns - self._end_ns) - max(0, pause_ns - int(_REST * self._mean_ns))
+            self._window_ns += ns
+            self._batches += 1
+        self._end_ns = max(self._end_ns, end_ns)
         self._statistics.run_ns += ns
-        self._window_ns += ns
-        self._batches += 1
         if self._batches >= _WINDOW:
             busy_ns = self._window_ns / self.instances
-            # With several instances an execution may end before this one that began before it.
-            all_ns = min(max(busy_ns, end_ns - self._since_ns), _REST * busy_ns)
             self._busy_ns = _KEPT * self._busy_ns + busy_ns
-            self._all_ns = _KEPT * self._all_ns + all_ns
-            self._since_ns, self._window_ns, self._batches = max(end_ns, self._since_ns), 0, 0
+            self._all_ns = _KEPT * self._all_ns + max(busy_ns, self._window_all_ns)
+            self._window_ns = self._window_all_ns = self._batches = 0
             if self._all_ns:
                 self._statistics.utilisation = self._busy_ns / self._all_ns
 
