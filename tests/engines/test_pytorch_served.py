@@ -3,11 +3,13 @@
 # mypy: allow-subclassing-any, allow-untyped-defs, allow-incomplete-defs
 
 import asyncio
+import json
 import os
 import re
 import subprocess
 import sys
 import threading
+import urllib.request
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -96,6 +98,15 @@ def test_by_tritonclient(server: ServerProcess, text: Text, protocol: str) -> No
         doubled = library.InferInput("x", [3], "FP32")
         doubled.set_data_from_numpy(np.arange(3, dtype=np.float32))
         assert client.infer("doubler", [doubled]).as_numpy("y").tolist() == [0, 2, 4]
+
+
+def test_what_runs_it(server: ServerProcess) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/v2/models/doubler/engine") as response:
+        report = json.load(response)
+    assert report["engine"] == "PyTorch"
+    assert (report["version"], report["form"], report["file"]) == (torch.__version__, "class in Python", "model.py")
+    assert (report["precision"], report["device"], report["compiled"]) == ("fp32", "cpu", False)
+    assert report["threads"] >= 1
 
 
 async def test_requests_side_by_side(tmp_path: Path, text: Text) -> None:

@@ -216,6 +216,43 @@ async def test_results_that_are_not_fresh(tmp_path: Path) -> None:
         np.testing.assert_allclose(again[name], wanted)
 
 
+class Holding(torch.nn.Module):
+    """Keeps what it returned, changes it the next time, and returns a weight, and two parts of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(LARGE))
+        self.weight = torch.nn.Parameter(torch.ones(LARGE))
+        self.last = torch.zeros(LARGE)
+
+    def forward(self, x: torch.Tensor):
+        self.total.add_(x)
+        self.last.add_(x)
+        self.last = self.last + 1
+        first, second = (torch.cat([x, x]) * self.weight[0]).chunk(2)
+        return self.total, self.last, self.weight, first, second
+
+
+LARGE = 300_000
+"""Elements of an output that the server does not copy."""
+
+
+async def test_what_a_model_holds_on_to_is_copied(tmp_path: Path) -> None:
+    names = [f"o__{index}" for index in range(5)]
+    one = "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
+    config = tensors("input", ("x", "FP32", "-1")) + tensors("output", *((name, "FP32", "-1") for name in names)) + one
+    x = np.ones(LARGE, np.float32)
+    async with running(tmp_path, config, script(Holding())) as model:
+        first = await model({"x": x})
+        kept = {name: array.copy() for name, array in first.items()}
+        second = await model({"x": x})
+        for name in names:
+            np.testing.assert_array_equal(first[name], kept[name])
+            address = first[name].__array_interface__["data"][0]
+            assert all(address != second[other].__array_interface__["data"][0] for other in names)
+    assert [float(second[name][-1]) for name in names] == [2, 4, 1, 1, 1]
+
+
 class Counter(torch.nn.Module):
     """Keeps a buffer between calls and returns it."""
 
