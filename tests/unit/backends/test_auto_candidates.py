@@ -1,5 +1,6 @@
 """Which engines take a file, which of them can run here, and what users may say about it."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +124,8 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert options({}).cache_directory == Path("/home/somebody/.cache/modserve/engines")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home
+    assert options({}).cache_directory is None
 
 
 @pytest.mark.parametrize(
