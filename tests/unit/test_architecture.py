@@ -37,7 +37,9 @@ RULES = {
     "protocol": rule("core pb", "google.protobuf numpy orjson"),
     "settings": rule("core protocol.restricted", "pydantic shtab yaml"),
     "backends": rule(
-        "core", "numpy onnxruntime openvino torch tensorflow xgboost lightgbm treelite sklearn skops joblib mlflow"
+        "core",
+        "numpy google.protobuf onnxruntime openvino torch tensorflow treelite sklearn skops joblib threadpoolctl pandas "
+        "mlflow yaml triton_python_backend_utils",
     ),
     "resources": rule("core"),
     "repository": rule("core"),

@@ -26,10 +26,14 @@ class ModelFormat(NamedTuple):
     """Whether other files with the same ending are likely to be such models, too."""
 
 
-# In Triton's order: the first one counts if a directory holds several.
+# In Triton's order: the first one counts if a directory holds several. Beside an MLmodel lie the files of its library.
+# Triton does not have saved_model.pb: that is how TensorFlow Serving keeps its models, the folder of a version being the
+# SavedModel.
 FORMATS = (
+    ModelFormat("MLmodel", "mlflow", by_suffix=False),
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
     ModelFormat("model.graphdef", "tensorflow", "tensorflow_graphdef"),
+    ModelFormat("saved_model.pb", "tensorflow", "tensorflow_savedmodel", by_suffix=False),
     ModelFormat("model.plan", "tensorrt", "tensorrt_plan"),
     ModelFormat("model.onnx", "onnxruntime", "onnxruntime_onnx"),
     ModelFormat("model.xml", "openvino"),
@@ -47,7 +51,6 @@ FORMATS = (
     ModelFormat("model.joblib", "sklearn"),
     ModelFormat("model.pkl", "sklearn", by_suffix=False),
     ModelFormat("model.pickle", "sklearn", by_suffix=False),
-    ModelFormat("MLmodel", "mlflow", by_suffix=False),
 )
 PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"libtorch": "pytorch"}
 """Platform → backend."""
