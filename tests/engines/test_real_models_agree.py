@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     for row in filter(is_installed, ROWS):
         place(FORMS[row.form].path(), repository / row.model, row.config(), FORMS[row.form].filename)
     # The first full garbage collection visits all that PyTorch has made at its import: 0.14 s on two busy cores.
-    with started(repository, options=["--event-loop-warning-ms=1000"]) as running:
+    with started(repository) as running:
         running.wait_for(LOADED, LOAD_SECONDS)
         yield running
         running.stop()
