@@ -6,6 +6,7 @@ from typing import Any
 
 import lightgbm
 import numpy as np
+import threadpoolctl
 import treelite
 import xgboost
 from sklearn import datasets, ensemble
@@ -36,10 +37,9 @@ def lightgbm_model(name: str) -> Any:
 
 @functools.cache
 def sklearn_model(kind: str, name: str) -> Any:
-    more = {} if kind.startswith("Hist") else {"n_estimators": 20}
-    if kind.startswith("Hist"):
-        more = {"max_iter": 20}
-    return getattr(ensemble, kind)(random_state=0, **more).fit(*data(name))
+    more = {"max_iter": 10} if kind.startswith("Hist") else {"n_estimators": 20}
+    with threadpoolctl.threadpool_limits(1):
+        return getattr(ensemble, kind)(random_state=0, **more).fit(*data(name))
 
 
 def checkpoint(model: Any, path: Path) -> None:
@@ -55,6 +55,9 @@ def write(repository: Path, name: str, model: Any, filename: str, config: str = 
         checkpoint(model, path)
     elif filename.endswith(".txt"):
         model.booster_.save_model(str(path))
+    elif filename.endswith(".model"):  # XGBoost writes UBJSON into one of this name, and a warning
+        model.save_model(str(path.with_suffix(".ubj")))
+        path.with_suffix(".ubj").rename(path)
     else:
         model.save_model(str(path))
     if config:

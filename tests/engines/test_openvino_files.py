@@ -63,6 +63,41 @@ def test_the_formats(pitch: Path, tmp_path: Path, source: str, filename: str, na
     assert model.report()["file"] == filename
 
 
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
+
+
+def message(field: int, content: bytes) -> bytes:
+    """A part of a serialised protobuf message."""
+    return varint(field << 3 | 2) + varint(len(content)) + content
+
+
+def frozen_graph() -> bytes:
+    """A serialised ``tensorflow.GraphDef``: y = Relu(x), FP32 [-1, 3]."""
+
+    def node(name: bytes, operator: bytes, inputs: list[bytes], attributes: dict[bytes, bytes]) -> bytes:
+        pairs = b"".join(message(5, message(1, key) + message(2, value)) for key, value in attributes.items())
+        return message(1, message(1, name) + message(2, operator) + b"".join(message(3, x) for x in inputs) + pairs)
+
+    float_type = varint(6 << 3) + varint(1)
+    dimensions = [varint(1 << 3) + varint(size) for size in (2**64 - 1, 3)]
+    shape = message(7, b"".join(message(2, dimension) for dimension in dimensions))
+    graph = node(b"x", b"Placeholder", [], {b"dtype": float_type, b"shape": shape})
+    return graph + node(b"y", b"Relu", [b"x"], {b"T": float_type})
+
+
+@pytest.mark.parametrize("filename", ["model.graphdef", "model.pb"])
+def test_a_frozen_graph(tmp_path: Path, filename: str) -> None:
+    """Triton's names of its tensors are those of the operators."""
+    (tmp_path / filename).write_bytes(frozen_graph())
+    like = configured({"x": (3,)}, {"y": (3,)}, max_batch_size=4)
+    model = opened(tmp_path / "model.xml", like)
+    assert [tensor.name for tensor in (*model.describe().inputs, *model.describe().outputs)] == ["x", "y"]
+    array = np.array([[-1, 0, 2]], np.float32)
+    made = instance(tmp_path / "model.xml", like)
+    assert made.execute({"x": array}, ("y",))["y"].tolist() == [[0, 0, 2]]
+
+
 def test_the_tags_of_a_saved_model(pitch: Path) -> None:
     path = pitch / "nmp"
     assert opened(path, configured(parameters={"TF_GRAPH_TAG": "serve"})).describe().inputs[0].name == "input_2"

@@ -28,6 +28,8 @@ class Engine:
     """The kinds of files, for people."""
     stand_ins: tuple[str, ...] = ()
     """Other backends whose engine runs some of these files where the library is not installed."""
+    elsewhere: bool = False
+    """Models run in processes whose environments may have the library, where the server's has not."""
 
     @property
     def installed(self) -> bool:
@@ -43,7 +45,7 @@ class Engine:
     @property
     def usable(self) -> bool:
         """Whether the backend can run models here, by its own library or by a stand-in."""
-        return self.installed or self.stand_in is not None
+        return self.installed or self.elsewhere or self.stand_in is not None
 
     @property
     def version(self) -> str:
@@ -85,7 +87,14 @@ ENGINES = (
         "SavedModel (model.savedmodel/), frozen graphs (model.graphdef)",
         ("openvino",),
     ),
-    Engine("fil", "Treelite", "treelite", ("treelite",), "trees", "forests of XGBoost, LightGBM and Treelite"),
+    Engine(
+        "fil",
+        "Treelite",
+        "treelite",
+        ("treelite",),
+        "trees",
+        "forests of XGBoost (xgboost.json, .ubj, .model), LightGBM (model.txt) and Treelite (checkpoint.tl)",
+    ),
     Engine(
         "sklearn",
         "scikit-learn",
@@ -94,7 +103,15 @@ ENGINES = (
         "sklearn",
         "scikit-learn models (model.skops; pickles if the operator allows them)",
     ),
-    Engine("mlflow", "MLflow", "mlflow", ("mlflow-skinny", "mlflow"), "mlflow", "MLflow model directories (MLmodel)"),
+    Engine(
+        "mlflow",
+        "MLflow",
+        "mlflow",
+        ("mlflow-skinny", "mlflow"),
+        "mlflow",
+        "MLflow model directories (MLmodel)",
+        elsewhere=True,
+    ),
     Engine("tensorrt", "TensorRT", "tensorrt", ("tensorrt",), "", "plans, which need the GPU they were built for"),
 )
 """Those that this package runs without another library (python, identity, repeat, auto) are not here."""

@@ -92,6 +92,25 @@ def test_the_model_name_is_the_last_resort() -> None:
     assert (found.backend, found.platform, found.default_model_filename) == ("identity", "", "model.identity")
 
 
+MEASURED = {
+    "": ("auto", "", "model.onnx"),
+    'default_model_filename: "resnet.onnx"': ("auto", "", "resnet.onnx"),
+    'default_model_filename: "forest.ubj"': ("fil", "", "forest.ubj"),
+    'backend: "onnxruntime"': ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    'platform: "onnxruntime_onnx"': ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    'platform: "ensemble"': ("", "ensemble", ""),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), MEASURED.items())
+def test_auto_where_nothing_names_a_backend(tmp_path: Path, text: str, expected: tuple[str, str, str]) -> None:
+    (tmp_path / "foo" / "1").mkdir(parents=True)
+    (tmp_path / "foo" / "1" / "model.onnx").touch()
+    draft = replace(config.parse(text, tmp_path / "foo" / "config.pbtxt", "foo"), measured=True)
+    message = draft.identified
+    assert (message.backend, message.platform, message.default_model_filename) == expected
+
+
 def test_the_draft_keeps_what_was_written() -> None:
     draft = config.parse('backend: "python"', Path("foo/config.pbtxt"), "foo")
 

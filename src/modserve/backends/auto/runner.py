@@ -25,13 +25,14 @@ from .samples import Inputs, UnmeasurableError
 class Runner:
     """An instance that blocks its caller, one execution at a time. Implements `race.Entrant`.
 
-    Every method is for one and the same thread. `timed` are the inputs that `run` executes, one after the other.
+    Every method is for one and the same thread. `timed` are the inputs that `run` executes, one after the other; they
+    may be changed between two runs.
     """
 
     def __init__(self, instance: BackendInstance, names: tuple[str, ...], timed: Sequence[Inputs]) -> None:
         self._instance = instance
         self._names = names
-        self._timed = timed
+        self.timed = timed
 
     def outputs(self, inputs: Inputs) -> Mapping[str, Array]:
         """Execute once. The outputs are the caller's."""
@@ -39,7 +40,7 @@ class Runner:
 
     def run(self, times: int) -> int:
         for _ in range(times):
-            for inputs in self._timed:
+            for inputs in self.timed:
                 self._instance.execute(inputs, self._names)
         return times
 
@@ -55,7 +56,7 @@ class AsyncRunner:
     ) -> None:
         self._instance = instance
         self._names = names
-        self._timed = timed
+        self.timed = timed
         self._lanes = 1 if alone else max(1, int(getattr(instance, "max_in_flight", 1)))
         self._loop = asyncio.new_event_loop()
         self._under_way: set[asyncio.Future[Values]] = set()
@@ -97,7 +98,7 @@ class AsyncRunner:
     async def _lane_race(self, times: int) -> None:
         async def lane() -> None:
             for _ in range(times):
-                for inputs in self._timed:
+                for inputs in self.timed:
                     await self._execute(inputs)
 
         await asyncio.gather(*(lane() for _ in range(self._lanes)))

@@ -6,13 +6,14 @@ operator for runs on Treelite. All instances of a model share one predictor.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
 from modserve.core.errors import invalid
-from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription
+from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription, TensorSpec
 from modserve.core.tensor import Array
 
 from ..api import InstanceSpec, ModelSource
@@ -98,18 +99,18 @@ class FilModel:
     def describe(self) -> ModelDescription:
         config, forest = self._source.config, self.forest
         input_name = config.inputs[0].name if len(config.inputs) == 1 else _INPUT
-        input_type = dtypes.FP64 if self._double else dtypes.FP32
+        input_type = _datatype(config.inputs, input_name)
         names = [spec.name for spec in config.outputs if spec.name != contributions.OUTPUT]
-        outputs = [DescribedTensor(names[0] if len(names) == 1 else _OUTPUT, dtypes.FP32, (-1, self.result[0]))]
+        columns = {names[0] if len(names) == 1 else _OUTPUT: self.result[0]}
         if self._contributions is not None:
-            outputs.append(DescribedTensor(contributions.OUTPUT, dtypes.FP32, (-1, self._contributed)))
+            columns[contributions.OUTPUT] = forest.columns * (forest.features + 1)
+        outputs = [
+            DescribedTensor(name, _datatype(config.outputs, name), (-1, _size(config.outputs, name, count)))
+            for name, count in columns.items()
+        ]
         default = integer("backend option", self._source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
-        features = (DescribedTensor(input_name, input_type, (-1, forest.features)),)
-        return ModelDescription(features, tuple(outputs), default)
-
-    @property
-    def _contributed(self) -> int:
-        return self.forest.columns * (self.forest.features + 1)
+        features = DescribedTensor(input_name, input_type, (-1, _size(config.inputs, input_name, forest.features)))
+        return ModelDescription((features,), tuple(outputs), default)
 
     def instance(self, spec: InstanceSpec) -> "FilInstance":
         return FilInstance(self.forest, self._predictor, self.result, self._contributions, spec.config)
@@ -138,6 +139,17 @@ def _result(forest: Forest, options: ModelOptions, config: ModelConfig) -> Resul
     specs = [spec for spec in config.outputs if spec.name != contributions.OUTPUT]
     columns = specs[0].dims[-1] if len(specs) == 1 and specs[0].dims and specs[0].dims[-1] > 0 else None
     return result(forest.task, forest.targets, forest.classes, options, columns)
+
+
+def _size(specs: Sequence[TensorSpec], name: str, size: int) -> int:
+    """The last dimension of a tensor, or -1 if that is what the configuration says."""
+    return -1 if any(spec.name == name and spec.dims[-1:] == (-1,) for spec in specs) else size
+
+
+def _datatype(specs: Sequence[TensorSpec], name: str) -> Datatype:
+    """What the configuration says, if that is a number: any is converted."""
+    datatypes = [spec.datatype for spec in specs if spec.name == name and spec.datatype is not dtypes.BYTES]
+    return datatypes[0] if datatypes else dtypes.FP32
 
 
 class FilInstance:

@@ -76,9 +76,12 @@ class Forest:
         return None if array is None else array.tobytes()
 
 
-def read(path: Path, kind: str, *, unknown_fields: bool = False, for_treelite: bool = False) -> Forest:
+def read(
+    path: Path, kind: str, *, unknown_fields: bool = False, for_treelite: bool = False, limit_s: float | None = None
+) -> Forest:
     """Read a file of the format `kind`. Raises INVALID_ARG, with what is wrong with it, and INTERNAL."""
-    limit_s = _LEAST_S + path.stat().st_size / _BYTES_PER_S
+    if limit_s is None:
+        limit_s = _LEAST_S + path.stat().st_size / _BYTES_PER_S
     with tempfile.TemporaryDirectory(prefix="modserve-") as folder:
         result = Path(folder) / "forest.npz"
         flags = [str(int(flag)) for flag in (unknown_fields, for_treelite)]
@@ -98,8 +101,13 @@ def read(path: Path, kind: str, *, unknown_fields: bool = False, for_treelite: b
             raise internal(f"'{sys.executable}' cannot be run to read '{path}': {error.strerror}") from error
         if ended.returncode:
             raise _failure(path, kind, ended)
-        with np.load(result, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
+        return loaded(result)
+
+
+def loaded(path: Path) -> Forest:
+    """What `reader` has written."""
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {key: file[key] for key in file.files}
     return Forest(json.loads(arrays.pop("facts").tobytes()), arrays)
 
 

@@ -18,7 +18,7 @@ _LOAD_HINTS = {
     "exceed data size": " The file of variables is cut off or damaged.",
     "is not initialized": " The folder 'variables' is missing, or has not all of them.",
     "Unable to read the model": (
-        " OpenVINO reads IR (.xml with .bin), ONNX (.onnx), TensorFlow (SavedModel, .pb), TensorFlow Lite (.tflite) "
+        " OpenVINO reads IR (.xml with .bin), ONNX (.onnx), TensorFlow (SavedModel, frozen), TensorFlow Lite (.tflite) "
         "and PaddlePaddle (.pdmodel); is it such a file, and whole?"
     ),
     "No conversion rule": (

@@ -146,7 +146,7 @@ class PythonClass:
         except ModserveError:
             text = one_line(str(error))
         else:
-            text = f"it is {form.value}, and weights are made by torch.save(model.state_dict(), 'model.pt')"
+            text = f"it is {form.words}, and weights are made by torch.save(model.state_dict(), 'model.pt')"
         name = self._class.__name__
         return invalid(f"{self._who}: failed to load weights for {name} from '{self._weights}': {text}")
 

@@ -1,0 +1,80 @@
+"""The ``mlflow`` backend: a directory that MLflow has saved runs as its pyfunc, in a worker process.
+
+It is a Python model whose model.py is `program`: what docs/python-models.md says of instances, environments and limits
+holds for it. A model of MLflow is a program, as a model.py is: loading it runs the code that its maker put there.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from modserve.core.model_config import ModelDescription
+
+from ..api import Executor, InstanceSpec, ModelSource
+from ..options import integer
+from ..python import options as python_options
+from ..python.backend import PythonBackend, PythonModel
+from .description import FILENAME, locate, read
+
+_log = logging.getLogger(__name__)
+
+_PROGRAM = Path(__file__).parent / "program" / "model.py"
+_MAX_BATCH_SIZE = "default-max-batch-size"
+_DEFAULT_MAX_BATCH_SIZE = 1024
+
+
+class MlflowBackend:
+    default_model_filename = FILENAME
+    default_cpu_instances = 1
+    any_thread = False
+    parallel_instances = True
+    known_options: Mapping[str, str] = {**python_options.BACKEND_OPTIONS, _MAX_BATCH_SIZE: ""}
+
+    def gpu_count(self) -> int:
+        return PythonBackend().gpu_count()
+
+    def open(self, source: ModelSource) -> "MlflowModel":
+        return MlflowModel(source)
+
+
+class MlflowModel:
+    def __init__(self, source: ModelSource) -> None:
+        self._source = source
+        self._description = description = read(locate(source.path))
+        _log.info(
+            "model '%s': '%s' runs by %s in a process of its own, saved by MLflow %s",
+            source.config.name,
+            description.directory,
+            description.loader,
+            description.version or "of an unknown version",
+        )
+        self._python = PythonModel(replace(source, path=_PROGRAM, auto_complete=False))
+
+    def describe(self) -> ModelDescription | None:
+        inputs, outputs = self._description.inputs, self._description.outputs
+        if inputs is None or outputs is None:
+            _log.info(
+                "model '%s' was saved without a signature of inputs and outputs: its configuration has to name them",
+                self._source.config.name,
+            )
+            return None
+        default = integer("backend option", self._source.options, _MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        return ModelDescription(inputs, outputs, default)
+
+    def instance(self, spec: InstanceSpec) -> Executor:
+        return self._python.instance(spec)
+
+    def report(self) -> Mapping[str, object]:
+        return {
+            "engine": "MLflow",
+            "version": self._description.version,
+            "precision": "",
+            "device": "cpu",
+            "threads": self._source.cpu_threads,
+            "loader": self._description.loader,
+            "parameters": list(self._description.parameters),
+        }
+
+    def close(self) -> None:
+        self._python.close()

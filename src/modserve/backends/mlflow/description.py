@@ -1,0 +1,109 @@
+"""What a file ``MLmodel`` says of its model, read without MLflow: the signature as tensors, and who made it.
+
+The format is that of MLflow's documentation on models and their signatures.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.errors import invalid
+from modserve.core.model_config import DescribedTensor
+
+FILENAME = "MLmodel"
+_PYFUNC = "python_function"
+_COLUMNS: Mapping[str, Datatype] = {
+    "boolean": dtypes.BOOL,
+    "integer": dtypes.INT32,
+    "long": dtypes.INT64,
+    "float": dtypes.FP32,
+    "double": dtypes.FP64,
+    "string": dtypes.BYTES,
+    "binary": dtypes.BYTES,
+    "datetime": dtypes.BYTES,
+}
+"""The type of a column → the datatype. Dates are texts, as ISO 8601 has them."""
+_ALIASES = {"str": "BYTES", "object": "BYTES", "bool": "BOOL", "float16": "FP16", "float32": "FP32", "float64": "FP64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """`inputs` and `outputs` are None where the model has no signature; `parameters` are those of requests."""
+
+    directory: Path
+    loader: str
+    version: str
+    inputs: tuple[DescribedTensor, ...] | None
+    outputs: tuple[DescribedTensor, ...] | None
+    parameters: tuple[str, ...] = ()
+
+
+def locate(path: Path) -> Path:
+    """The directory with the file ``MLmodel``: that of `path`, or the one below it. Raises INVALID_ARG."""
+    version = path if path.is_dir() else path.parent
+    below = sorted(entry for entry in version.iterdir() if entry.is_dir()) if version.is_dir() else []
+    for directory in (version, *below):
+        if (directory / FILENAME).is_file():
+            return directory
+    raise invalid(
+        f"unable to find '{version / FILENAME}': the directory that mlflow.….save_model writes is the directory of a "
+        f"version, or lies in it"
+    )
+
+
+def read(directory: Path) -> Description:
+    """Raises INVALID_ARG for a file that is none of MLflow's, or whose signature has no tensors."""
+    path = directory / FILENAME
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+        flavor = content["flavors"].get(_PYFUNC)
+        if flavor is None:
+            names = ", ".join(content["flavors"])
+            raise invalid(f"'{path}' has the flavors {names}, and not '{_PYFUNC}', by which models of any kind run")
+        signature = content.get("signature") or {}
+        return Description(
+            directory,
+            str(flavor["loader_module"]),
+            str(content.get("mlflow_version", "")),
+            _tensors(signature.get("inputs"), "input", path),
+            _tensors(signature.get("outputs"), "output", path),
+            tuple(str(each["name"]) for each in json.loads(signature.get("params") or "null") or ()),
+        )
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+        raise invalid(f"'{path}' is no description of an MLflow model: {type(error).__name__}: {error}") from error
+
+
+def _tensors(text: str | None, prefix: str, path: Path) -> tuple[DescribedTensor, ...] | None:
+    specs: list[Mapping[str, Any]] | None = json.loads(text) if text else None
+    if specs is None:
+        return None
+    return tuple(_tensor(spec, str(spec.get("name", f"{prefix}-{index}")), path) for index, spec in enumerate(specs))
+
+
+def _tensor(spec: Mapping[str, Any], name: str, path: Path) -> DescribedTensor:
+    optional = not spec.get("required", not spec.get("optional", False))
+    kind = spec["type"]
+    if kind == "tensor":
+        shape = tuple(int(size) for size in spec["tensor-spec"]["shape"])
+        datatype = _datatype(str(spec["tensor-spec"]["dtype"]))
+        # A row is a tensor of one element, where the model leaves that out.
+        return DescribedTensor(name, datatype or _refuse(path, name, kind), shape if len(shape) > 1 else (*shape, 1))
+    return DescribedTensor(name, _COLUMNS.get(kind) or _refuse(path, name, kind), (-1, 1), optional)
+
+
+def _datatype(name: str) -> Datatype | None:
+    """Of a name of numpy's."""
+    return dtypes.BY_NAME.get(_ALIASES.get(name, name.upper()))
+
+
+def _refuse(path: Path, name: str, kind: object) -> Datatype:
+    raise invalid(
+        f"'{path}': '{name}' is of the type '{kind}', which no tensor has. Serve the model by a model.py of yours, "
+        "which takes its inputs apart"
+    )

@@ -1,0 +1,152 @@
+"""The model.py of every MLflow model: runs its pyfunc in a worker of the Python backend.
+
+The worker's interpreter may be an older one than the server's, with packages of its own: MLflow and pandas are there,
+and nothing of modserve but the module of Triton's Python API.
+"""
+
+import json
+import os
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+DESCRIPTION = "MLmodel"
+
+
+def directory_of(version_directory):
+    """Where MLflow's files are: the version directory or the one directory in it that has them."""
+    below = sorted(entry.path for entry in os.scandir(version_directory) if entry.is_dir())
+    for place in [version_directory, *below]:
+        if os.path.isfile(os.path.join(place, DESCRIPTION)):
+            return place
+    raise pb_utils.TritonModelException(f"there is no {DESCRIPTION} in {version_directory}")
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        import mlflow.pyfunc
+
+        place = os.path.join(args["model_repository"], args["model_version"])
+        self.model = mlflow.pyfunc.load_model(directory_of(place))
+        config = json.loads(args["model_config"])
+        self.batches = int(config.get("max_batch_size", 0)) > 0
+        self.outputs = [
+            (each["name"], each["data_type"], [int(size) for size in each["dims"]]) for each in config["output"]
+        ]
+        self.inputs = [each["name"] for each in config["input"]]
+        self.schema = self.model.metadata.get_input_schema()
+        schema = self.model.metadata.get_params_schema() if hasattr(self.model.metadata, "get_params_schema") else None
+        self.params = [spec.name for spec in schema.params] if schema is not None else []
+
+    def execute(self, requests):
+        responses = []
+        for together in self.groups(requests):
+            responses += self.respond(together)
+        return responses
+
+    def groups(self, requests):
+        """Requests next to each other that can be one call: those with the same parameters and the same inputs."""
+        groups = []
+        for request in requests:
+            key = self.parameters(request), tuple(tensor.name() for tensor in request.inputs())
+            if self.batches and groups and groups[-1][0] == key:
+                groups[-1][1].append(request)
+            else:
+                groups.append((key, [request]))
+        return [group for _, group in groups]
+
+    def parameters(self, request):
+        if not self.params:
+            return {}
+        given = json.loads(request.parameters() or "{}")
+        return {name: given[name] for name in self.params if name in given}
+
+    def respond(self, requests):
+        try:
+            arrays = {}
+            for name in [tensor.name() for tensor in requests[0].inputs()]:
+                parts = [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
+                arrays[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            sizes = [len(request.inputs()[0].as_numpy()) if self.batches else 0 for request in requests]
+            results = self.results(self.predict(arrays, self.parameters(requests[0])), sum(sizes))
+        except Exception as error:
+            failure = pb_utils.TritonError(f"the MLflow model failed: {type(error).__name__}: {error}")
+            return [pb_utils.InferenceResponse(error=failure) for _ in requests]
+        begin, responses = 0, []
+        for request, size in zip(requests, sizes):
+            names = set(request.requested_output_names())
+            parts = [
+                pb_utils.Tensor(name, values[begin : begin + size] if self.batches else values)
+                for name, values in results.items()
+                if name in names
+            ]
+            responses.append(pb_utils.InferenceResponse(parts))
+            begin += size
+        return responses
+
+    def predict(self, arrays, parameters):
+        data = self.data({name: texts(array) for name, array in arrays.items()})
+        return self.model.predict(data, params=parameters) if parameters else self.model.predict(data)
+
+    def data(self, arrays):
+        """What a pyfunc takes: a frame for columns, an array for a tensor without a name, or a dict of tensors."""
+        schema = self.schema
+        if schema is None:
+            return next(iter(arrays.values())) if len(self.inputs) == 1 else frame(arrays)
+        if schema.is_tensor_spec():
+            return arrays if schema.has_input_names() else next(iter(arrays.values()))
+        if schema.has_input_names():
+            return frame(arrays)
+        return frame(dict(enumerate(arrays.values())))
+
+    def results(self, prediction, rows):
+        """The outputs of the configuration, by their names or in their order."""
+        columns = by_name(prediction)
+        if columns is None:
+            columns = {self.outputs[0][0]: prediction}
+        elif not {name for name, _, _ in self.outputs} <= set(columns) and len(columns) == len(self.outputs):
+            columns = {name: column for (name, _, _), column in zip(self.outputs, columns.values())}
+        missing = [name for name, _, _ in self.outputs if name not in columns]
+        if missing:
+            raise KeyError(f"the model gave {sorted(map(str, columns))}, and no {missing}")
+        return {name: self.shaped(columns[name], kind, dims, rows) for name, kind, dims in self.outputs}
+
+    def shaped(self, values, kind, dims, rows):
+        if hasattr(values, "toarray"):
+            values = values.toarray()
+        array = np.asarray(values)
+        if kind == "TYPE_STRING":
+            flat = [each if isinstance(each, bytes) else str(each).encode() for each in array.ravel().tolist()]
+            shape, array = array.shape, np.empty(array.size, dtype=object)
+            array[:] = flat
+            array = array.reshape(shape)
+        else:
+            array = array.astype(pb_utils.triton_string_to_numpy(kind), copy=False)
+        if array.ndim < len(dims) + self.batches and all(size > 0 for size in dims):
+            array = array.reshape(([rows] if self.batches else []) + dims)
+        return array
+
+
+def texts(array):
+    """Texts where the tensor has bytes that are some."""
+    if array.dtype != object:
+        return array
+    flat = [each.decode("utf-8") if isinstance(each, bytes) else each for each in array.ravel().tolist()]
+    out = np.empty(len(flat), dtype=object)
+    out[:] = flat
+    return out.reshape(array.shape)
+
+
+def frame(arrays):
+    import pandas
+
+    return pandas.DataFrame({name: array.reshape(len(array), -1)[:, 0] for name, array in arrays.items()})
+
+
+def by_name(prediction):
+    """The columns of a frame or of a dict; None for what has no names."""
+    if isinstance(prediction, dict):
+        return prediction
+    if hasattr(prediction, "columns") and hasattr(prediction, "items"):
+        return {str(name): column.to_numpy() for name, column in prediction.items()}
+    return None

@@ -1,0 +1,1 @@
+"""The ``sklearn`` backend: estimators and pipelines of scikit-learn."""

@@ -1,0 +1,97 @@
+"""Forests of scikit-learn on ONNX Runtime: a row takes microseconds, and scikit-learn's own code milliseconds.
+
+scikit-learn's trees compare FP32 features with FP64 thresholds; so does what is made here, exactly. Sums of leaves are
+FP32, so that probabilities may differ by a millionth or less. Used only where results for samples agree.
+"""
+
+import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from modserve.core.tensor import Array
+
+from .. import catalogue
+
+_log = logging.getLogger(__name__)
+
+_CLASSIFIERS = frozenset(
+    {"RandomForestClassifier", "ExtraTreesClassifier", "GradientBoostingClassifier", "HistGradientBoostingClassifier"}
+)
+_REGRESSORS = frozenset(
+    {"RandomForestRegressor", "ExtraTreesRegressor", "GradientBoostingRegressor", "HistGradientBoostingRegressor"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerated:
+    """`classes` are the labels of a classifier, None for a regressor; `predictor` is one of the backend ``fil``."""
+
+    predictor: Any
+    classes: Array | None
+    version: str
+
+    def compute(self, method: str, rows: Any) -> Array | None:
+        """The result of a method of the estimator, as `shapes.as_tensor` has it; None if it is for the estimator."""
+        classifies = self.classes is not None
+        if method != "predict" and not (classifies and method == "predict_proba"):
+            return None
+        if not isinstance(rows, np.ndarray) or rows.dtype == np.float64 or rows.dtype.kind not in "fiub":
+            return None
+        numbers: Array = self.predictor(np.ascontiguousarray(rows, np.float32))
+        if self.classes is None:
+            return numbers.astype(np.float64)
+        if numbers.shape[1] == 1:
+            numbers = np.concatenate([1 - numbers, numbers], axis=1)
+        if method == "predict_proba":
+            return numbers.astype(np.float64)
+        labels: Array = self.classes[np.argmax(numbers, axis=1)]
+        return labels[:, None]
+
+
+def accelerated(estimator: Any, threads: int) -> Accelerated | None:
+    """None for what is no forest, has several outputs or categories, and where Treelite is not installed."""
+    kind = type(estimator).__name__
+    if not type(estimator).__module__.startswith("sklearn.ensemble.") or kind not in _CLASSIFIERS | _REGRESSORS:
+        return None
+    if not catalogue.BY_BACKEND["fil"].installed:
+        _log.info("a %s would be many times as fast with %s", kind, catalogue.BY_BACKEND["fil"].install)
+        return None
+    if getattr(estimator, "n_outputs_", 1) != 1:
+        return None
+    try:
+        return _converted(estimator, threads)
+    except Exception as error:  # Treelite lags behind scikit-learn, or cannot be imported: nothing is lost
+        _log.info("a %s runs on scikit-learn, since Treelite does not take it: %s", kind, error)
+        return None
+
+
+def _converted(estimator: Any, threads: int) -> Accelerated | None:
+    import treelite
+
+    from ..fil import reader
+    from ..fil.forest import loaded
+    from ..fil.predictors import OnnxPredictor
+    from .shapes import as_tensor
+
+    with tempfile.TemporaryDirectory(prefix="modserve-") as folder:
+        file = Path(folder) / "forest.npz"
+        reader.write(treelite.sklearn.import_model(estimator), str(file), False)
+        forest = loaded(file)
+    if forest.obstacle:
+        _log.info("a %s runs on scikit-learn: %s", type(estimator).__name__, forest.obstacle)
+        return None
+    classes = None
+    if type(estimator).__name__ in _CLASSIFIERS:
+        classes = as_tensor("classes_", estimator.classes_)[:, 0]
+    fast = Accelerated(OnnxPredictor(forest, threads), classes, OnnxPredictor.version)
+    samples = np.nan_to_num(forest.arrays["samples"])
+    method = "predict" if classes is None else "predict_proba"
+    expected, actual = as_tensor(method, getattr(estimator, method)(samples)), fast.compute(method, samples)
+    if actual is None or not np.allclose(actual, expected, rtol=1e-4, atol=1e-5):
+        _log.warning("a %s runs on scikit-learn: ONNX Runtime gives other results", type(estimator).__name__)
+        return None
+    return fast

@@ -1,0 +1,238 @@
+"""The ``sklearn`` backend: estimators and pipelines of scikit-learn, from skops files or, if allowed, from pickles.
+
+An output is a method of the estimator, by its name: ``predict``, ``predict_proba``, … Only those that a request asks
+for are computed. Forests run on ONNX Runtime (`accelerated`), which takes microseconds where scikit-learn takes
+milliseconds; everything else is the estimator itself, which all instances share.
+"""
+
+import logging
+import warnings as python_warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import sklearn
+import threadpoolctl
+
+from modserve.core import dtypes
+from modserve.core.errors import ModserveError, invalid
+from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription, TensorSpec
+from modserve.core.tensor import Array
+
+from ..api import InstanceSpec, ModelSource
+from ..options import integer
+from . import options
+from .accelerated import Accelerated, accelerated
+from .files import load
+from .options import METHODS
+from .shapes import Features, as_tensor, features_of, frame, inputs_of, output_of, sample
+
+_log = logging.getLogger(__name__)
+
+# An estimator that was trained with a frame of named columns says so at each row that comes without: as all do here.
+python_warnings.filterwarnings("ignore", message="X does not have valid feature names", category=UserWarning)
+
+_DEFAULT_MAX_BATCH_SIZE = 1024
+_DEFAULT_METHODS = ("predict", "predict_proba"), ("transform",), ("decision_function",), ("score_samples",)
+"""The outputs of a model whose configuration names none: of the first line of which it has any."""
+
+
+class SklearnBackend:
+    default_model_filename = "model.skops"
+    default_cpu_instances = 1
+    any_thread = False
+    known_options = options.BACKEND_OPTIONS
+
+    def gpu_count(self) -> int:
+        return 0
+
+    def open(self, source: ModelSource) -> "SklearnModel":
+        for warning in options.warnings(source.config):
+            _log.warning("%s", warning)
+        return SklearnModel(source)
+
+
+class SklearnModel:
+    """One estimator. `any_thread`: no library that it calls keeps a number of threads for each thread."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self._source = source
+        config = source.config
+        if not source.path.is_file():
+            raise invalid(
+                f"unable to find model file '{source.path}' for model '{config.name}'; files of scikit-learn are "
+                "called model.skops, model.joblib or model.pkl, or as default_model_filename says"
+            )
+        self._method = options.method(config)
+        self._estimator = load(source.path, config.name, options.permissions(source.options))
+        if not any(hasattr(self._estimator, method) for method in METHODS):
+            raise invalid(
+                f"model '{config.name}': '{source.path}' holds an object of the type {type(self._estimator).__name__}, "
+                f"which has none of the methods {', '.join(METHODS)}"
+            )
+        self._features = features_of(self._estimator)
+        _limit_jobs(self._estimator, source.cpu_threads)
+        fits = not any(spec.datatype is dtypes.FP64 for spec in config.inputs)
+        wished = fits and options.accelerate(config)
+        self._accelerated = accelerated(self._estimator, source.cpu_threads) if wished else None
+        self.any_thread = self._accelerated is not None
+
+    def describe(self) -> ModelDescription | None:
+        """What a trial shows. None for a model that says nothing of its features, or fails with all zeros."""
+        config, features = self._source.config, self._features
+        rows = sample(features, 2)
+        if rows is None:
+            _log.info("model '%s' does not say how many features it takes: its configuration has to", config.name)
+            return None
+        outputs = []
+        for name, method in self._outputs(config).items():
+            try:
+                outputs.append(output_of(name, as_tensor(method, getattr(self._estimator, method)(rows))))
+            except ModserveError:
+                raise
+            except Exception as error:  # the estimator's own
+                _log.warning("model '%s': '%s' fails with zeros: %s; nothing is filled in", config.name, method, error)
+                return None
+        default = integer("backend option", self._source.options, options.MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        return ModelDescription(_as_configured(inputs_of(features), config), tuple(outputs), default)
+
+    def _outputs(self, config: ModelConfig) -> dict[str, str]:
+        """Output → method."""
+        estimator, names = self._estimator, config.output_names
+        if names:
+            methods = {name: self._method if self._method and name not in METHODS else name for name in names}
+            if len(names) == 1 and self._method:
+                methods = {names[0]: self._method}
+        elif self._method:
+            methods = {self._method: self._method}
+        else:
+            lines = ([name for name in line if hasattr(estimator, name)] for line in _DEFAULT_METHODS)
+            methods = {name: name for name in next(filter(None, lines), METHODS[:1])}
+        for name, method in methods.items():
+            if method not in METHODS or not hasattr(estimator, method):
+                present = ", ".join(each for each in METHODS if hasattr(estimator, each)) or "none"
+                raise invalid(
+                    f"model '{config.name}', output '{name}': {type(estimator).__name__} has no method '{method}'; an "
+                    f"output is called by its method, or the parameter 'method' names it. It has: {present}"
+                )
+        return methods
+
+    def instance(self, spec: InstanceSpec) -> "SklearnInstance":
+        methods = self._outputs(spec.config)
+        return SklearnInstance(
+            self._estimator, self._features, methods, spec.config, self._source.cpu_threads, self._accelerated
+        )
+
+    def report(self) -> Mapping[str, object]:
+        return {
+            "engine": "scikit-learn" if self._accelerated is None else "ONNX Runtime",
+            "version": sklearn.__version__ if self._accelerated is None else self._accelerated.version,
+            "precision": "fp64" if self._accelerated is None else "fp32",
+            "device": "cpu",
+            "threads": self._source.cpu_threads,
+            "file": self._source.path.name,
+            "estimator": type(self._estimator).__name__,
+            "accelerated": self._accelerated is not None,
+        }
+
+    def close(self) -> None:
+        del self._estimator
+        self._accelerated = None
+
+
+def _as_configured(described: tuple[DescribedTensor, ...], config: ModelConfig) -> tuple[DescribedTensor, ...]:
+    """One input may have any name and any type of numbers, and -1 for the number of features."""
+    if len(described) != 1 or len(config.inputs) != 1:
+        return described
+    spec, (tensor,) = config.inputs[0], described
+    fits = (spec.datatype is dtypes.BYTES) == (tensor.datatype is dtypes.BYTES)
+    datatype = spec.datatype if fits else tensor.datatype
+    shape = (-1, -1) if spec.dims == (-1,) else tensor.shape
+    return (DescribedTensor(spec.name, datatype, shape),)
+
+
+def _limit_jobs(estimator: Any, threads: int) -> None:
+    """Of estimators that start jobs for each call: no more than the instance's threads."""
+    try:
+        jobs = {key: value for key, value in estimator.get_params().items() if key.rpartition("__")[2] == "n_jobs"}
+    except Exception as error:  # foreign estimators need not have it, and some fail
+        _log.debug("%s does not say its parameters: %s", type(estimator).__name__, error)
+        return
+    limited = {key: threads for key, value in jobs.items() if value is not None and not 0 < value <= threads}
+    if limited:
+        estimator.set_params(**limited)
+
+
+class SklearnInstance:
+    def __init__(
+        self,
+        estimator: Any,
+        features: Features,
+        methods: Mapping[str, str],
+        config: ModelConfig,
+        threads: int,
+        fast: Accelerated | None,
+    ) -> None:
+        self._estimator = estimator
+        self._features = features
+        self._methods = methods
+        self._inputs = config.inputs
+        self._types = {spec.name: spec.datatype.numpy for spec in config.outputs if spec.datatype is not dtypes.BYTES}
+        self._threads = threads
+        self._limited = False
+        self._fast = fast
+        self.data_dependent = fast is None or not {*methods.values()} <= {"predict", "predict_proba"}
+        self._frame = features.columns is not None or len(config.inputs) > 1
+
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        if not self._limited and self._fast is None:
+            self._limit_threads()
+        rows = self._rows(inputs)
+        values = {}
+        for name in outputs:
+            method = self._methods[name]
+            try:
+                fast = self._fast.compute(method, rows) if self._fast is not None else None
+                result = as_tensor(method, getattr(self._estimator, method)(rows)) if fast is None else fast
+            except (ValueError, TypeError, KeyError) as error:  # how estimators refuse what does not fit
+                raise invalid(f"scikit-learn refused the request: {' '.join(str(error).split())}") from error
+            values[name] = result.astype(self._types.get(name, result.dtype), copy=False)
+        return values
+
+    def _limit_threads(self) -> None:
+        """OpenMP has a number of threads for each thread that calls it: this concerns nobody else."""
+        threadpoolctl.threadpool_limits(self._threads, user_api="openmp")
+        self._limited = True
+
+    def _rows(self, inputs: Mapping[str, Array]) -> Any:
+        if self._frame:
+            return frame({spec.name: _column(spec, inputs[spec.name]) for spec in self._inputs if spec.name in inputs})
+        (spec,) = self._inputs
+        array = inputs[spec.name]
+        if spec.datatype is dtypes.BYTES:
+            texts = _column(spec, array)
+            return texts.tolist() if self._features.text else texts.reshape(array.shape)
+        count = self._features.count
+        if count and (array.ndim == 0 or array.shape[-1] != count):
+            raise invalid(
+                f"input '{spec.name}' has the shape {list(array.shape)}, but this model takes {count} features, in the "
+                "last dimension"
+            )
+        return array.reshape(-1, array.shape[-1]) if array.ndim else array
+
+    def close(self) -> None:
+        del self._estimator
+        self._fast = None
+
+
+def _column(spec: TensorSpec, array: Array) -> Array:
+    flat = array.reshape(-1)
+    if spec.datatype is not dtypes.BYTES:
+        return flat
+    try:
+        texts = [element.decode() for element in flat.tolist()]
+    except UnicodeDecodeError as error:
+        raise invalid(f"input '{spec.name}' holds bytes that are no UTF-8: {error}") from None
+    column = np.empty(len(texts), object)
+    column[:] = texts
+    return column

@@ -1,0 +1,47 @@
+"""What users may set for the ``sklearn`` backend: model parameters and ``--backend-config`` keys."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from modserve.core.errors import invalid
+from modserve.core.model_config import ModelConfig
+
+from ..options import flag, unknown_parameters
+
+METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform", "score_samples")
+"""The methods of estimators whose results can be outputs; those that are asked for under their own names."""
+ALLOW_PICKLE, TRUSTED, MAX_BATCH_SIZE = "allow-pickle", "trusted", "default-max-batch-size"
+BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((ALLOW_PICKLE, TRUSTED, MAX_BATCH_SIZE), "")
+_KNOWN = ("method", "accelerate")
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What the operator lets files do: make objects of these types beside those that skops trusts; run code."""
+
+    trusted: tuple[str, ...] = ()
+    pickles: bool = False
+
+
+def permissions(options: Mapping[str, str]) -> Permissions:
+    """Raises INVALID_ARG."""
+    trusted = options.get(TRUSTED, "").replace(";", ",").split(",")
+    names = tuple(name.strip() for name in trusted if name.strip())
+    return Permissions(names, flag("backend option", options, ALLOW_PICKLE, default=False))
+
+
+def method(config: ModelConfig) -> str:
+    """The parameter ``method``, or empty. Raises INVALID_ARG."""
+    name = config.parameters.get("method", "")
+    if name and name not in METHODS:
+        raise invalid(f"model '{config.name}': parameter 'method' is '{name}', expected one of: {', '.join(METHODS)}")
+    return name
+
+
+def accelerate(config: ModelConfig) -> bool:
+    """Whether forests may run on ONNX Runtime. Raises INVALID_ARG."""
+    return flag(f"model '{config.name}': parameter", config.parameters, "accelerate", default=True)
+
+
+def warnings(config: ModelConfig) -> list[str]:
+    return unknown_parameters("sklearn", config, _KNOWN)

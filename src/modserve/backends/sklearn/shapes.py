@@ -1,0 +1,133 @@
+"""What an estimator takes and gives, as tensors: from what it learnt of its features, and from a trial."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from modserve.core import dtypes
+from modserve.core.errors import invalid, unsupported
+from modserve.core.model_config import DescribedTensor
+from modserve.core.tensor import Array
+
+INPUT, TEXT = "input-0", "text"
+"""KServe's name for the features, in its documentation; ours for a pipeline that begins with a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The features of an estimator. `columns` has an example for each column of a frame; None where rows are enough.
+
+    `count` is 0 for texts, and where the estimator does not say.
+    """
+
+    count: int
+    text: bool = False
+    columns: Mapping[str, float | str] | None = None
+
+
+def steps(estimator: Any) -> list[Any]:
+    """The estimators of a pipeline, of pipelines in it, too; or the one."""
+    inner = getattr(estimator, "steps", None)
+    if not isinstance(inner, list):
+        return [estimator]
+    return [each for _, step in inner if step not in (None, "passthrough") for each in steps(step)]
+
+
+def features_of(estimator: Any) -> Features:
+    first = (steps(estimator) or [estimator])[0]
+    if hasattr(first, "build_analyzer"):  # of scikit-learn's vectorizers
+        return Features(0, text=True)
+    try:
+        count = int(getattr(estimator, "n_features_in_", 0))
+    except AttributeError:
+        count = 0
+    names = getattr(estimator, "feature_names_in_", None)
+    transformers = getattr(first, "transformers_", None)
+    if names is None or transformers is None:
+        return Features(count)
+    return Features(count, columns=_columns([str(name) for name in names], transformers))
+
+
+def _columns(names: Sequence[str], transformers: Sequence[tuple[str, Any, Any]]) -> dict[str, float | str]:
+    """Texts for the columns whose transformer learnt categories of texts, or takes texts; or else numbers."""
+    columns: dict[str, float | str] = dict.fromkeys(names, 0.0)
+    for _, transformer, chosen in transformers:
+        selected = [chosen] if isinstance(chosen, str) else np.asarray(names)[chosen] if _positions(chosen) else chosen
+        for place, name in enumerate(selected):
+            examples = [example for step in steps(transformer) if (example := _example(step, place)) is not None]
+            columns[str(name)] = examples[0] if examples else columns[str(name)]
+    return columns
+
+
+def _positions(chosen: Any) -> bool:
+    return isinstance(chosen, slice) or np.asarray(chosen).dtype.kind in "bi"
+
+
+def _example(transformer: Any, place: int) -> float | str | None:
+    """What a transformer knows in its column of this number."""
+    categories = getattr(transformer, "categories_", ())
+    if place < len(categories):
+        known = [each for each in np.asarray(categories[place]).tolist() if each == each and each is not None]
+        return known[0] if known and isinstance(known[0], str) else float(known[0]) if known else None
+    return "a text" if hasattr(transformer, "build_analyzer") else None
+
+
+def sample(features: Features, rows: int) -> Any:
+    """What an estimator can be tried with; None if nobody knows."""
+    if features.text:
+        return ["a text"] * rows
+    if features.columns is not None:
+        return frame(
+            {
+                name: np.array([value] * rows, object if isinstance(value, str) else None)
+                for name, value in features.columns.items()
+            }
+        )
+    return np.zeros((rows, features.count), np.float32) if features.count else None
+
+
+def frame(columns: Mapping[str, Array]) -> Any:
+    """Raises INVALID_ARG where pandas is not installed."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise invalid(
+            "this model selects its features by the names of columns, and needs a frame of pandas for that, which is "
+            f"not installed here ({error}): pip install pandas"
+        ) from error
+    return pandas.DataFrame(dict(columns))
+
+
+def inputs_of(features: Features) -> tuple[DescribedTensor, ...]:
+    if features.text:
+        return (DescribedTensor(TEXT, dtypes.BYTES, (-1, 1)),)
+    if features.columns is not None:
+        columns = features.columns.items()
+        datatypes = [(name, dtypes.BYTES if isinstance(value, str) else dtypes.FP64) for name, value in columns]
+        return tuple(DescribedTensor(name, datatype, (-1, 1)) for name, datatype in datatypes)
+    return (DescribedTensor(INPUT, dtypes.FP32, (-1, features.count)),)
+
+
+def output_of(name: str, values: Array) -> DescribedTensor:
+    """Raises UNSUPPORTED for elements that no datatype has."""
+    datatype = dtypes.from_numpy(values.dtype)
+    if datatype is None:
+        raise unsupported(f"the results of '{name}' are of numpy's type {values.dtype}, which no v2 datatype has")
+    return DescribedTensor(name, datatype, (-1, *values.shape[1:]))
+
+
+def as_tensor(name: str, values: Any) -> Array:
+    """Results with a first dimension of rows and at least one more; texts are bytes. Raises UNSUPPORTED."""
+    if hasattr(values, "toarray"):  # a sparse matrix
+        values = values.toarray()
+    if isinstance(values, list | tuple):
+        raise unsupported(f"'{name}' of this model gives {len(values)} arrays, one for each of its outputs")
+    array: Array = np.asarray(values)
+    if array.dtype.kind in "OSU":
+        flat = [each if isinstance(each, bytes) else str(each).encode() for each in array.ravel().tolist()]
+        shape, array = array.shape, np.empty(array.size, object)
+        array[:] = flat
+        array = array.reshape(shape)
+    return array.reshape(-1, 1) if array.ndim == 1 else array
