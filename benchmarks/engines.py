@@ -31,12 +31,13 @@ from encoder_torch import write_torchscript
 from line_chart import Lines, draw
 from modserve.execution.placement import available_cores
 from overhead import ROOT, Load, ServerProcess
-from scheduling import SIZE, Ids, lengths
+from real_encoder import Ids, lengths
 
 PICTURE = ROOT / "docs" / "performance" / "engines.svg"
 FIGURES = PICTURE.with_suffix(".json")
-SIZES: Mapping[str, EncoderSize] = {"encoder": SIZE, "bert": BERT_BASE}
 LONGEST = 128
+SMALL = EncoderSize(layers=4, width=256, heads=4, feed_forward=1024, sequence=LONGEST)
+SIZES: Mapping[str, EncoderSize] = {"encoder": SMALL, "bert": BERT_BASE}
 CLIENTS = (1, 2, 4, 8, 16, 32)
 BUSY = 16
 """The clients of the comparison with a bare loop."""

@@ -15,6 +15,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+Ids = NDArray[np.int64]
+
 VOCABULARY = 30_522
 EMBEDDING = 384
 PAD_TO = 128
@@ -104,7 +106,7 @@ def lengths(count: int, seed: int = 0) -> NDArray[np.int64]:
     return np.clip(np.rint(drawn), SHORTEST, LONGEST).astype(np.int64)
 
 
-def texts(count: int, seed: int = 0) -> list[NDArray[np.int64]]:
+def texts(count: int, seed: int = 0) -> list[Ids]:
     """Token ids [1, length] of so many texts."""
     chance = np.random.default_rng(seed + 1)
     return [chance.integers(1000, VOCABULARY, (1, length)) for length in lengths(count, seed)]

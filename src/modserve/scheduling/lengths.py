@@ -18,6 +18,8 @@ class Lengths:
     def __init__(self, padded: Callable[[int], int]) -> None:
         self.padded = padded
         self.last_arrival = 0
+        self.due_arrival = 0
+        """Who arrived up to then has waited for a batch, and need not wait for another one. For the rule's use."""
         self._lines: dict[int, dict[int, OrderedDict[Inflight, None]]] = {}
         self._order: list[int] = []
 

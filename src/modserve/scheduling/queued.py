@@ -1,6 +1,6 @@
 """The thin loop around a batching rule: the direct scheduler and the dynamic batcher are this, with their rules."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic
 
 from modserve.core.errors import ModserveError, cancelled, unavailable
@@ -76,6 +76,11 @@ class QueuedScheduler(Generic[SlotT]):
 
     def __repr__(self) -> str:
         return f"QueuedScheduler({self._queue.count} waiting)"
+
+    @property
+    def waiting(self) -> Iterable[Inflight]:
+        """Those that wait, the most urgent first."""
+        return self._queue
 
     def enqueue(self, inflight: Inflight) -> None:
         if self._stopped:

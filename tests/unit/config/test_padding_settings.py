@@ -5,7 +5,7 @@ from config_build import PATH, described, finish, problems, tensor
 
 from modserve.config import check, parse
 from modserve.core import dtypes
-from modserve.core.merging import Padding
+from modserve.core.merging import Padding, PaddingPolicy
 
 MODEL = """
 max_batch_size: 8
@@ -35,6 +35,7 @@ def test_all_of_them() -> None:
         padding__mask="mask",
         padding__multiple_of="8",
         padding__unpad__each="0",
+        padding__policy="always",
         padding__buckets="3",
         padding__relearn_every="500",
         scheduling__batch_sizes="1,2, 4,8",
@@ -47,6 +48,7 @@ def test_all_of_them() -> None:
         mask="mask",
         multiple_of=8,
         unpad={"each": 0},
+        policy=PaddingPolicy.ALWAYS,
         buckets=3,
         relearn_every=500,
     )
@@ -91,6 +93,10 @@ RAGGED = MODEL.replace('"word" data_type: TYPE_STRING', '"word" allow_ragged_bat
         (
             MODEL + AXIS + parameters(padding__multipleof="1"),
             "unknown parameter 'padding.multipleof'; did you mean 'padding.multiple_of'?",
+        ),
+        (
+            MODEL + AXIS + parameters(padding__policy="sometimes"),
+            "parameter 'padding.policy' is 'sometimes', expected 'measured' or 'always' or 'never'",
         ),
         (MODEL + AXIS + parameters(padding__axis__="1"), "unknown parameter 'padding.axis.'"),
         (

@@ -9,7 +9,7 @@ import pytest
 
 from modserve.backends.api import ModelSource
 from modserve.core import dtypes
-from modserve.core.merging import Padding
+from modserve.core.merging import Padding, PaddingPolicy
 from modserve.core.model_config import DynamicBatching, ModelConfig, TensorSpec
 from modserve.core.sequence_config import OldestStrategy, SequenceBatching
 from modserve.core.servable import SequenceKeeper, Servable
@@ -61,9 +61,13 @@ async def assembled(given: ModelConfig, cache: ResponseCache | None = None) -> S
             config(
                 dynamic_batching=DynamicBatching(separate_by=("a",)),
                 inputs=VARIABLE,
-                padding=Padding({"INPUT0": 0}, buckets=2),
+                padding=Padding({"INPUT0": 0}, policy=PaddingPolicy.ALWAYS, buckets=2),
             ),
             ["Model", "grouped", "grouped", "LevelQueue"],
+        ),
+        (
+            config(dynamic_batching=DynamicBatching(), inputs=VARIABLE, padding=Padding({"INPUT0": 0})),
+            ["Model", "LevelQueue"],
         ),
         (config(cached=True), ["CachedModel", "Model", "PlainQueue"]),
         (

@@ -13,8 +13,8 @@ import pytest
 from modserve.backends.api import ModelSource
 from modserve.core import dtypes
 from modserve.core.inflight import Inflight
-from modserve.core.merging import Padding
-from modserve.core.model_config import DynamicBatching, TensorSpec
+from modserve.core.merging import Padding, PaddingPolicy
+from modserve.core.model_config import DynamicBatching, ModelConfig, TensorSpec
 from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.models.assembly import assemble_model
@@ -29,17 +29,17 @@ CONFIG = config(
     inputs=(TensorSpec("INPUT0", dtypes.INT32, (-1,)),),
     outputs=(TensorSpec("OUTPUT0", dtypes.INT32, (-1,)),),
     dynamic_batching=DynamicBatching((8,)),
-    padding=Padding({"INPUT0": 0}, unpad={"OUTPUT0": 0}, buckets=2),
+    padding=Padding({"INPUT0": 0}, unpad={"OUTPUT0": 0}, policy=PaddingPolicy.ALWAYS, buckets=2),
 )
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, model: ModelConfig = CONFIG) -> None:
         self.backend = PuppetBackend()
-        engine = self.backend.open(ModelSource(CONFIG, 1, Path(), Path()))
-        instance = engine.instance(instance_spec(CONFIG))
+        engine = self.backend.open(ModelSource(model, 1, Path(), Path()))
+        instance = engine.instance(instance_spec(model))
         loop = asyncio.get_running_loop()
-        opened = Opened(CONFIG, b"", engine, [("m_0", instance)], False)
+        opened = Opened(model, b"", engine, [("m_0", instance)], False)
         self.model = assemble_model(ModelId("model", 1), opened, LoopClock(loop))
 
     def submit(self, *lengths: int) -> list[Inflight]:
@@ -103,6 +103,31 @@ async def test_ranges_of_length_are_learnt(bench: Bench) -> None:
     shapes = {await bench.finish() for _ in range(2)}
     assert shapes == {(1, 2), (1, 50)}
     await bench.model.drain()
+
+
+async def test_choices_are_shown() -> None:
+    bench = Bench(replace(CONFIG, padding=Padding({"INPUT0": 0}, unpad={"OUTPUT0": 0})))
+    bench.submit(1, 3, 2)
+    await bench.finish()
+    bench.submit(5)
+    await bench.finish()
+    await bench.model.drain()
+    choice = json.loads(json.dumps(batches_json(bench.model)))["choice"]
+    assert choice["batches"] == {"alone": 1, "equal": 0, "padded": 1}
+    assert (choice["trials"], choice["trials_share"], choice["utilisation"]) == (0, 0, 1)
+    assert [(cost["rows"], cost["length"]) for cost in choice["costs"]][-1] == (3, 3)
+    page = prometheus.render(prometheus.registry(lambda: [bench.model])).decode()
+    assert 'modserve_batches_chosen{kind="padded",model="model",version="1"} 1.0\n' in page
+    await bench.model.close()
+
+
+async def test_only_equal_lengths_share_a_batch_if_nothing_is_padded() -> None:
+    padding = Padding({"INPUT0": 0}, unpad={"OUTPUT0": 0}, policy=PaddingPolicy.NEVER, multiple_of=4)
+    bench = Bench(replace(CONFIG, padding=padding))
+    bench.submit(1, 3, 7, 2)
+    assert {await bench.finish() for _ in range(2)} == {(3, 4), (1, 8)}
+    await bench.model.drain()
+    await bench.model.close()
 
 
 def test_other_models_tell_nothing_of_elements() -> None:

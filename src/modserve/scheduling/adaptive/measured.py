@@ -48,6 +48,7 @@ class Measured:
         self._ready = ready
         self._largest = largest
         self._patient = patient
+        self._delays = patient or (policy is not None and policy.max_queue_delay_ns > 0)
         self._costs = Costs(most)
         self._counts = counts_tried(most)
         self._tables: dict[int, list[float]] = {}
@@ -75,14 +76,16 @@ class Measured:
                 self._changes = costs.changes
                 self._trials.start_again()
             statistics.costs = costs.known()
-        self._trials.observe(members[0], ns)
+        self._trials.observe(members, ns)
 
     def rule(self, together: Together, now_ns: int) -> Decision:
         decision = self._ready(together, now_ns)
-        if isinstance(decision, WaitUntil):
-            return decision
         batches = self.statistics.batches
         lengths = together.lengths
+        if isinstance(decision, WaitUntil):
+            if lengths is None or next(iter(together)).arrival > lengths.due_arrival:
+                return decision
+            decision = Dispatch(together.count, Reason.DELAY)
         if together.count == 1 or lengths is None:
             batches["alone"] += 1
             if self._costs.count:
@@ -103,6 +106,8 @@ class Measured:
             batches["equal" if equal else "padded"] += 1
         reason = decision.reason
         if len(members) < together.count:
+            if self._delays and lengths.due_arrival < head.arrival:
+                lengths.due_arrival = max([inflight.arrival for inflight in together])
             full = sum([inflight.batch_size for inflight in members]) >= self._largest()
             reason = Reason.FULL if full else Reason.NO_GAIN
         return Dispatch(len(members), reason, members)

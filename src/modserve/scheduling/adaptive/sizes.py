@@ -24,8 +24,6 @@ _SHORTEST_NS = 300_000
 """A model that takes less for one row is left alone: what surrounds its executions costs as much."""
 _ENOUGH = 32
 """Executions before anything is decided, and from one comparison to the next."""
-_CLEARLY = 0.985
-"""Another size must cost no more than this share of the largest possible."""
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
@@ -58,7 +56,7 @@ class Sizes:
             return
         costs.observe(rows, 1, ns)
         self.load.observe(timing)
-        self._trials.observe(members[0], ns)
+        self._trials.observe(members, ns)
         if costs.changes != self._changes:
             self._changes = costs.changes
             self._trials.start_again()
@@ -108,6 +106,4 @@ class Sizes:
         for crowd in self._crowds:
             weight = self.load.weight(crowd, self._most)
             prices = {size: table[size] / size * (weight + 0.5 * size) for size in steps if size <= crowd}
-            largest = max(prices)
-            cheapest = min(prices, key=lambda size: prices[size])
-            self._best.append(cheapest if prices[cheapest] <= _CLEARLY * prices[largest] else largest)
+            self._best.append(min(prices, key=lambda size: prices[size]))

@@ -1,5 +1,7 @@
 """The account of trials: batches that are not the best by what is known, to learn more."""
 
+from collections.abc import Sequence
+
 from modserve.core.inflight import Inflight
 from modserve.core.statistics import ChoiceStatistics
 
@@ -52,9 +54,9 @@ class Trials:
         self._latest = first, time, waiting
         return True
 
-    def observe(self, first: Inflight, ns: int) -> None:
-        """A batch with this first member took `ns`. A trial that took longer than expected costs that, too."""
-        if self._latest is not None and first is self._latest[0]:
+    def observe(self, members: Sequence[Inflight], ns: int) -> None:
+        """A batch took `ns`. A trial that took longer than expected costs that, too."""
+        if self._latest is not None and self._latest[0] in members[:1]:
             _, expected_ns, waiting = self._latest
             self._latest = None
             self._charge(ns - expected_ns, waiting)

@@ -85,7 +85,7 @@ class Engine:
                 self.on_answer(inflight)
 
         # A batch costs the server something, too.
-        self.clock.call_at(timing.compute_start_ns + ns + 50_000, end)
+        self.clock.call_at(timing.compute_start_ns + ns + 80_000, end)
 
 
 class Simulation:
@@ -115,7 +115,7 @@ class Simulation:
             self._key = padding.padded
         elif policy == "always":
             self._key = LengthBuckets(padding.buckets, padding.multiple_of, padding.relearn_every).of
-        self._scheduler = QueuedScheduler(
+        self.scheduler = QueuedScheduler(
             adaptation.rule,
             self.engine,
             self.clock,
@@ -131,7 +131,7 @@ class Simulation:
         inputs = PLAIN_REQUEST.inputs
         sink = RecordingSink()
         inflight = RecordedInflight(PLAIN_REQUEST, sink, inputs, ("OUTPUT0",), 1, self._key(length), 0, length=length)
-        self._scheduler.enqueue(inflight)
+        self.scheduler.enqueue(inflight)
 
     def open_loop(self, per_second: float, seconds: float) -> float:
         """Requests by chance; the mean latency in milliseconds of those answered in that time."""

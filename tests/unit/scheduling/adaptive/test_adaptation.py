@@ -1,7 +1,10 @@
 """What a model's configuration makes of it: a rule, a gate, and whether it has to be told of executions."""
 
+from dataclasses import replace
+
 import pytest
 
+from modserve.core.merging import Padding, PaddingPolicy
 from modserve.core.model_config import Admission, DynamicBatching, ModelConfig, QueuePolicy
 from modserve.core.timing import ExecutionTiming
 from modserve.scheduling.adaptive.adaptation import Adaptation
@@ -9,21 +12,39 @@ from modserve.scheduling.batching import direct
 from modserve.testing import config, inflight
 
 MS = 1_000_000
+LARGEST = DynamicBatching(measured_sizes=False)
 
 
 @pytest.mark.parametrize(
     ("given", "learns"),
     [
         (config(), False),
-        (config(dynamic_batching=DynamicBatching()), False),
-        (config(dynamic_batching=DynamicBatching(default_policy=QueuePolicy(default_timeout_ns=1))), False),
-        (config(dynamic_batching=DynamicBatching(max_queue_delay_ns=1)), True),
+        (config(dynamic_batching=LARGEST), False),
+        (config(dynamic_batching=replace(LARGEST, default_policy=QueuePolicy(default_timeout_ns=1))), False),
+        (config(dynamic_batching=DynamicBatching(), max_batch_size=1), False),
+        (config(dynamic_batching=DynamicBatching(), padding=Padding({}, policy=PaddingPolicy.ALWAYS)), False),
+        (config(dynamic_batching=DynamicBatching()), True),
+        (config(dynamic_batching=LARGEST, padding=Padding({})), True),
+        (config(dynamic_batching=replace(LARGEST, max_queue_delay_ns=1)), True),
         (config(dynamic_batching=DynamicBatching(p99_goal_ns=MS)), True),
         (config(dynamic_batching=DynamicBatching(default_policy=QueuePolicy(max_queue_size=1))), True),
         (config(dynamic_batching=DynamicBatching(level_policies={2: QueuePolicy(max_queue_size=1)})), True),
         (config(admission=Admission(by_deadline=True)), True),
     ],
-    ids=["direct", "dynamic", "time-out", "delay", "goal", "queue size", "queue size of a level", "admission"],
+    ids=[
+        "direct",
+        "dynamic",
+        "time-out",
+        "of one",
+        "always padded",
+        "by size",
+        "by length",
+        "delay",
+        "goal",
+        "queue size",
+        "queue size of a level",
+        "admission",
+    ],
 )
 def test_only_models_that_predict_learn(given: ModelConfig, learns: bool) -> None:
     assert Adaptation(given).learns == learns
