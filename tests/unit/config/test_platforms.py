@@ -7,7 +7,7 @@ import pytest
 
 from modserve import config
 from modserve.config import FORMATS, PLATFORMS, backend_names
-from modserve.config.features.directory import BACKENDS
+from modserve.config.features.directory import BACKENDS, ModelFormat
 
 # Configuration → backend, platform, default_model_filename.
 WRITTEN = {
@@ -61,8 +61,8 @@ def test_written(text: str, expected: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.filename)
-def test_found_in_a_version_directory(tmp_path: Path, row: tuple[str, str, str]) -> None:
-    filename, backend, platform = row
+def test_found_in_a_version_directory(tmp_path: Path, row: ModelFormat) -> None:
+    filename, backend, platform = row.filename, row.backend, row.platform
     for file in ("notes/model.onnx", "2/readme.txt", f"10/{filename}"):
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).touch()

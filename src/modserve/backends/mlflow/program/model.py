@@ -58,8 +58,8 @@ class TritonPythonModel:
     def parameters(self, request):
         if not self.params:
             return {}
-        given = json.loads(request.parameters() or "{}")
-        return {name: given[name] for name in self.params if name in given}
+        values = json.loads(request.parameters() or "{}")
+        return {name: values[name] for name in self.params if name in values}
 
     def respond(self, requests):
         try:
