@@ -87,6 +87,10 @@ def main() -> None:
     wrong: list[str] = []
     runs = {name: globals()[name]() for name in names}
 
+    def often(name: str) -> None:
+        for _ in range(20):
+            run(name)
+
     def run(name: str) -> None:
         try:
             error = float(np.abs(np.asarray(runs[name]())).max())
@@ -99,7 +103,7 @@ def main() -> None:
     for name in names:
         run(name)
     # All at the same time, from threads that each engine sees for the first time.
-    threads = [threading.Thread(target=lambda name=name: [run(name) for _ in range(20)]) for name in names * 2]
+    threads = [threading.Thread(target=often, args=(name,)) for name in names * 2]
     for thread in threads:
         thread.start()
     for thread in threads:

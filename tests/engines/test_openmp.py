@@ -15,7 +15,6 @@ INSTALLED = [name for name in ENGINES if find_spec(name) is not None and find_sp
 ORDERS = {
     "torch first": INSTALLED,
     "torch last": INSTALLED[::-1],
-    "forests first": sorted(INSTALLED, key=lambda name: name not in ("xgboost", "lightgbm")),
 }
 IRRECONCILABLE = ("libiomp", "libomp")
 """Runtimes of LLVM and Intel: two of them in a process, or one beside GNU's, is what stops processes or hangs them."""
