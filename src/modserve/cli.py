@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from . import console, supervisor
 from .__about__ import __version__
+from .backends.inventory import inventory
 from .observability.logging import Logs
 from .settings import OptionError, Settings, from_command_line, usage
 
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--help" in words or "-h" in words:
         print(usage.parser().format_help(), end="")
         return 0
+    if words[:1] == ["engines"]:
+        return engines(words[1:])
     if words[:1] == ["serve"]:
         del words[0]
     try:
@@ -45,6 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if line.settings.supervise:
         supervise(line.settings, words)
     return run(line.settings, line.warnings)
+
+
+def engines(words: Sequence[str]) -> int:
+    """``modserve engines``: print what can run models here, and what to install for the rest."""
+    if words:
+        print(f"modserve: 'engines' takes no options, got: {' '.join(words)}", file=sys.stderr)
+        return 2
+    print(console.engines_table(inventory()))
+    return 0
 
 
 def supervise(settings: Settings, arguments: Sequence[str]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What a server prints at its start for the person who started it."""
+"""What is printed for the person at the terminal: at a server's start, and by commands that start none."""
 
 import json
 import shlex
@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from modserve.protocol import examples
 
+from .backends.inventory import Entry
 from .core.lifecycle import IndexEntry
 from .core.model_config import ModelConfig
 
@@ -41,13 +42,35 @@ def models_table(entries: Sequence[IndexEntry]) -> str:
         version = "-" if entry.version is None else str(entry.version)
         load_time = f"{entry.load_ns / 1e9:.3f} s" if entry.load_ns else "-"
         rows.append((entry.name, version, entry.state.value, load_time))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    heading, *lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
-    out = [heading.rstrip(), "  ".join("-" * width for width in widths)]
+    heading, rule, *lines = _aligned(rows)
+    out = [heading, rule]
     for line, entry in zip(lines, entries, strict=True):
-        out.append(line.rstrip())
+        out.append(line)
         out += [f"    {text}" for text in entry.reason.splitlines()]
     return "\n".join(out)
+
+
+def engines_table(entries: Sequence[Entry]) -> str:
+    """What can run models here; and what could, with the command that installs it."""
+    rows = [("backend", "library", "loads")]
+    rows += [(each.backend, f"{each.library} {each.version}".strip() or "-", each.loads or "-") for each in entries]
+    heading, rule, *lines = _aligned(rows)
+    here = [line for line, each in zip(lines, entries, strict=True) if each.installed]
+    out = [heading, rule, *here]
+    missing = [(line, each) for line, each in zip(lines, entries, strict=True) if not each.installed]
+    if missing:
+        out += ["", "Not installed:"]
+    for line, each in missing:
+        out.append(line)
+        out += [f"    {each.install}"] if each.install else []
+    return "\n".join(out)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The first row, a line below it, and the others, with spaces so that columns begin below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    heading, *lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)) for row in rows]
+    return [heading.rstrip(), "  ".join("-" * width for width in widths), *(line.rstrip() for line in lines)]
 
 
 def example_call(models: Sequence[ModelConfig], place: Place) -> str:

@@ -57,7 +57,7 @@ ARTIFACTS: dict[str, tuple[dict[str, bytes], str]] = {
         {"1/model.safetensors": b"x"},
         r"'1/model.safetensors' is a file of weights without the model's graph: ",
     ),
-    "pickled": ({"1/model.pkl": b"x"}, r"'1/model.pkl' is a pickled Python object: .*skops.io.dump"),
+    "pickled": ({"1/classifier.pkl": b"x"}, r"'1/classifier.pkl' is a pickled Python object: .*skops.io.dump"),
     "keras": ({"1/model.h5": b"x"}, r"'1/model.h5' is a Keras file: .*model.export\('model.savedmodel'\)"),
     "llama": ({"1/llama.gguf": b"x"}, r"'1/llama.gguf' is a file of llama.cpp: no engine of modserve runs it"),
     "flat": ({"resnet.onnx": b"x"}, r"move 'resnet.onnx' to '1/model.onnx'"),

@@ -34,7 +34,11 @@ class Form(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A form on some engine. `tolerance` is the largest difference to the reference, of its largest value."""
+    """A form on some engine.
+
+    `tolerance` is the largest difference to the reference, as a share of its largest value; of precisions below fp32
+    the differences' root mean square, as a share of the reference's.
+    """
 
     network: str
     form: str
@@ -182,13 +186,13 @@ ROWS = (
     # The first of each network is what the others are compared with.
     Row("basic_pitch", "pitch_onnx", "onnxruntime"),
     Row("basic_pitch", "pitch_onnx", "openvino"),
-    Row("basic_pitch", "pitch_onnx", "openvino", "bf16", 0.1, _BF16),
+    Row("basic_pitch", "pitch_onnx", "openvino", "bf16", 0.25, _BF16),
     Row("basic_pitch", "pitch_tflite", "openvino"),
     Row("basic_pitch", "pitch_savedmodel", "openvino"),
     Row("basic_pitch", "pitch_savedmodel", "tensorflow"),
     Row("minilm", "minilm_onnx", "onnxruntime"),
     Row("minilm", "minilm_onnx", "openvino"),
-    Row("minilm", "minilm_onnx", "openvino", "bf16", 0.1, _BF16),
+    Row("minilm", "minilm_onnx", "openvino", "bf16", 0.02, _BF16),
     Row("minilm", "minilm_torchscript", "pytorch"),
     Row("detector", "detector", "onnxruntime"),
     Row("detector", "detector", "openvino", tolerance=1e-3),

@@ -3,8 +3,10 @@
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,8 @@ from numpy.typing import NDArray
 from served_examples import Example, load, prepared, run
 from server_process import ServerProcess, serving
 from wire import HOST, SECONDS
+
+from modserve.backends.catalogue import BY_BACKEND
 
 pytest.importorskip("torch")  # the package wants it
 
@@ -117,15 +121,14 @@ def test_streams_at_the_same_time_do_not_hear_each_other(example: Example, sound
 # The forms in the package, as they are: the client sends each chunk behind the end of the one before.
 
 _STREAMING = """
-backend: "%s"
+backend: "{engine}"
 max_batch_size: 0
-input { name: "input" data_type: TYPE_FP32 dims: [ %s ] }
-%s
-output { name: "output" data_type: TYPE_FP32 dims: [ %s ] }
-sequence_batching { state { input_name: "state" output_name: "stateN" data_type: TYPE_FP32 dims: [ 2, 1, 128 ] } }
-instance_group { kind: KIND_CPU count: 1 }
+input {{ name: "{audio}" data_type: TYPE_FP32 dims: [ {dims} ] }}
+{rate}
+output {{ name: "{speech}" data_type: TYPE_FP32 dims: [ {results} ] }}
+sequence_batching {{ state {{ input_name: "state" output_name: "{state}" data_type: TYPE_FP32 dims: [ 2, 1, 128 ] }} }}
+instance_group {{ kind: KIND_CPU count: 1 }}
 """
-_RATE = 'input { name: "sr" data_type: TYPE_INT64 dims: [ 1 ] }'
 _IN_ONE_GO = """
 backend: "onnxruntime"
 max_batch_size: 0
@@ -137,22 +140,65 @@ sequence_batching {
 }
 instance_group { kind: KIND_CPU count: 1 }
 """
+
+
+class Form(NamedTuple):
+    """A network of the package that takes a chunk in a request, on some engine, and what its tensors are called."""
+
+    file: str
+    engine: str = "onnxruntime"
+    has_rate: bool = True
+    dims: str = "-1, -1"
+    results: str = "-1, 1"
+    audio: str = "input"
+    speech: str = "output"
+    state: str = "stateN"
+
+    def config(self) -> str:
+        rate = 'input { name: "sr" data_type: TYPE_INT64 dims: [ 1 ] }' if self.has_rate else ""
+        return _STREAMING.format(rate=rate, **self._asdict())
+
+
+_FOR_ONE_RATE: Any = {"has_rate": False, "dims": "1, 576", "results": "1, 1"}
 FORMS = {
-    # model: file, configuration
-    "both_rates": ("silero_vad.onnx", _STREAMING % ("onnxruntime", "-1, -1", _RATE, "-1, 1")),
-    "opset_15": ("silero_vad_16k_op15.onnx", _STREAMING % ("onnxruntime", "-1, -1", _RATE, "-1, 1")),
-    "opset_18": ("silero_vad_op18_ifless.onnx", _STREAMING % ("onnxruntime", "-1, -1", _RATE, "-1, 1")),
-    "without_rate": ("silero_vad_openvino_16k.onnx", _STREAMING % ("onnxruntime", "1, 576", "", "1, 1")),
-    "in_one_go": ("silero_vad_16k_sequence.onnx", _IN_ONE_GO),
+    "both_rates": Form("silero_vad.onnx"),
+    "opset_15": Form("silero_vad_16k_op15.onnx"),
+    "opset_18": Form("silero_vad_op18_ifless.onnx"),
+    "without_rate": Form("silero_vad_openvino_16k.onnx", **_FOR_ONE_RATE),
+    "openvino": Form("silero_vad_openvino_16k.onnx", "openvino", **_FOR_ONE_RATE),
+    # What the package's TorchScript keeps for itself is an argument and a result of the network inside it.
+    "torchscript": Form(
+        "silero_vad.jit", "pytorch", False, "-1, 576", "-1, 1", audio="x", speech="OUTPUT__0", state="OUTPUT__1"
+    ),
 }
+
+
+def is_installed(form: Form) -> bool:
+    return BY_BACKEND[form.engine].installed
+
+
+def stateless(path: Path, folder: Path) -> Path:
+    """The network for 16 kHz inside the package's TorchScript, as a file of its own."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it prefers torch.export by now
+        torch.jit.load(path)._model.save(folder / "network.pt")
+    return folder / "network.pt"
 
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    repository = tmp_path_factory.mktemp("forms")
-    for model, (file, config) in FORMS.items():
-        place(unpacked(PACKAGE) / "silero_vad" / "data" / file, repository / model, config)
-    with serving(repository) as server:
+    repository, data = tmp_path_factory.mktemp("forms"), unpacked(PACKAGE) / "silero_vad" / "data"
+    place(data / "silero_vad_16k_sequence.onnx", repository / "in_one_go", _IN_ONE_GO)
+    for model, form in FORMS.items():
+        if model == "torchscript":
+            network = stateless(data / form.file, tmp_path_factory.mktemp("network"))
+            place(network, repository / model, form.config(), "model.pt")
+        elif is_installed(form):
+            place(data / form.file, repository / model, form.config())
+    # The first full garbage collection visits all that PyTorch has made at its import: 0.14 s on two busy cores.
+    with serving(repository, options=["--event-loop-warning-ms=1000"]) as server:
         yield server
 
 
@@ -170,20 +216,22 @@ def tensor(name: str, array: NDArray[Any], datatype: str) -> Any:
 
 def listen(server: ServerProcess, model: str, samples: Samples, rate: int = RATE) -> NDArray[np.float32]:
     """The probability in each chunk, by a form of the package that takes one chunk in a request."""
-    client = grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}")
+    client, form = grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}"), FORMS[model]
     heard, rows = [], frames(samples, rate)
     for index, row in enumerate(rows):
-        inputs = [tensor("input", row[None], "FP32")]
-        if "sr" in FORMS[model][1]:
+        inputs = [tensor(form.audio, row[None], "FP32")]
+        if form.has_rate:
             inputs.append(tensor("sr", np.array([rate]), "INT64"))
         place_in_stream = {"sequence_start": index == 0, "sequence_end": index == len(rows) - 1}
         result = client.infer(model, inputs, sequence_id=7, **place_in_stream)
-        heard.append(result.as_numpy("output").item())
+        heard.append(result.as_numpy(form.speech).item())
     return np.array(heard, np.float32)
 
 
-@pytest.mark.parametrize("model", ["both_rates", "opset_15", "opset_18", "without_rate"])
+@pytest.mark.parametrize("model", FORMS)
 def test_a_form_of_the_package_as_it_is(forms: ServerProcess, sounds: Sounds, model: str) -> None:
+    if not is_installed(FORMS[model]):
+        pytest.skip(f"{FORMS[model].engine} is not installed")
     for name in ("conversation", "stream_1"):
         heard = listen(forms, model, sounds.samples[name])
         np.testing.assert_allclose(heard, sounds.heard[name], atol=1e-5)

@@ -38,8 +38,8 @@ RULES = {
     "settings": rule("core protocol.restricted", "pydantic shtab yaml"),
     "backends": rule(
         "core",
-        "numpy onnxruntime openvino torch tensorflow xgboost lightgbm treelite "
-        "sklearn skops joblib threadpoolctl pandas mlflow yaml triton_python_backend_utils",
+        "numpy google.protobuf onnxruntime openvino torch tensorflow treelite sklearn skops joblib threadpoolctl pandas "
+        "mlflow yaml triton_python_backend_utils",
     ),
     "resources": rule("core"),
     "repository": rule("core"),
@@ -54,9 +54,9 @@ RULES = {
         "fastapi google.protobuf grpc httptools orjson pydantic starlette uvicorn",
     ),
     "app": Rule(EVERYTHING - {"cli", "console", "supervisor", "testing", "__init__", "__main__"}),
-    "console": rule("core protocol.examples"),
+    "console": rule("backends.inventory core protocol.examples"),
     "supervisor": rule("core observability"),
-    "cli": rule("app console core settings observability supervisor", "uvloop"),
+    "cli": rule("app backends.inventory console core settings observability supervisor", "uvloop"),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
     "__init__": rule("app backends core settings"),
     "__main__": rule("cli"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import onnxruntime
 import pytest
 
 from modserve import InferenceServer, Ports, Settings, __version__, app, cli
@@ -56,6 +57,19 @@ def test_version(started: Started, capsys: pytest.CaptureFixture[str], arguments
     assert cli.main(arguments) == 0
     assert capsys.readouterr().out == f"modserve {__version__}\n"
     assert not started
+
+
+def test_engines(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["engines"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("backend ")
+    assert f"ONNX Runtime {onnxruntime.__version__}" in printed
+    assert not started
+
+
+def test_engines_takes_no_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["engines", "--model-repository", "m"]) == 2
+    assert capsys.readouterr().err == "modserve: 'engines' takes no options, got: --model-repository m\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["serve", "--help"], ["--nosuch", "--help"]])

@@ -7,7 +7,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from modserve.console import Place, example_call, models_table, waiting_line
+from modserve.backends.inventory import Entry
+from modserve.console import Place, engines_table, example_call, models_table, waiting_line
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.ensemble_config import Ensembling, Step
@@ -50,6 +51,38 @@ def test_a_table_of_long_names() -> None:
     heading, rule, line = models_table([IndexEntry("a" * 30, 123_456_789, State.READY, "", 10**13)]).splitlines()
     assert heading.index("version") == line.index("123456789") == rule.index("  -") + 2
     assert line.endswith("  10000.000 s")
+
+
+# Engines
+
+INSTALLED = [
+    Entry("onnxruntime", "ONNX Runtime", "1.31.1", "ONNX models", True),
+    Entry("python", "", "", "models in Python", True),
+    Entry("acme", "acme-engine", "1.0", "", True),
+]
+
+
+def test_a_table_of_engines() -> None:
+    missing = [
+        Entry("openvino", "OpenVINO", "", "IR", False, "pip install 'modserve[openvino]'"),
+        Entry("tensorrt", "TensorRT", "", "plans", False),
+    ]
+    assert engines_table([*INSTALLED, *missing]) == (
+        "backend      library              loads\n"
+        "-----------  -------------------  ----------------\n"
+        "onnxruntime  ONNX Runtime 1.31.1  ONNX models\n"
+        "python       -                    models in Python\n"
+        "acme         acme-engine 1.0      -\n"
+        "\n"
+        "Not installed:\n"
+        "openvino     OpenVINO             IR\n"
+        "    pip install 'modserve[openvino]'\n"
+        "tensorrt     TensorRT             plans"
+    )
+
+
+def test_engines_of_which_none_is_missing() -> None:
+    assert "Not installed" not in engines_table(INSTALLED)
 
 
 # The call

@@ -11,7 +11,7 @@ import pytest
 
 from modserve import InferenceServer, Settings
 from modserve.settings import from_command_line
-from modserve.testing import write_model
+from modserve.testing import FakeDevice, write_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,6 +66,14 @@ async def test_the_backend_of_the_page_on_backends(names: dict[str, Any], tmp_pa
     settings = Settings(model_repository=(tmp_path,))
     async with InferenceServer(settings, backends={"double": names["DoubleBackend"]()}) as server:
         assert await double(server, "double", 1) == [[2.0, 4.0]]
+
+
+def test_the_output_of_the_page_that_stays_on_a_device(names: dict[str, Any]) -> None:
+    device = FakeDevice()
+    there = device.upload(np.ones(3, np.float32))
+    tensor = names["left_there"](there, there.download)
+    assert (tensor.source, device.downloads) == (there, 0)
+    assert (tensor.array.tolist(), device.downloads) == ([1, 1, 1], 1)
 
 
 async def test_the_engine_of_the_page_that_responds_by_request(names: dict[str, Any], tmp_path: Path) -> None:

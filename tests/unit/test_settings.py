@@ -50,6 +50,7 @@ TRITONSERVER_OPTIONS = re.findall(
 )
 """Its long options, but for --help, which is the command's."""
 OWN_OPTIONS = [
+    "default-backend",
     "event-loop-warning-ms",
     "grpc-max-concurrent-streams",
     "grpc-max-message-size",

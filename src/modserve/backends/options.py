@@ -2,9 +2,12 @@
 
 import difflib
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from modserve.core.errors import invalid
 from modserve.core.model_config import ModelConfig
+
+from .api import ModelSource
 
 SERVER_PARAMETERS = ("padding.", "scheduling.", "ensemble.")
 """How parameters begin that are the server's own, whatever the backend."""
@@ -38,3 +41,17 @@ def unknown_parameters(backend: str, config: ModelConfig, known: Collection[str]
     """A warning for each parameter of a model that neither its backend knows nor the server."""
     keys = [key for key in config.parameters if key not in known and not key.startswith(SERVER_PARAMETERS)]
     return [unknown_parameter(backend, config, key, known) for key in keys]
+
+
+def library_path(name: str, source: ModelSource) -> str:
+    """The place of an operator library: as Triton takes it, or else in the version's directory, or the model's.
+
+    Triton hands the text to the system's loader as it is, for which a path with a slash begins in the working
+    directory, and a mere name does not.
+    """
+    if "/" in name and Path(name).exists():
+        return name
+    for folder in (source.path if source.path.is_dir() else source.path.parent, source.model_directory):
+        if (folder / name).is_file():
+            return str((folder / name).absolute())
+    return name

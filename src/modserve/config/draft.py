@@ -26,6 +26,8 @@ class Draft:
     """False if there is no file; the configuration is then empty."""
     backends: Collection[str] = directory.BACKENDS
     """The names that are backends here, whether or not their engines are installed."""
+    measured: bool = False
+    """Where nothing names a backend, it is `auto`, not the one that the file is for."""
 
     @property
     def backend(self) -> str:
@@ -51,7 +53,9 @@ class Draft:
     def _identity(self) -> tuple[pb.ModelConfig, directory.Notes]:
         message = pb.ModelConfig()
         message.CopyFrom(self.message)
-        return message, directory.identify(message, self.name, self.source.path.parent, self.backends)
+        return message, directory.identify(
+            message, self.name, self.source.path.parent, self.backends, measured=self.measured
+        )
 
     def provisional(self, *, default_cpu_instances: int = 1) -> ModelConfig:
         """The values that are known before the engine has opened the model; none of them has been validated.

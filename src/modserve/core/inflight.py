@@ -1,7 +1,7 @@
 """Our bookkeeping for one accepted request."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,6 +106,8 @@ class Inflight:
     settled: bool = False
     on_cancel: "Callable[[Inflight], None] | None" = None
     callers: tuple[ModelId, ...] = ()
+    device_outputs: Collection[str] = ()
+    """The outputs that may come in the memory of a device. Set, if at all, before the request's execution begins."""
 
     @property
     def begin_by_ns(self) -> int:

@@ -28,6 +28,17 @@ class BatchInput:
     source: str
 
 
+class PaddingPolicy(enum.Enum):
+    """Who shares a batch, among requests of different lengths."""
+
+    MEASURED = "measured"
+    """Those who are done sooner together than apart, by the run times that were measured."""
+    ALWAYS = "always"
+    """All whose lengths are in the same range."""
+    NEVER = "never"
+    """Only requests that need no padding for it, but what `multiple_of` adds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Padding:
     """How requests of different lengths become one batch.
@@ -43,10 +54,11 @@ class Padding:
     multiple_of: int = 1
     """The length of a batch is a multiple of this."""
     unpad: Mapping[str, int] = field(default_factory=dict)
+    policy: PaddingPolicy = PaddingPolicy.MEASURED
     buckets: int = 4
-    """The largest number of ranges of length, each with batches of its own; 1: all lengths share batches."""
+    """Of ALWAYS: the largest number of ranges of length, each with batches of its own; 1: all share batches."""
     relearn_every: int = 1024
-    """The ranges are worked out anew after so many requests."""
+    """Of ALWAYS: the ranges are worked out anew after so many requests."""
 
     def padded(self, length: int) -> int:
         """The length of a batch, by that of its longest request."""

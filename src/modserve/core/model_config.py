@@ -113,6 +113,10 @@ class DynamicBatching:
     max_batch_elements: int = 0
     """How many elements a batch may have: with padding rows times length, of ragged inputs their sum; 0 = no limit."""
 
+    measured_sizes: bool = True
+    """Batches do not grow beyond the size from which on, by measured run times, they gain nothing. For models without
+    padding and without a `p99_goal_ns`; False: batches are as large as they can be."""
+
     def policy(self, level: int) -> QueuePolicy:
         return self.level_policies.get(level, self.default_policy)
 
@@ -244,5 +248,7 @@ class ModelDescription:
     """Whether a request may have any number of responses."""
     dynamic_batching: bool | None = None
     """Whether requests are merged into batches; None: if the model can batch."""
+    cpu_instances: int = 0
+    """How many instances there are on the CPU where the configuration does not say it; 0: the backend's default."""
     sequence_batching: Mapping[str, object] | None = None
     """``sequence_batching`` as the JSON form of a configuration has it, for a model that keeps state."""

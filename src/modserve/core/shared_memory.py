@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from .tensor import Buffer
+from .tensor import Buffer, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,9 @@ class RegionLease(Protocol):
 
     def write(self, place: Place, raw: Buffer) -> None:
         """Put `raw`, at most `byte_size` bytes, to a reserved place. Raises INVALID_ARG if its memory has gone."""
+
+    def copy(self, place: Place, tensor: Tensor) -> bool:
+        """Put a tensor to a reserved place inside the memory of their device. False: they are not on the same one."""
 
     def release(self) -> None:
         """The request is over. Later calls do nothing."""

@@ -126,6 +126,24 @@ class TunerStatistics:
     decisions: deque[TunerDecision] = field(default_factory=lambda: deque(maxlen=RECENT_DECISIONS))
 
 
+@dataclass(slots=True, eq=False)
+class ChoiceStatistics:
+    """What was decided by measured run times, and what these are."""
+
+    batches: dict[str, int] = field(default_factory=dict)
+    """Batches by what they are: ``alone``, ``equal`` (of one length), ``padded``; `trials` among them."""
+    trials: int = 0
+    """Batches that were not the best by what was known, to learn more."""
+    trial_ns: float = 0
+    """What trials have cost."""
+    run_ns: int = 0
+    """How long all executions ran."""
+    utilisation: float = 1.0
+    """The share of the time in which the instances ran, lately."""
+    costs: list[tuple[int, int, float]] = field(default_factory=list)
+    """Rows, length (1 in models without) and nanoseconds of batches, as they ran lately."""
+
+
 class ModelStatistics:
     """The counters of one model version, from its load on."""
 
@@ -162,6 +180,8 @@ class ModelStatistics:
         self.recent: deque[BatchRecord] = deque(maxlen=RECENT_BATCHES)
         self.tuner: TunerStatistics | None = None
         """Only for models whose batching tunes itself."""
+        self.choice: ChoiceStatistics | None = None
+        """Only for models whose batches are chosen by measured run times."""
         self.responses: dict[int, ResponseStatistics] = defaultdict(ResponseStatistics)
         """By the response's index in its request; only for decoupled models."""
         self.request_histogram = Histogram(LATENCY_BUCKETS_NS)

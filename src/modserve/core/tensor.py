@@ -1,18 +1,19 @@
-"""Tensors: a datatype, a shape, and either the received bytes, an array, or both.
+"""Tensors: a datatype, a shape, and the received bytes, an array, or an array in the memory of a device.
 
 Buffers stay views of what was received until somebody needs an array; BYTES tensors stay in their raw form until
-somebody reads elements.
+somebody reads elements; what is on a device stays there until somebody reads it on the host.
 """
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from . import dtypes
+from . import dlpack, dtypes
 from .byte_strings import Array as Array
 from .byte_strings import Buffer as Buffer
 from .byte_strings import TruncatedError as TruncatedError
@@ -21,7 +22,7 @@ from .byte_strings import decode_elements as decode_elements
 from .byte_strings import decoded, encoded, in_lists
 from .byte_strings import encode_elements as encode_elements
 from .dtypes import Datatype
-from .errors import invalid
+from .errors import internal, invalid
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -31,8 +32,8 @@ _BYTES = {bytes}
 class Tensor:
     """An immutable n-dimensional array of one datatype, in row-major order.
 
-    Make one with `from_raw` (bytes in the protocol's raw form) or `from_array`. The other view is made when it is
-    first read and then kept. Reading `array` of a numeric tensor made from bytes copies nothing.
+    Make one with `from_raw` (bytes in the protocol's raw form), `from_array` or `from_dlpack`. The other views are made
+    when they are first read and then kept. Reading `array` of a numeric tensor made from bytes copies nothing.
     """
 
     __slots__ = ("_array", "_counted", "_digest", "_raw", "datatype", "shape")
@@ -62,6 +63,22 @@ class Tensor:
         elif array.dtype != datatype.numpy:
             array = array.astype(datatype.numpy)
         return cls(datatype, array.shape, None, array)
+
+    @staticmethod
+    def from_dlpack(source: dlpack.Exporter, to_host: Callable[[], Array] | None = None) -> "Tensor":
+        """A tensor over an array of another library: a plain one if it is in host memory, else a `DeviceTensor`.
+
+        `source` may not change afterwards. `to_host` copies it to the host; without one, `source` must know the
+        ``dl_device`` argument of ``__dlpack__``, and numpy its type. Raises INVALID_ARG as `from_array` does.
+        """
+        if dlpack.device_of(source).type in dlpack.HOST_TYPES:
+            return Tensor.from_array(_on_host(source) if to_host is None else to_host())
+        return DeviceTensor(source, to_host)
+
+    @property
+    def device(self) -> dlpack.Device | None:
+        """Where the elements are, if that is no host memory."""
+        return None
 
     @property
     def array(self) -> Array:
@@ -141,6 +158,91 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.datatype.name}, {list(self.shape)})"
+
+
+class DeviceTensor(Tensor):
+    """A tensor in the memory of a device, which `source` holds: the third form, beside raw bytes and arrays.
+
+    Whoever reads `array` or `raw` copies it to the host, once, on the reader's thread. Usable from any thread.
+    """
+
+    __slots__ = ("_device", "_lock", "_to_host", "source")
+
+    def __init__(self, source: dlpack.Exporter, to_host: Callable[[], Array] | None = None) -> None:
+        layout = dlpack.layout_of(source)
+        super().__init__(layout.datatype, layout.shape, None, None)
+        self._device = layout.device
+        self.source = source
+        self._to_host = to_host
+        self._lock = threading.Lock()
+
+    @property
+    def device(self) -> dlpack.Device:
+        return self._device
+
+    @property
+    def on_host(self) -> bool:
+        """Whether somebody has read it on the host: it is in both memories."""
+        return self._array is not None
+
+    @property
+    def array(self) -> Array:
+        """The elements, copied to the host when they are first read. Raises INTERNAL if what comes is another array."""
+        with self._lock:
+            array = self._array
+            if array is None:
+                array = _on_host(self.source) if self._to_host is None else self._to_host()
+                if array.shape != self.shape or array.dtype != self.datatype.numpy:
+                    expected = f"{self.datatype} {format_shape(self.shape)}"
+                    raise internal(
+                        f"a tensor on device {tuple(self._device)} is {expected}, but the array that came to the host "
+                        f"is {array.dtype} {format_shape(array.shape)}"
+                    )
+                self._array = array
+            return array
+
+    @property
+    def raw(self) -> Buffer:
+        return Tensor.from_array(self.array, self.datatype).raw
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * self.datatype.size
+
+    def reshaped(self, shape: Shape) -> Tensor:
+        """As `Tensor.reshaped`; under another shape it is on the host, where it is copied when that one is read."""
+        return self if shape == self.shape else _Reshaped(self, shape)
+
+
+class _Reshaped(Tensor):
+    """A tensor of a device under another shape than its `source` has."""
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: DeviceTensor, shape: Shape) -> None:
+        super().__init__(whole.datatype, shape, None, None)
+        self._whole = whole
+
+    @property
+    def array(self) -> Array:
+        return self._whole.array.reshape(self.shape)
+
+    @property
+    def raw(self) -> Buffer:
+        return self._whole.raw
+
+    @property
+    def size(self) -> int:
+        return self._whole.size
+
+    def reshaped(self, shape: Shape) -> Tensor:
+        return self._whole.reshaped(shape)
+
+
+def _on_host(source: dlpack.Exporter) -> Array:
+    """An array of another library as one of numpy: over its memory if that is the host's, else a copy."""
+    array: Array = np.from_dlpack(cast(Any, source), device="cpu")
+    return array
 
 
 def _bytes_array(array: Array) -> Array:

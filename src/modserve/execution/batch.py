@@ -1,11 +1,12 @@
 """Merging requests into the arrays of one execution, and its outputs back into responses."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from modserve.backends.api import Values
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, internal
@@ -13,7 +14,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.request import ParameterValue
 from modserve.core.response import InferenceResponse
-from modserve.core.tensor import Array, Buffer, Shape, Tensor, format_shape
+from modserve.core.tensor import Array, Buffer, DeviceTensor, Shape, Tensor, format_shape
 
 _SMALL = 16 * 1024
 
@@ -24,6 +25,15 @@ def merge(members: Sequence[Inflight]) -> dict[str, Array]:
     if len(members) == 1:
         return {name: tensor.array for name, tensor in first.inputs.items()}
     return {name: join([inflight.inputs[name] for inflight in members]) for name in first.inputs}
+
+
+def on_devices(inflight: Inflight, devices: Container[tuple[int, int]]) -> dict[str, Any] | None:
+    """The inputs of an execution for one request, those that are on one of `devices` as they are; None if none is."""
+    tensors = inflight.inputs
+    there = {name: one.source for name, one in tensors.items() if type(one) is DeviceTensor and one.device in devices}
+    if not there:
+        return None
+    return {**there, **{name: tensor.array for name, tensor in tensors.items() if name not in there}}
 
 
 def join(tensors: Sequence[Tensor]) -> Array:
@@ -51,7 +61,7 @@ def respond_with(
     ]
 
 
-def checked(outputs: object, config: ModelConfig) -> Mapping[str, Array]:
+def checked(outputs: object, config: ModelConfig) -> Values:
     """What an engine returned, if it is a mapping. Raises INTERNAL for anything else."""
     if not isinstance(outputs, Mapping):
         raise internal(
@@ -60,12 +70,14 @@ def checked(outputs: object, config: ModelConfig) -> Mapping[str, Array]:
     return outputs
 
 
+def on_host(outputs: Values) -> Mapping[str, Array]:
+    """The outputs of an engine as arrays, those that are tensors too."""
+    return {name: value.array if isinstance(value, Tensor) else value for name, value in outputs.items()}
+
+
 def copied(outputs: object, config: ModelConfig) -> dict[str, Array]:
     """The outputs of an engine that uses their memory again. Raises as `checked`."""
-    return {
-        name: (value.array if isinstance(value, Tensor) else as_array(name, value, config)).copy()
-        for name, value in checked(outputs, config).items()
-    }
+    return {name: as_array(name, value, config).copy() for name, value in checked(outputs, config).items()}
 
 
 def requested_outputs(members: Sequence[Inflight]) -> tuple[str, ...]:
@@ -77,9 +89,7 @@ def requested_outputs(members: Sequence[Inflight]) -> tuple[str, ...]:
     return names
 
 
-def split(
-    outputs: Mapping[str, Array], members: Sequence[Inflight], config: ModelConfig, version: int
-) -> list[InferenceResponse]:
+def split(outputs: Values, members: Sequence[Inflight], config: ModelConfig, version: int) -> list[InferenceResponse]:
     """One response a request, each with its own rows of `outputs`, in the requests' order.
 
     Raises INTERNAL if a requested output is missing, and when an output's type or number of rows is not what the
@@ -87,8 +97,8 @@ def split(
     """
     batching = config.batching
     rows = sum([inflight.batch_size for inflight in members]) if batching else 0
-    inputs = members[0].inputs if len(members) == 1 else _NOTHING
-    columns = {name: _column(name, outputs, rows, config, inputs) for name in requested_outputs(members)}
+    alone = members[0] if len(members) == 1 else None
+    columns = {name: _column(name, outputs, rows, config, alone) for name in requested_outputs(members)}
     responses: list[InferenceResponse] = []
     start = 0
     for inflight in members:
@@ -108,7 +118,7 @@ def split(
     return responses
 
 
-def take_rows(name: str, outputs: Mapping[str, Array], sizes: Sequence[int], config: ModelConfig) -> list[Tensor]:
+def take_rows(name: str, outputs: Values, sizes: Sequence[int], config: ModelConfig) -> list[Tensor]:
     """One output, cut into parts of so many rows; without a batch dimension all of it, for each. Raises as `split`."""
     rows = sum(sizes)
     datatype, item, raw, row_bytes, whole = _column(name, outputs, rows, config)
@@ -130,6 +140,8 @@ def as_array(name: str, output: object, config: ModelConfig) -> Array:
     """An output as a plain array. Raises INTERNAL where there is none."""
     if type(output) is np.ndarray:
         return output
+    if isinstance(output, Tensor):
+        return output.array
     if output is None:
         raise internal(f"model '{config.name}' gave no output '{name}'")
     if not isinstance(output, np.ndarray):
@@ -139,16 +151,16 @@ def as_array(name: str, output: object, config: ModelConfig) -> Array:
     return output.view(np.ndarray)  # a subclass may say anything of itself
 
 
-def check_output(spec: TensorSpec, array: Array | None, config: ModelConfig) -> Array:
+def check_output(spec: TensorSpec, output: Array | Tensor | None, config: ModelConfig) -> Array:
     """The engine's output, if it is there and of the configured type; raises INTERNAL otherwise."""
-    array = as_array(spec.name, array, config)
+    array = as_array(spec.name, output, config)
     if spec.datatype.size and array.dtype != spec.datatype.numpy:
         raise _of_type(array.dtype, spec, config)
     return array
 
 
 def single(
-    outputs: Mapping[str, Array | Tensor],
+    outputs: Values,
     member: Inflight,
     config: ModelConfig,
     version: int,
@@ -162,12 +174,19 @@ def single(
     names = tuple([name for name in member.output_names if name in outputs])
     rows = None if config.decoupled else member.batch_size
     tensors = {
-        name: _as_it_is(name, output, rows, config)
+        name: _as_it_is(name, _placed(name, output, member), rows, config)
         if isinstance(output := outputs.get(name), Tensor)
-        else _column(name, outputs, rows, config, member.inputs).whole
+        else _column(name, outputs, rows, config, member).whole
         for name in names
     }
     return InferenceResponse(config.name, version, tensors, member.request.id, parameters)
+
+
+def _placed(name: str, output: Tensor, member: Inflight) -> Tensor:
+    """An output on the host, unless who gets it takes it on a device."""
+    if type(output) is Tensor or name in member.device_outputs:
+        return output
+    return Tensor.from_array(output.array, output.datatype)
 
 
 def _as_it_is(name: str, output: Tensor, rows: int | None, config: ModelConfig) -> Tensor:
@@ -204,19 +223,20 @@ class _Column(NamedTuple):
     whole: Tensor
 
 
-_NOTHING: Mapping[str, Tensor] = {}
-
-
 def _column(
     name: str,
-    outputs: Mapping[str, Array | Tensor],
+    outputs: Values,
     rows: int | None,
     config: ModelConfig,
-    inputs: Mapping[str, Tensor] = _NOTHING,
+    alone: Inflight | None = None,
 ) -> _Column:
-    """`rows` None: any number of them. `inputs` are those of a request that runs alone."""
+    """`rows` None: any number of them. `alone` is a request that runs alone: what is on a device may stay there."""
     spec = config.outputs_by_name[name]
-    array = as_array(name, outputs.get(name), config)
+    array: Array | Tensor | None = outputs.get(name)
+    if type(array) is not np.ndarray:
+        if type(array) is DeviceTensor and alone is not None and name in alone.device_outputs:
+            return _Column(array.datatype, array.shape, b"", 0, _as_it_is(name, array, rows, config))
+        array = as_array(name, array, config)
     batch: Shape = ()
     item = array.shape
     if config.batching:
@@ -227,7 +247,7 @@ def _column(
         array = array.reshape((*batch, *item))
     datatype = spec.datatype
     if datatype is dtypes.BYTES:
-        for tensor in inputs.values():
+        for tensor in () if alone is None else alone.inputs.values():
             # An input that comes back as it was keeps its raw form.
             if tensor.datatype is dtypes.BYTES and tensor.array is outputs[name] and not array.flags.writeable:
                 return _Column(datatype, item, b"", 0, tensor.reshaped(array.shape))

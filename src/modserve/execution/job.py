@@ -1,9 +1,9 @@
 """One batch on its way through an instance, and the work on it that is the same for all kinds of instance."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from modserve.backends.api import Executor, FinalResponse, InstanceLostError, reuses_outputs
+from modserve.backends.api import Executor, FinalResponse, InstanceLostError, Values, reuses_outputs
 from modserve.core.errors import Code, ModserveError, from_exception, internal
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
@@ -12,7 +12,7 @@ from modserve.core.tensor import Array
 from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 
-from .batch import checked, copied, merge, requested_outputs, single, split
+from .batch import checked, copied, merge, on_devices, on_host, requested_outputs, single, split
 from .memory import EngineMemory
 from .padding import PaddedLayout
 from .ragged import RaggedLayout
@@ -108,6 +108,7 @@ class Work:
         self._layout = layout_of(config)
         self._reuses_outputs = reuses_outputs(engine)
         self._responds_at_once = stateless and not config.decoupled and not self._reuses_outputs
+        self._devices: frozenset[tuple[int, int]] = frozenset(map(tuple, getattr(engine, "devices", ())))
         allocate = getattr(engine, "allocate", None)
         self._memory = None if allocate is None else EngineMemory(allocate, model.name)
 
@@ -122,7 +123,14 @@ class Work:
     def inputs(self, job: Job) -> tuple[dict[str, Array], tuple[str, ...]]:
         """The merged inputs of the execution, and the outputs that it must have."""
         rows, config = job.rows, self._config
-        if self._layout is not None:
+        if (
+            self._devices
+            and len(rows) == 1
+            and self._layout is None
+            and (there := on_devices(rows[0], self._devices)) is not None
+        ):
+            inputs = there
+        elif self._layout is not None:
             inputs = self._layout.merge(rows, job.timing)
             if self._memory is not None:
                 inputs = self._memory.moved(inputs)
@@ -136,10 +144,10 @@ class Work:
             names = tuple(dict.fromkeys((*names, *config.state_outputs)))
         return inputs, names
 
-    def outputs(self, job: Job, result: Mapping[str, Array] | None) -> None:
+    def outputs(self, job: Job, result: Values | None) -> None:
         """Make the responses of what the engine returned."""
         rows, config = job.rows, self._config
-        outputs: Mapping[str, Array]
+        outputs: Values
         if type(result) is not dict or self._reuses_outputs:
             outputs = (copied if self._reuses_outputs else checked)(result, config)
         else:
@@ -149,9 +157,10 @@ class Work:
         else:
             responses = self._layout.split(outputs, rows, self._model.version)
         if config.state_outputs:
+            arrays = on_host(outputs)
             for row, inflight in enumerate(rows):
                 if inflight.states is not None:
-                    inflight.states.keep(config.name, outputs, row if config.batching else None, len(rows))
+                    inflight.states.keep(config.name, arrays, row if config.batching else None, len(rows))
         job.responses = job.of_members(responses)
 
     def requests(self, job: Job, deliver: Deliver) -> list[RunningRequest]:

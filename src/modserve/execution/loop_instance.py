@@ -24,6 +24,7 @@ from modserve.backends.api import (
     Executor,
     FinalResponse,
     InstanceLostError,
+    Values,
     reuses_outputs,
 )
 from modserve.core.errors import unavailable
@@ -44,7 +45,7 @@ _SHORT_NS = 1_000_000
 """An execution that takes less may keep others waiting inside the engine, where no other instance can take them."""
 
 OnLost: TypeAlias = Callable[[Instance, InstanceLostError], None]
-Outcome: TypeAlias = Mapping[str, Array] | Sequence[FinalResponse] | BaseException | None
+Outcome: TypeAlias = Values | Sequence[FinalResponse] | BaseException | None
 """What an engine ends an execution with."""
 
 
@@ -203,10 +204,10 @@ class LoopInstance(Instance):
             taking = self.loop.run_in_executor(None, self._take, job, outcome)
             taking.add_done_callback(lambda _: self._over(execution))
         else:
-            self._take(job, cast(Mapping[str, Array], outcome))
+            self._take(job, cast(Values, outcome))
             self._over(execution)
 
-    def _take(self, job: Job, outputs: Mapping[str, Array] | None) -> None:
+    def _take(self, job: Job, outputs: Values | None) -> None:
         try:
             self._work.outputs(job, outputs)
         except Exception as error:
@@ -303,6 +304,6 @@ class _Execution:
         self.instance.done(self, outcome)
 
 
-def _size(outputs: Mapping[str, Array]) -> int:
+def _size(outputs: Values) -> int:
     """Bytes of the outputs that take long to look at: BYTES count by their pointers alone."""
     return sum([getattr(output, "nbytes", 0) for output in outputs.values()])

@@ -1,9 +1,10 @@
 """Padded batches: requests of different lengths in one array, and rows added up to a size that the engine likes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from modserve.backends.api import Values
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import internal
 from modserve.core.inflight import Inflight
@@ -58,7 +59,7 @@ class PaddedLayout:
         timing.padding = total - timing.elements
         return merged
 
-    def split(self, outputs: Mapping[str, Array], members: Sequence[Inflight], version: int) -> list[InferenceResponse]:
+    def split(self, outputs: Values, members: Sequence[Inflight], version: int) -> list[InferenceResponse]:
         config, unpad = self._config, self._padding.unpad
         sizes = [inflight.batch_size for inflight in members]
         added = rows_of(sum(sizes), self._sizes) - sum(sizes)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from modserve.backends.api import Values
 from modserve.core.errors import internal
 from modserve.core.inflight import Inflight
 from modserve.core.merging import BatchInput, BatchInputKind
@@ -72,19 +73,17 @@ class RaggedLayout:
                 merged.update(dict.fromkeys(spec.targets, array))
         return merged
 
-    def split(self, outputs: Mapping[str, Array], members: Sequence[Inflight], version: int) -> list[InferenceResponse]:
+    def split(self, outputs: Values, members: Sequence[Inflight], version: int) -> list[InferenceResponse]:
         parts = {name: self._parts(name, outputs, members) for name in requested_outputs(members)}
         return respond_with(parts, members, self._config, version)
 
-    def _parts(self, name: str, outputs: Mapping[str, Array], members: Sequence[Inflight]) -> list[Tensor]:
+    def _parts(self, name: str, outputs: Values, members: Sequence[Inflight]) -> list[Tensor]:
         source = self._config.batch_outputs.get(name)
         if source is None:
             return take_rows(name, outputs, [inflight.batch_size for inflight in members], self._config)
         return self._scattered(name, outputs, [inflight.inputs[source] for inflight in members], source)
 
-    def _scattered(
-        self, name: str, outputs: Mapping[str, Array], sources: Sequence[Tensor], source: str
-    ) -> list[Tensor]:
+    def _scattered(self, name: str, outputs: Values, sources: Sequence[Tensor], source: str) -> list[Tensor]:
         """The elements in order, each request's as many as its shape has."""
         config = self._config
         spec = config.outputs_by_name[name]

@@ -19,7 +19,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.sequence import SequenceId
 from modserve.core.tensor import Array, Tensor
 
-from .batch import checked, copied, single
+from .batch import checked, copied, on_host, single
 
 _log = logging.getLogger(__name__)
 
@@ -214,8 +214,7 @@ class RunningRequest:
             what = single(values, self.inflight, self._config, self.model_version, parameters)
             states = self.inflight.states
             if states is not None:
-                arrays = {name: one.array if isinstance(one, Tensor) else one for name, one in values.items()}
-                states.keep(self._config.name, arrays, some=True)
+                states.keep(self._config.name, on_host(values), some=True)
         except Exception as error:
             what = from_exception(error, f"model '{self._config.name}'")
             forget_frames(what)

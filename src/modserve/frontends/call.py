@@ -122,6 +122,8 @@ class Call(SingleResponseSink):
         else:
             self.inflight = submit_traced(self.trace, servable, request, self, self.now_ns)
         self.version = servable.id.version
+        if self.reply.places and self.on_gpu and not servable.config.cached:
+            self.inflight.device_outputs = self.reply.places
         if self._handle is not None:
             self.give_back_model()
 

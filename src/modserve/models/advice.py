@@ -143,9 +143,7 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
             f"folders of models are in, '{directory.parent.parent}'"
         )
         return
-    suffixes = {
-        Path(row.filename).suffix: row.filename for row in FORMATS if row.by_suffix and row.backend in installed
-    }
+    suffixes = _by_suffix(installed)
     has_version = any(parse_directory(name) is not None for name in names if (directory / name).is_dir())
     for name in names:
         path = directory / name
@@ -167,10 +165,15 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
         yield misspelt
 
 
+def _by_suffix(installed: Collection[str]) -> dict[str, str]:
+    """The ends of names → the name that such a file has to have, for files that may have any name before it."""
+    return {Path(row.filename).suffix: row.filename for row in FORMATS if row.backend in installed and row.by_suffix}
+
+
 def _foreign(files: Iterable[str], installed: Collection[str]) -> list[str]:
     """A line for each kind of file that no engine here takes, or not as it is."""
     lines: dict[ForeignFile, str] = {}
-    served = {Path(row.filename).suffix for row in FORMATS if row.by_suffix and row.backend in installed}
+    served = _by_suffix(installed)
     for file in files:
         suffix = Path(file).suffix.lower()
         kind = BY_SUFFIX.get(suffix)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from modserve.core.errors import invalid
 from modserve.core.inflight import Inflight
+from modserve.core.merging import PaddingPolicy
 from modserve.core.model_config import ModelConfig
 from modserve.core.normalize import Signature
 from modserve.core.request import InferenceRequest
@@ -49,6 +50,7 @@ def assemble_model(
     accept, alike = _accept(config, signature)
 
     def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
+        adaptation.use(pool.count)
         return QueuedScheduler(
             adaptation.rule,
             pool,
@@ -58,10 +60,11 @@ def assemble_model(
             ripe_size=batching.ripe_size(adaptation.policy, config.max_batch_size),
             alike=alike,
             gate=adaptation.gate(pool.remaining_ns),
+            padded=adaptation.padded,
         )
 
     model = Model(model_id, opened, clock, accept, make_scheduler, adaptation.observe if adaptation.learns else None)
-    model.statistics.tuner = adaptation.statistics
+    model.statistics.tuner, model.statistics.choice = adaptation.statistics, adaptation.choice
     return wrapped(model, clock, cache)
 
 
@@ -71,7 +74,10 @@ def _accept(config: ModelConfig, signature: Signature) -> tuple[Accept, bool]:
     policy, padding = config.dynamic_batching, config.padding
     if policy is None:
         return accept, True
-    if padding is not None and padding.buckets > 1:
+    if padding is not None and padding.policy is PaddingPolicy.NEVER:
+        padded = padding.padded
+        accept = grouped(accept, lambda inflight: padded(inflight.length))
+    elif padding is not None and padding.policy is PaddingPolicy.ALWAYS and padding.buckets > 1:
         buckets = LengthBuckets(padding.buckets, padding.multiple_of, padding.relearn_every)
         accept = grouped(accept, lambda inflight: buckets.of(inflight.length))
     if policy.separate_by:

@@ -31,7 +31,8 @@ KINDS = (
         "a pickled Python object",
         ".pkl .pickle .joblib",
         "sklearn",
-        "skops.io.dump(model, 'model.skops') saves a scikit-learn model so that no code runs when it is loaded",
+        "skops.io.dump(model, 'model.skops') saves a scikit-learn model so that no code runs when it is loaded (a "
+        "pickle, called 'model.pkl', loads only where the operator allows it)",
         f"{_SKL2ONNX}; or {_PYTHON}",
     ),
     ForeignFile(

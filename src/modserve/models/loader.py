@@ -17,9 +17,7 @@ from modserve.core.errors import ModserveError, from_exception, internal, invali
 from modserve.core.loading import CONFIG_FILE, Blueprint, Listing, Needs, UnreadableModelError
 from modserve.core.metrics import MetricStore, StoredMetrics
 from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
-from modserve.core.sequence import file_state
 from modserve.core.servable import Borrow, Servable
-from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.execution.placement import placements, thread_share
 from modserve.resources.response_cache import ResponseCache
@@ -32,8 +30,7 @@ from .engine_report import engine_report
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
 from .instances import make_anew, make_instances, specs_of
 from .model import Opened
-
-INITIAL_STATE_FOLDER = "initial_state"
+from .model_files import read_initial_states, read_labels
 
 _MOST_AT_A_TIME = 8
 """Instances of a version that are made at the same time, for backends that allow it."""
@@ -53,6 +50,8 @@ class LoaderOptions:
     """For the models that ask for it."""
     metrics: MetricStore = field(default_factory=MetricStore)
     """Of engines."""
+    measured: bool = False
+    """Backend `auto` runs models whose configuration names no backend."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ class Loader:
     ) -> Opened | LoadedEnsemble:
         if draft.is_ensemble:
             ensemble = self._finish(draft, None)
-            return LoadedEnsemble(ensemble, _read_labels(path, ensemble.config))
+            return LoadedEnsemble(ensemble, read_labels(path, ensemble.config))
         backend, provisional = self._backend(draft)
         filename = provisional.default_model_filename or backend.default_model_filename
         places = _place(provisional, backend)
@@ -184,8 +183,8 @@ class Loader:
             options_of=self._options.backend_options,
             complete=lambda said: self._completed(draft, backend, said).config,
         )
-        labels = _read_labels(path, provisional)
-        initial_states = _read_initial_states(path, provisional)
+        labels = read_labels(path, provisional)
+        initial_states = read_initial_states(path, provisional)
         try:
             engine = backend.open(source)
         except BaseException as error:
@@ -237,10 +236,11 @@ class Loader:
         self, draft: model_config.Draft, backend: Backend | None, description: ModelDescription | None
     ) -> model_config.Complete:
         """The complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG."""
+        described_instances = 0 if description is None else description.cpu_instances
         return model_config.finish(
             draft,
             description,
-            default_cpu_instances=1 if backend is None else backend.default_cpu_instances,
+            default_cpu_instances=described_instances or (1 if backend is None else backend.default_cpu_instances),
             default_model_filename="" if backend is None else backend.default_model_filename,
             gpu_count=0 if backend is None else _gpu_count(draft.backend, backend),
             auto_complete=self._options.auto_complete,
@@ -258,7 +258,7 @@ class Loader:
                 draft = model_config.decode(listing.content, path, listing.name)
         except ModserveError as error:
             raise UnreadableModelError(error.code, error.message) from error
-        draft = replace(draft, backends=self._registry.known)
+        draft = replace(draft, backends=self._registry.known, measured=self._options.measured)
         try:
             model_config.check(draft, auto_complete=self._options.auto_complete)
         except ModserveError as error:
@@ -359,40 +359,6 @@ def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
     if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), Opened):
         _close(loaded.engine, loaded.instances, loaded.on_closed)
-
-
-def _read_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """The lines of each output's label file. Raises as `_read`."""
-    labels: dict[str, tuple[str, ...]] = {}
-    for output in config.outputs:
-        if not output.label_filename:
-            continue
-        who = f"label_filename of output '{output.name}' of model '{config.name}'"
-        text = _read(directory / output.label_filename, who).decode(errors="surrogateescape")
-        labels[output.name] = tuple(text.removesuffix("\n").split("\n")) if text else ()
-    return labels
-
-
-def _read_initial_states(directory: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """The states of new sequences that come from files, by input. Raises as `_read`."""
-    states: dict[str, Tensor] = {}
-    for state in config.sequence_batching.states if config.sequence_batching is not None else ():
-        initial = state.initial
-        if initial is None or not initial.file:
-            continue
-        who = f"data_file of the initial_state of state '{state.input_name}' of model '{config.name}'"
-        states[state.input_name] = file_state(
-            state, initial, _read(directory / INITIAL_STATE_FOLDER / initial.file, who)
-        )
-    return states
-
-
-def _read(path: Path, who: str) -> bytes:
-    """A file that the configuration names. Raises INTERNAL, as Triton does, if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise internal(f"failed to open text file for read {path}: {error.strerror} ({who})") from error
 
 
 def _count_cpu(places: Sequence[tuple[str, Placement]]) -> int:

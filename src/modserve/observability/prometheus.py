@@ -90,12 +90,24 @@ def _instances(model: Servable) -> dict[str, float]:
     return {"running": count - lost, "lost": lost} if count else {}
 
 
+def _choices(model: Servable) -> Mapping[str, float]:
+    choice = model.statistics.choice
+    return {} if choice is None else choice.batches
+
+
 def _elements(model: Servable) -> dict[str, float]:
     statistics = model.statistics
     return {"useful": statistics.elements, "padding": statistics.padding} if model.config.fills_up else {}
 
 
 _LABELLED: tuple[tuple[str, str, str, str, Callable[[Servable], Mapping[str, float]]], ...] = (
+    (
+        "modserve_batches_chosen",
+        "counter",
+        "Batches chosen by measured run times: of one request, of equal lengths, or padded",
+        "kind",
+        _choices,
+    ),
     ("modserve_instances", "gauge", "Instances by state; lost ones are about to be made anew", "state", _instances),
     (
         "nv_inference_request_failure",

@@ -36,14 +36,16 @@ def moved(response: InferenceResponse, places: Mapping[str, Place], lease: Regio
     """
     written = [(name, place, response.outputs[name]) for name, place in places.items() if name in response.outputs]
     for name, place, tensor in written:
-        if len(tensor.raw) > place.byte_size:
+        size = len(tensor.raw) if tensor.device is None else tensor.size
+        if size > place.byte_size:
             raise invalid(
                 f"shared memory size specified with the request for output '{name}' ({place.byte_size} bytes) should "
-                f"be at least {len(tensor.raw)} bytes to hold the results"
+                f"be at least {size} bytes to hold the results"
             )
     outputs = dict(response.outputs)
     for name, place, tensor in written:
-        lease.write(place, tensor.raw)
+        if tensor.device is None or not lease.copy(place, tensor):
+            lease.write(place, tensor.raw)
         outputs[name] = Tensor(tensor.datatype, tensor.shape, b"", None)
     return replace(response, outputs=outputs)
 

@@ -1,6 +1,6 @@
 """GPU memory that another process shares, through the library of the CUDA driver.
 
-Tensors are copied between it and the host, because the engines take host memory.
+Tensors are copied between it and the host, but for outputs that are in the memory of the same GPU.
 """
 
 import ctypes
@@ -10,9 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from modserve.core import dlpack
 from modserve.core.errors import internal, invalid
 from modserve.core.shared_memory import CudaRegion
-from modserve.core.tensor import Buffer
+from modserve.core.tensor import Buffer, DeviceTensor, Tensor
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "cuMemGetAddressRange_v2": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64),
     "cuMemcpyDtoH_v2": (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t),
     "cuMemcpyHtoD_v2": (ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t),
+    "cuMemcpyDtoD_v2": (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t),
+    "cuStreamSynchronize": (ctypes.c_void_p,),
 }
 """Function of the driver → its parameters. Each function returns 0 for success."""
 
@@ -158,6 +161,18 @@ class CudaMemory:
     def write(self, offset: int, raw: Buffer) -> None:
         if len(raw):
             self._copy("cuMemcpyHtoD_v2", self._address.value + offset, bytes(raw), len(raw))
+
+    def copy(self, offset: int, tensor: Tensor) -> bool:
+        """Write a tensor that is in the memory of this GPU, without gaps. False, and nothing written, for any other."""
+        if type(tensor) is not DeviceTensor or tensor.device != (dlpack.CUDA, self._region.device_id):
+            return False
+        layout = dlpack.layout_of(tensor.source)  # which waits until it has been computed
+        if not layout.in_rows:
+            return False
+        if tensor.size:
+            self._copy("cuMemcpyDtoD_v2", self._address.value + offset, layout.address, tensor.size)
+            self._copy("cuStreamSynchronize", None)  # unlike the other copies, this one returns before it is done
+        return True
 
     def close(self) -> None:
         try:

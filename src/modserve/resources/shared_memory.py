@@ -12,9 +12,9 @@ from typing import Protocol, TypeVar
 
 from modserve.core.errors import Code, ModserveError, internal, invalid, not_found, unavailable, unsupported
 from modserve.core.shared_memory import CudaRegion, Place, SystemRegion
-from modserve.core.tensor import Buffer
+from modserve.core.tensor import Buffer, Tensor
 
-from .cuda import Cuda
+from .cuda import Cuda, CudaMemory
 from .posix import PosixMemory
 
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
@@ -213,6 +213,11 @@ class RegionLease:
         if used is None or place.region not in used:
             raise internal(f"shared memory region '{place.region}' was not reserved: this is a bug")
         used[place.region].memory.write(place.offset, raw)
+
+    def copy(self, place: Place, tensor: Tensor) -> bool:
+        used = self._used
+        memory = None if used is None or place.region not in used else used[place.region].memory
+        return isinstance(memory, CudaMemory) and memory.copy(place.offset, tensor)
 
     def release(self) -> None:
         if self._used is not None:

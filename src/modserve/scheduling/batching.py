@@ -1,13 +1,15 @@
 """How many of the requests that may share a batch run together, and when: pure rules over order, sizes and ages."""
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from modserve.core.inflight import Inflight
 from modserve.core.merging import rows_of
 from modserve.core.model_config import DynamicBatching, ModelConfig
+
+from .lengths import Lengths
 
 FAR_NS = 1 << 62
 """A time by which every queue delay is over."""
@@ -30,16 +32,19 @@ class Reason(enum.Enum):
     """A request of it would otherwise be too late, or have waited too long."""
     SINGLE = "single"
     """The model runs each request on its own."""
+    NO_GAIN = "no_gain"
+    """By measured run times a larger batch would gain nothing, or these requests run better without the others."""
     REFUSED = "refused"
     """The engine refused the batch that this request was in, which ran once more by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Run the first `count` requests as one batch."""
+    """Run the first `count` requests as one batch, or the `members`, if it has any, which are so many."""
 
     count: int
     reason: Reason
+    members: Sequence[Inflight] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class Together:
     and queues for such rules leave them stale.
 
     `whole` is False if iterating leaves out some of those that are in the sums. `closed` is True if no request that
-    arrives from now on can join the next batch.
+    arrives from now on can join the next batch. `lengths` has the same requests by length, if the rule chooses by that.
     """
 
     requests: Iterable[Inflight] = ()
@@ -77,6 +82,7 @@ class Together:
     stale: bool = False
     whole: bool = True
     closed: bool = False
+    lengths: Lengths | None = None
 
     def __iter__(self) -> Iterator[Inflight]:
         return iter(self.requests)

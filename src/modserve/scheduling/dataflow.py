@@ -72,6 +72,12 @@ class Plan:
             for index in self.needed
         }
         """The outputs that each step requests of its model."""
+        read_here = self.outputs.union(*({step.when.tensor} for step in self.steps if step.when))
+        self.between: Mapping[int, frozenset[str]] = {
+            index: frozenset(name for name in names if self.steps[index].outputs[name] not in read_here)
+            for index, names in self.requested.items()
+        }
+        """The outputs of each step that only other steps read: they may stay in the memory of a device."""
         self.needs: tuple[tuple[str, int | None], ...] = tuple(
             dict.fromkeys((self.steps[index].model, self.steps[index].version) for index in self.needed)
         )

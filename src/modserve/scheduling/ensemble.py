@@ -119,8 +119,22 @@ class EnsembleRun:
         self._held: list[tuple[int, int, StepExecution]] = []
         """A heap of those that had to wait for the limit, by when they have waited too long."""
         self._count = itertools.count()
+        self._reads_inputs = False
         self._start_ns = 0
         self._alarm = Alarm(self.clock, self._look)
+
+    def device_outputs(self, index: int) -> frozenset[str]:
+        """The outputs of a step that may stay on a device: those for other steps, and for who takes them there.
+
+        None, where a model keeps its responses: it reads what it gets, on this thread.
+        """
+        if self._reads_inputs:
+            return frozenset()
+        between, wanted_there = self.plan.between[index], self.inflight.device_outputs
+        if not wanted_there:
+            return between
+        outputs = self.plan.steps[index].outputs
+        return between.union(name for name in self.plan.requested[index] if outputs[name] in wanted_there)
 
     @property
     def callers(self) -> tuple[ModelId, ...]:
@@ -134,6 +148,7 @@ class EnsembleRun:
         try:
             for name, version in self.plan.needs:
                 self._handles[name, version] = self._ensemble.borrow(name, version)
+            self._reads_inputs = any(handle.servable.config.cached for handle in self._handles.values())
             inflight = self.inflight
             entries: dict[str, dataflow.Entry] = {spec.name: Missing.ABSENT for spec in self._config.inputs}
             entries |= {name: Value(tensor, inflight.batch_size) for name, tensor in inflight.inputs.items()}

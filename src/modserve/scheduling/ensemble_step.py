@@ -113,6 +113,7 @@ class StepExecution:
         try:
             self._inflight = inflight = self._submitted(self._request(now_ns), now_ns)
             inflight.callers = self.owner.callers
+            inflight.device_outputs = self.owner.device_outputs(self.index)
             self.batch_size = inflight.batch_size
             if self.decoupled:
                 self._pace(inflight)

@@ -20,13 +20,14 @@ batch, the group of the request that came first, and those of the requests that 
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from modserve.core.inflight import Inflight
 
 from .batching import Together
+from .lengths import Lengths
 from .queue import GONE, Line, RequestQueue
 
 _RIPE_LOOKED_AT = 8
@@ -65,8 +66,18 @@ class LevelQueue(RequestQueue):
     Groups are ripe whose batch sizes sum to `ripe_size`, or which have so many `ripe_elements`; 0 for none, both.
     """
 
-    def __init__(self, *, sums: bool, ripe_size: int = 0, ripe_elements: int = 0, look_ahead: int = 1024) -> None:
+    def __init__(
+        self,
+        *,
+        sums: bool,
+        ripe_size: int = 0,
+        ripe_elements: int = 0,
+        look_ahead: int = 1024,
+        padded: Callable[[int], int] | None = None,
+    ) -> None:
+        """`padded`: the rule chooses by length, so keep the `lengths` of each group; this gives the one that counts."""
         super().__init__(sums=sums)
+        self._padded = padded
         self._ripe_size = ripe_size
         self._ripe_elements = ripe_elements
         self._look_ahead = look_ahead
@@ -97,7 +108,10 @@ class LevelQueue(RequestQueue):
             self._forget_times()
 
     def take(self, together: Together, count: int) -> list[Inflight]:
-        batch = list(islice(together, count))
+        return self.take_members(list(islice(together, count)))
+
+    def take_members(self, batch: list[Inflight]) -> list[Inflight]:
+        """Remove these requests of one group."""
         self._remove(batch)
         if self.timed and not self.count:
             self._forget_times()
@@ -130,6 +144,10 @@ class LevelQueue(RequestQueue):
         group.count += 1
         group.size += size
         group.elements += size * inflight.length
+        if self._padded is not None:
+            if group.lengths is None:
+                group.lengths = Lengths(self._padded)
+            group.lengths.add(inflight)
         if self._sums:
             group.joined(inflight)
         else:
@@ -145,6 +163,8 @@ class LevelQueue(RequestQueue):
             number = inflight.level
             level, lane = self._levels[number], group.lanes[number]
             del lane[inflight], level.line[inflight]
+            if group.lengths is not None:
+                group.lengths.remove(inflight)
             inflight.level = GONE
             size = inflight.batch_size or 1
             level.size -= size
@@ -180,6 +200,8 @@ class LevelQueue(RequestQueue):
         group.last_arrival = self._arrivals if alone else group.first().arrival + self._look_ahead
         group.whole = self._arrivals <= group.last_arrival
         group.closed = self._arrivals >= group.last_arrival and not alone
+        if group.lengths is not None:
+            group.lengths.last_arrival = group.last_arrival
         return group
 
     def _in_turn(self) -> Iterator[_Group]:

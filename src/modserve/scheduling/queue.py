@@ -140,6 +140,13 @@ class PlainQueue(RequestQueue):
         self._uncount(batch)
         return batch
 
+    def take_members(self, batch: list[Inflight]) -> list[Inflight]:
+        """Remove these requests."""
+        for inflight in batch:
+            del self._line[inflight]
+        self._uncount(batch)
+        return batch
+
     def _uncount(self, gone: Collection[Inflight]) -> None:
         together = self._together
         self.count -= len(gone)

@@ -1,5 +1,6 @@
 """The thin loop around a batching rule: the direct scheduler and the dynamic batcher are this, with their rules."""
 
+from collections.abc import Callable
 from typing import Generic
 
 from modserve.core.errors import ModserveError, cancelled, unavailable
@@ -35,10 +36,12 @@ class QueuedScheduler(Generic[SlotT]):
         ripe_size: int = 0,
         alike: bool = False,
         gate: Gate = Gate(),  # noqa: B008 - it changes nothing
+        padded: Callable[[int], int] | None = None,
     ) -> None:
         """`alike`: the rule lets any request share a batch with any other, or lets each run alone.
 
-        `ripe_size`: the size from which on the rule may run a batch before its delay is over.
+        `ripe_size`: the size from which on the rule may run a batch before its delay is over. `padded`: the rule
+        reads `Together.lengths`; this gives the length that counts there for a request's own.
         """
         self._rule = rule
         self._runner = runner
@@ -64,6 +67,7 @@ class QueuedScheduler(Generic[SlotT]):
                 ripe_size=ripe_size if policy.max_queue_delay_ns else 0,
                 ripe_elements=policy.max_batch_elements,
                 look_ahead=policy.look_ahead,
+                padded=padded,
             )
         self._stopped = self._hurries = False
         self._pump_due = False
@@ -185,7 +189,10 @@ class QueuedScheduler(Generic[SlotT]):
                         wake_ns = min(wake_ns or decision.when_ns, decision.when_ns)
                         continue
                     decision = Dispatch(sum(1 for _ in together), Reason.SHAPE)
-                batch = queue.take(together, decision.count)
+                if decision.members:
+                    batch = queue.take_members(list(decision.members))
+                else:
+                    batch = queue.take(together, decision.count)
                 for inflight in batch:
                     inflight.on_cancel = None
                     if self._counted:

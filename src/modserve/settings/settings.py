@@ -208,6 +208,11 @@ class Settings(BaseModel):
         several=True,
         flag=True,
     )
+    default_backend: Literal["file", "auto"] = option(
+        "file",
+        "Backend of models whose configuration names none: that which the model's file is for, or auto, which measures "
+        "all that take it and serves with the fastest.",
+    )
     backend_config: values.BackendOptions = option(
         {},
         "Option of a backend, or without BACKEND of all backends that do not set it; may be repeated.",

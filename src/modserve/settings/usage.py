@@ -11,11 +11,12 @@ SHELLS = ("bash", "zsh", "fish")
 
 _USAGE = """modserve [serve] --model-repository DIR [options]
        modserve [serve] [NAME=]MODULE:OBJECT … [options]
+       modserve engines
        modserve --version | --help | --print-completion bash|zsh|fish"""
 
 _DESCRIPTION = """\
 Serves the models in DIR, and decorated Python functions, over KServe v2: HTTP, gRPC, and
-Prometheus metrics.
+Prometheus metrics. 'modserve engines' lists what can run models here.
 
 Each option can also be set by an environment variable, and in the YAML or TOML file that
 --config names: --http-port 80 is MODSERVE_HTTP_PORT=80, and 'http-port: 80' in YAML. The

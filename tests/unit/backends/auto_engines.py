@@ -1,5 +1,6 @@
 """Made-up engines for the backend that chooses among engines, and a made-up clock that only their executions move."""
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,14 @@ DESCRIPTION = ModelDescription(
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0
+        self._lock = threading.Lock()
 
     def __call__(self) -> float:
         return self.now
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self.now += seconds
 
 
 @dataclass
@@ -41,6 +47,8 @@ class MadeUpEngine:
     sources: list[ModelSource] = field(default_factory=list)
     specs: list[InstanceSpec] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
+    side_by_side: bool = False
+    """Executions of instances that were opened together take no longer than one."""
     open_models: int = 0
     open_instances: int = 0
     default_model_filename: str = "model.onnx"
@@ -67,6 +75,7 @@ class MadeUpModel:
         hint = source.config.parameters.get("INFERENCE_PRECISION_HINT", "f32")
         self.precision = "bf16" if hint == "bf16" else "fp32"
         self.any_thread = not engine.any_thread
+        self.instances = source.cpu_instances
 
     def describe(self) -> ModelDescription | None:
         self.engine.fail("describe")
@@ -94,7 +103,8 @@ class MadeUpInstance:
         engine.fail("execute")
         rows = len(inputs["IN"])
         engine.batches.append(rows)
-        engine.clock.now += engine.seconds[precision] * rows
+        together = self.model.instances if engine.side_by_side else 1
+        engine.clock.sleep(engine.seconds[precision] * rows / together)
         error = engine.errors.get(precision, 0.0)
         return {"OUT": (inputs["IN"] * np.float32(2 * (1 + error))).astype(np.float32)}
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -41,6 +41,7 @@ class Workbench:
         self.cpu = BF16_CPU
         self.options: dict[str, str] = {}
         self.engine_options: dict[str, dict[str, str]] = {}
+        self.default: Literal["file", "auto"] = "file"
         self.write()
 
     def write(self, text: str = "", file: str = "model.onnx", backend: str = "auto", **parameters: object) -> None:
@@ -52,9 +53,10 @@ class Workbench:
     @asynccontextmanager
     async def served(self) -> AsyncIterator[InferenceServer]:
         registry = BackendRegistry(dict(self.engines))
-        auto = AutoBackend(registry, self.cpu, self.clock)
+        auto = AutoBackend(registry, self.cpu, self.clock, self.clock.sleep)
         settings = Settings(
             model_repository=self.repository,
+            default_backend=self.default,
             backend_config={
                 "auto": {"cache-dir": str(self.cache), **self.options},
                 "modular": {"cache-dir": ""},
@@ -130,6 +132,7 @@ async def test_a_tolerance_that_bf16_does_not_keep(bench: Workbench) -> None:
     report = await bench.report()
     assert chosen(report) == (OV, "fp32")
     assert whys(report)[2] == "its outputs differ from those of ONNX Runtime fp32 by 0.01, and the tolerance is 0.005"
+    assert report["candidates"][2]["seconds"] == pytest.approx(1.6 * BASE), "so that one knows what it would bring"
 
 
 async def test_exact_outputs(bench: Workbench) -> None:
@@ -335,6 +338,67 @@ async def test_a_warmup_that_is_wrong_fails_the_load(bench: Workbench) -> None:
     assert "sample 'w' of model_warmup has input 'NO', but the model has IN" in await bench.refusal()
 
 
+# Batch size and instances
+
+
+async def test_batches_and_instances_are_tuned_where_the_configuration_leaves_them_open(bench: Workbench) -> None:
+    """A row of these engines takes as long in whichever batch, and their clock adds up what runs side by side."""
+    bench.write(tune="batch, instances")
+    report = await bench.report()
+    assert chosen(report) == (OV, "fp32")
+    assert (report["tuned"]["batch_size"], report["tuned"]["instances"]) == (1, 1)
+    assert {(row["instances"], row["batch_size"]) for row in report["tuned"]["settings"]} >= {(1, 1), (1, 2), (1, 4)}
+    async with bench.served() as server:
+        config = server.model("m").config
+        assert (config.max_batch_size, [group.count for group in config.instance_groups]) == (1, [1])
+        assert metadata.engine_json(server.model("m"))["from_cache"]
+
+
+@pytest.mark.parametrize(
+    ("text", "tune", "why"),
+    [
+        ("max_batch_size: 2 instance_group [ { count: 1 } ]", "batch,instances", "says how large batches are"),
+        ("max_batch_size: 2", "batch", "says how large batches are"),
+    ],
+)
+async def test_what_the_configuration_says_is_not_tuned(
+    bench: Workbench, text: str, tune: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.write(text, tune=tune)
+    report = await bench.report()
+    assert "tuned" not in report
+    assert f"model 'm' is not tuned: its configuration {why}" in caplog.text
+
+
+async def test_only_one_of_both_is_tuned(bench: Workbench) -> None:
+    bench.write("max_batch_size: 2", tune="instances")
+    report = await bench.report()
+    assert report["tuned"]["batch_size"] == 0
+    assert {row["batch_size"] for row in report["tuned"]["settings"]} == {2}
+    async with bench.served() as server:
+        assert server.model("m").config.max_batch_size == 2
+
+
+async def test_instances_that_are_faster_together(bench: Workbench) -> None:
+    """Two instances take the time of one: each execution counts half when there are two of them."""
+    bench.engines[OV].side_by_side = True
+    bench.write(tune="instances")
+    report = await bench.report()
+    counts = {row["instances"] for row in report["tuned"]["settings"]}
+    assert report["tuned"]["instances"] == max(counts)
+    assert report["instances"]["count"] == max(counts)
+    source = bench.engines[OV].sources[-1]
+    assert source.cpu_instances == max(counts)
+    assert source.cpu_threads * source.cpu_instances <= max(1, bench.engines[ORT].sources[0].cpu_threads)
+
+
+async def test_tuning_that_fails_changes_nothing(bench: Workbench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.write(tune="batch", objective="latency")
+    report = await bench.report()
+    assert "tuned" not in report
+    assert "model 'm' is not tuned: its throughput is not what counts" in caplog.text
+
+
 # The cache
 
 
@@ -418,3 +482,15 @@ async def test_configurations_for_the_modular_engine(bench: Workbench, caplog: p
 async def test_a_file_of_no_known_format(bench: Workbench) -> None:
     bench.write('default_model_filename: "model.gguf"', file="model.gguf")
     assert "is a file of another format; backend 'auto' takes ONNX (.onnx)" in await bench.refusal()
+
+
+@pytest.mark.parametrize(("default", "backend"), [("auto", "auto"), ("file", ORT)])
+async def test_models_whose_configuration_names_no_backend(
+    bench: Workbench, default: Literal["file", "auto"], backend: str
+) -> None:
+    (bench.repository / "m" / "config.pbtxt").unlink()
+    bench.default = default
+    async with bench.served() as server:
+        report: dict[str, Any] = metadata.engine_json(server.model("m"))
+    assert report["backend"] == backend
+    assert report.get("chosen_backend") == (OV if default == "auto" else None)

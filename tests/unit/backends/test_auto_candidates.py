@@ -108,7 +108,7 @@ def test_options_of_the_model_win_over_those_of_the_server() -> None:
     )
     model = {"tolerance": "0.05", "objective": "latency", "engines": "openvino, onnxruntime", "sample_shape": "128"}
     assert options(model, server) == AutoOptions(
-        Tolerance(0.05, reduced=True), 3.0, "latency", "128", ("openvino", "onnxruntime"), Path("/somewhere")
+        Tolerance(0.05, reduced=True), 3.0, "latency", "128", ("openvino", "onnxruntime"), (), Path("/somewhere")
     )
 
 
@@ -133,6 +133,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
         ("tolerance", "nan", "parameter 'tolerance' is 'nan'"),
         ("budget_seconds", "0", "parameter 'budget_seconds' is '0', expected a number of seconds above 0"),
         ("objective", "fun", "parameter 'objective' is 'fun', expected latency or throughput"),
+        ("tune", "threads", "parameter 'tune' names 'threads', expected some of batch, instances"),
         ("engines", "openvion", "parameter 'engines' names 'openvion', expected some of onnxruntime, openvino"),
     ],
 )

@@ -1,5 +1,6 @@
 """The builds of ONNX Runtime: which one is there, and why a provider of it cannot be used."""
 
+import importlib
 import logging
 import subprocess
 import types
@@ -9,6 +10,7 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
+import modserve.backends.onnxruntime
 from modserve.backends.onnxruntime import builds
 from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend
 
@@ -18,6 +20,20 @@ def test_the_log_says_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
         OnnxRuntimeBackend()
     assert caplog.messages == [f"onnxruntime {ort.__version__}: {', '.join(ort.get_available_providers())}"]
     assert "CPUExecutionProvider" in caplog.messages[0]
+
+
+def test_the_log_says_what_a_build_cannot_use(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modserve.backends.onnxruntime.backend._gpu_devices", lambda: ["nvidia1", "nvidia0"])
+    with caplog.at_level(logging.INFO):
+        OnnxRuntimeBackend()
+    assert caplog.messages[1].startswith("this build of ONNX Runtime cannot use the GPUs that are here (nvidia0, nvid")
+    caplog.clear()
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with caplog.at_level(logging.INFO):
+        OnnxRuntimeBackend()
+    assert len(caplog.messages) == 1
 
 
 def test_the_log_warns_of_two_distributions(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,6 +46,13 @@ def test_the_log_warns_of_two_distributions(caplog: pytest.LogCaptureFixture, mo
 def test_what_is_installed_here() -> None:
     assert builds.installed() == {"onnxruntime": ort.__version__}
     assert builds.loaded_distribution() == "onnxruntime"
+
+
+def test_files_that_are_gone_are_not_an_error_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What uninstalling one of two distributions leaves is a folder that can be imported, and has nothing in it."""
+    monkeypatch.delattr(ort, "InferenceSession")
+    with pytest.raises(ImportError, match=r"not all there, .*: pip install --force-reinstall --no-deps onnxruntime"):
+        importlib.reload(modserve.backends.onnxruntime)
 
 
 ANEW = "pip install --force-reinstall --no-deps"

@@ -7,6 +7,7 @@ import pytest
 
 from modserve.backends.api import Placement
 from modserve.backends.onnxruntime import builds
+from modserve.backends.onnxruntime.options import warnings
 from modserve.backends.onnxruntime.providers import check, requested
 from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import Accelerator, InstanceKind, ModelConfig
@@ -186,6 +187,15 @@ def test_options_of_cuda() -> None:
             },
         )
     ]
+
+
+@pytest.mark.parametrize(("name", "key"), [("cuda", "enable_cuda_graph"), ("tensorrt", "trt_cuda_graph_enable")])
+def test_no_graphs_are_recorded(name: str, key: str) -> None:
+    """With inputs in memory that differs from request to request, they would give the first responses again."""
+    given = config(gpu_accelerators=(Accelerator(name, {key: "1"}),))
+    assert all(options == {"device_id": "3"} for _, options in requested(given, GPU))
+    (warning,) = warnings(given, gpus=4)
+    assert warning.startswith(f"model 'model': parameter '{key}' of accelerator '{name}' has no effect: no CUDA graphs")
 
 
 def test_openvino_keeps_to_the_threads_of_the_instances() -> None:

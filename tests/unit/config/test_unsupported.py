@@ -110,3 +110,9 @@ def test_a_backend_may_act_on_it(setting: Setting) -> None:
 )
 def test_harmless(text: str) -> None:
     assert finish(text + ONE_EACH).warnings == []
+
+
+def test_a_runtime_is_for_pytorch() -> None:
+    built = finish("backend: 'pytorch' runtime: 'model.py' " + ONE_EACH)
+    assert built.config.runtime == "model.py"
+    assert not [warning for warning in built.warnings if "runtime" in warning]

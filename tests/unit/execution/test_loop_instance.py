@@ -1,6 +1,7 @@
 """Instances on the event loop, with an engine whose executions the test ends."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -136,13 +137,17 @@ async def test_a_merged_batch_without_a_thread(bench: Bench) -> None:
     assert threading.active_count() == before
 
 
-async def test_short_executions_are_sent_ahead_of_their_turn(
-    benches: list[Bench], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Executions take no time here, however busy the machine is.
-    clock = SimpleNamespace(monotonic_ns=lambda: 1_000)
+@pytest.fixture
+def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A microsecond passes between two looks at the clock, however busy the machine is."""
+    ticks = itertools.count(1)
+    clock = SimpleNamespace(monotonic_ns=lambda: next(ticks) * 1_000)
     monkeypatch.setattr("modserve.execution.loop_instance.time", clock)
     monkeypatch.setattr("modserve.execution.job.time", clock)
+
+
+@pytest.mark.usefixtures("steady_clock")
+async def test_short_executions_are_sent_ahead_of_their_turn(benches: list[Bench]) -> None:
     engine = Merged()
     engine.max_ahead = 2  # type: ignore[attr-defined]
     bench = Bench(engine)
@@ -168,6 +173,7 @@ async def test_short_executions_are_sent_ahead_of_their_turn(
     assert under_way() <= 2
 
 
+@pytest.mark.usefixtures("steady_clock")
 async def test_what_waits_inside_the_engine_is_not_counted_as_its_work(benches: list[Bench]) -> None:
     engine = Merged()
     engine.max_ahead = 1  # type: ignore[attr-defined]
@@ -188,6 +194,7 @@ async def test_what_waits_inside_the_engine_is_not_counted_as_its_work(benches: 
     engine.finish(11)
 
 
+@pytest.mark.usefixtures("steady_clock")
 async def test_nothing_is_sent_ahead_where_waiting_makes_batches_larger(benches: list[Bench]) -> None:
     engine = Merged()
     engine.max_ahead = 2  # type: ignore[attr-defined]

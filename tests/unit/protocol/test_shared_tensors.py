@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from modserve.core import dtypes
@@ -10,12 +11,13 @@ from modserve.core.errors import Code, ModserveError, not_found
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Place, RegionLease
-from modserve.core.tensor import Buffer, Tensor
+from modserve.core.tensor import Buffer, DeviceTensor, Tensor
 from modserve.pb import inference as pb
 from modserve.protocol import shared_memory
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.http import infer_request, infer_response
 from modserve.protocol.reply import Reply
+from modserve.testing import FakeDevice, FakeDeviceArray
 
 EIGHT = b"\x01\0\0\0\x02\0\0\0"
 
@@ -43,6 +45,15 @@ class OneRegion:
     def write(self, place: Place, raw: Buffer) -> None:
         assert place in self.reserved
         self.content[place.offset : place.offset + len(raw)] = raw
+
+    def copy(self, place: Place, tensor: Tensor) -> bool:
+        """Its memory is that of the device whose number is 1."""
+        assert place in self.reserved
+        if not isinstance(tensor, DeviceTensor) or tensor.device.number != 1:
+            return False
+        assert isinstance(tensor.source, FakeDeviceArray)
+        self.content[place.offset : place.offset + tensor.size] = tensor.source.there.tobytes()
+        return True
 
     def release(self) -> None:
         raise AssertionError("the codecs do not release")
@@ -360,6 +371,26 @@ def test_outputs_are_moved_into_regions() -> None:
     ]
     assert list(message.raw_output_contents) == [b"", b"", b"abcd"]
     assert (message.id, message.parameters["p"].int64_param) == ("id", 1)
+
+
+@pytest.mark.parametrize(("number", "downloads"), [(0, 1), (1, 0)])
+def test_an_output_on_a_device_is_copied_there_if_the_region_is(number: int, downloads: int) -> None:
+    device, region, place = FakeDevice(number=number), OneRegion(bytes(12)), Place("r", 4, 8)
+    region.reserve(place)
+    there = device.tensor(np.array([[7, 8]], np.int32))
+    moved = shared_memory.moved(InferenceResponse("m", 1, {"A": there}), {"A": place}, region)
+    assert region.content == bytes(4) + np.array([7, 8], np.int32).tobytes()
+    assert (moved.outputs["A"].shape, moved.outputs["A"].raw) == ((1, 2), b"")
+    assert device.downloads == downloads
+
+
+def test_an_output_on_a_device_that_does_not_fit_is_not_even_copied() -> None:
+    device, region, place = FakeDevice(number=1), OneRegion(), Place("r", 4, 7)
+    region.reserve(place)
+    response = InferenceResponse("m", 1, {"A": device.tensor(np.zeros(2, np.int32))})
+    code, message = refusal(shared_memory.moved, response, {"A": place}, region)
+    assert (code, "(7 bytes) should be at least 8 bytes" in message) == (Code.INVALID_ARG, True)
+    assert device.downloads == 0
 
 
 def test_nothing_is_written_if_an_output_does_not_fit() -> None:

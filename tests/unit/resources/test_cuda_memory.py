@@ -1,80 +1,22 @@
 """GPU memory, with a driver that only pretends."""
 
 import contextlib
-import ctypes
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fake_cuda import HANDLE, FakeDriver
+from modserve.core import dlpack
 from modserve.core.errors import Code, ModserveError
 from modserve.core.shared_memory import CudaRegion, Place, SystemRegion
+from modserve.core.tensor import Tensor
 from modserve.resources.cuda import HANDLE_BYTES, Cuda
 from modserve.resources.shared_memory import SharedMemory
-
-HANDLE = bytes(range(HANDLE_BYTES))
-ADDRESS = 0x7F00_0000
-
-
-class FakeDriver:
-    """One device with one allocation, which `HANDLE` opens; functions in `failing` fail."""
-
-    def __init__(self, devices: int = 1, failing: tuple[str, ...] = ()) -> None:
-        self.devices = devices
-        self.failing = failing
-        self.memory = bytearray(range(32))
-        self.opened = 0
-        self.contexts = 0
-
-    def __getattr__(self, name: str) -> Any:
-        function = type(self).__dict__.get("_" + name)
-        if function is None:
-            raise AttributeError(name)
-        return lambda *arguments: 1 if name in self.failing else function(self, *arguments) or 0
-
-    def _cuInit(self, flags: int) -> None:
-        assert flags == 0
-
-    def _cuDeviceGetCount(self, count: Any) -> None:
-        count._obj.value = self.devices
-
-    def _cuDeviceGet(self, device: Any, ordinal: int) -> int:
-        device._obj.value = ordinal
-        return 0 if ordinal < self.devices else 101
-
-    def _cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> None:
-        context._obj.value = 0x1000 + device.value
-
-    def _cuCtxPushCurrent_v2(self, context: Any) -> None:
-        assert context.value >= 0x1000
-        self.contexts += 1
-
-    def _cuCtxPopCurrent_v2(self, context: Any) -> None:
-        self.contexts -= 1
-
-    def _cuIpcOpenMemHandle_v2(self, address: Any, handle: Any, flags: int) -> int:
-        if bytes(handle) != HANDLE:
-            return 1
-        address._obj.value = ADDRESS
-        self.opened += 1
-        return 0
-
-    def _cuIpcCloseMemHandle(self, address: Any) -> None:
-        assert address.value == ADDRESS
-        self.opened -= 1
-
-    def _cuMemGetAddressRange_v2(self, base: Any, size: Any, address: Any) -> None:
-        size._obj.value = len(self.memory)
-
-    def _cuMemcpyDtoH_v2(self, host: Any, address: int, size: int) -> None:
-        start = address - ADDRESS
-        ctypes.memmove(host, bytes(self.memory[start : start + size]), size)
-
-    def _cuMemcpyHtoD_v2(self, address: int, host: bytes, size: int) -> None:
-        start = address - ADDRESS
-        self.memory[start : start + size] = host[:size]
+from modserve.testing import FakeDevice
 
 
 def registry(driver: FakeDriver | None) -> SharedMemory:
@@ -102,6 +44,49 @@ def test_tensors_are_copied_between_the_device_and_the_host() -> None:
     assert driver.memory[7:12] == b"\7abc\x0b"
     lease.release()
     assert driver.contexts == 0
+
+
+def test_a_tensor_of_the_same_gpu_is_copied_inside_it() -> None:
+    driver, gpu = FakeDriver(), FakeDevice(dlpack.CUDA)
+    memory = registry(driver)
+    memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    lease, place = memory.lease(), Place("g", 8, 8)
+    lease.reserve(place)
+    assert lease.copy(place, gpu.tensor(np.array([5, 6], np.int32)))
+    assert driver.memory[7:17] == b"\7\5\0\0\0\6\0\0\0\x10"
+    assert not driver.copying
+    assert lease.copy(place, gpu.tensor(np.zeros((0, 3), np.int32)))
+    assert (gpu.downloads, driver.contexts) == (0, 0)
+
+
+def test_tensors_that_the_region_cannot_take_without_the_host(tmp_path: Path) -> None:
+    """Of another GPU, with gaps, on the host; and those for regions of system memory."""
+    driver, gpu = FakeDriver(), FakeDevice(dlpack.CUDA)
+    memory = SharedMemory(True, cuda=Cuda(lambda: driver), directory=tmp_path)  # type: ignore[arg-type, return-value]
+    memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    (tmp_path / "s").write_bytes(bytes(32))
+    memory.register_system(SystemRegion("s", "/s", 0, 32))
+    lease, place, numbers = memory.lease(), Place("g", 8, 8), np.array([5, 6], np.int32)
+    for region in ("g", "s"):
+        lease.reserve(Place(region, 8, 8))
+    before = bytes(driver.memory)
+    assert not lease.copy(place, FakeDevice(dlpack.CUDA, 1).tensor(numbers))
+    assert not lease.copy(place, FakeDevice().tensor(numbers))
+    assert not lease.copy(place, gpu.tensor(np.arange(4, dtype=np.int32)[::2]))
+    assert not lease.copy(place, Tensor.from_array(numbers))
+    assert not lease.copy(Place("s", 8, 8), gpu.tensor(numbers))
+    assert not memory.lease().copy(place, gpu.tensor(numbers))
+    assert bytes(driver.memory) == before
+
+
+def test_a_copy_inside_the_gpu_that_fails() -> None:
+    memory = registry(FakeDriver(failing=("cuMemcpyDtoD_v2",)))
+    memory.register_cuda(CudaRegion("g", 0, 32), HANDLE)
+    lease, place = memory.lease(), Place("g", 8, 8)
+    lease.reserve(place)
+    with pytest.raises(ModserveError, match="region 'g': cuMemcpyDtoD_v2 failed with CUDA error 1") as caught:
+        lease.copy(place, FakeDevice(dlpack.CUDA).tensor(np.zeros(2, np.int32)))
+    assert caught.value.code is Code.INTERNAL
 
 
 def test_regions_of_both_kinds_share_their_names(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from modserve.testing import RecordingSink, inflight
 class Queue(LevelQueue):
     """With questions that only tests ask."""
 
-    def __init__(self, **more: int) -> None:
-        super().__init__(sums=True, **more)
+    def __init__(self, *, ripe_size: int = 0, ripe_elements: int = 0, look_ahead: int = 1024) -> None:
+        super().__init__(sums=True, ripe_size=ripe_size, ripe_elements=ripe_elements, look_ahead=look_ahead)
 
     def __len__(self) -> int:
         return self.count

@@ -56,13 +56,14 @@ class BackendInstance(Protocol):
 
     It may have these attributes besides, and the other kinds of instance all but `data_dependent`: `reuses_outputs`
     (bool, False where it is absent): the engine uses the memory of its outputs again, see `execute`; `allocate`, an
-    `Allocate`, asked for each merged input; `check_ready`, a `CheckReady`; `data_dependent` (bool, True where it is
-    absent): executions of the same shapes may take very different times. Only where it is False, and the backend says
+    `Allocate`, asked for each merged input; `devices`, pairs as ``__dlpack_device__`` gives them, whose tensors it
+    takes as they are, see `execute`; `check_ready`, a `CheckReady`; `data_dependent` (bool, True where it is absent):
+    executions of the same shapes may take very different times. Only where it is False, and the backend says
     `any_thread`, may very short executions run on the event loop's thread, where one that takes long stops the whole
     server.
     """
 
-    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+    def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Values:
         """Run one batch, blocking.
 
         `inputs` are arrays as `core.dtypes` maps the datatypes, with the batch dimension if the model has one.
@@ -75,6 +76,9 @@ class BackendInstance(Protocol):
 
         When a merged batch fails with INVALID_ARG, INTERNAL or any other exception, the server runs its requests once
         more, one by one, unless the model keeps state.
+
+        Outputs may be `Tensor`s, also in the memory of a device: `Tensor.from_dlpack`. An input of a request that runs
+        alone is what another engine has left on a device, an object with ``__dlpack__``, if `devices` has that device.
         """
 
     def close(self) -> None:
@@ -126,7 +130,7 @@ class InstanceHandle(Protocol):
         """
 
 
-BatchDone: TypeAlias = Callable[[Mapping[str, Array] | BaseException], None]
+BatchDone: TypeAlias = Callable[[Values | BaseException], None]
 """The end of an execution: its outputs, or why there are none. Any thread; the first call counts."""
 RequestsDone: TypeAlias = Callable[[BaseException | Sequence[FinalResponse] | None], None]
 """The end of an execution. An exception is the response to the requests that have no final one by then.

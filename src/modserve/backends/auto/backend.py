@@ -1,5 +1,6 @@
 """The ``auto`` backend: the engine that serves a model is chosen by measuring. ``modular`` is another name of it."""
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -16,8 +17,15 @@ from .choice import Choice, Row, table
 from .measure import Job, Opened
 from .options import engine_parameters, read_options
 from .samples import WARMUP_FOLDER, warmup_of
+from .tuning import Setting
 
 _log = logging.getLogger(__name__)
+
+
+_MOST_INSTANCES = 1024
+
+_registry = functools.cache(BackendRegistry)
+"""One for both names of the backend."""
 
 
 class AutoBackend:
@@ -33,10 +41,12 @@ class AutoBackend:
         registry: BackendRegistry | None = None,
         cpu: Cpu | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._registry = registry or BackendRegistry()
+        self._registry = registry or _registry()
         self._cpu = cpu or this_cpu()
         self._clock = clock
+        self._sleep = sleep
 
     def gpu_count(self) -> int:
         """None: engines are compared on the CPU alone."""
@@ -47,7 +57,7 @@ class AutoBackend:
             _log.warning("%s", warning)
         options = read_options(source)
         artifact = find_artifact(source.path, source.config.name)
-        job = Job(source, artifact, options, self._registry, self._clock)
+        job = Job(source, artifact, options, self._registry, self._clock, self._sleep)
         rows = [Row(candidate) for candidate in artifact.format.candidates]
         available = self._registry.names
         for row in rows:
@@ -59,14 +69,14 @@ class AutoBackend:
         choice = cache.load(facts, [row.candidate for row in rows if not row.why])
         if choice is not None:
             try:
-                opened = job.open(choice.candidate)
+                opened = job.open(choice.candidate, _setting(choice))
             except ModserveError as error:
                 what = choice.candidate.title
                 _log.warning("model '%s': %s was chosen before, but fails: %s", source.config.name, what, error)
             else:
                 return self._model(job, choice, opened, from_cache=True)
         choice, opened = job.choose(rows)
-        if choice.details.get("objective"):
+        if choice.details.get("objective") or choice.details.get("tuned"):
             cache.store(facts, choice)
         return self._model(job, choice, opened, from_cache=False)
 
@@ -100,6 +110,7 @@ class AutoBackend:
             "threads": [source.cpu_threads, source.cpu_instances],
             "tolerance": [options.tolerance.limit, options.tolerance.reduced],
             "objective": options.objective,
+            "tune": list(options.tune),
             "samples": [options.sample_shape, warmup or "", content_digest(files) if warmup and files.is_dir() else ""],
             "model": [config.max_batch_size, *(f"{spec}" for spec in (*config.inputs, *config.outputs))],
             "parameters": dict(config.parameters),
@@ -107,6 +118,17 @@ class AutoBackend:
                 name: dict(source.options_of.get(name, {})) for name in {row.candidate.backend for row in rows}
             },
         }
+
+
+def _setting(choice: Choice) -> Setting | None:
+    """What was tuned, by a choice from the cache; None if nothing was, or the file does not say it rightly."""
+    tuned = choice.details.get("tuned")
+    if not isinstance(tuned, dict):
+        return None
+    batch, instances = (tuned.get(key) for key in ("batch_size", "instances"))
+    if not isinstance(batch, int) or not isinstance(instances, int):
+        return None
+    return Setting(batch, instances) if batch >= 0 and 0 <= instances <= _MOST_INSTANCES else None
 
 
 class AutoModel:

@@ -137,6 +137,8 @@ def hindrance(candidate: Candidate, available: Collection[str], flags: Collectio
         engine = catalogue.BY_BACKEND.get(candidate.backend)
         install = f": {engine.install}" if engine is not None and engine.install else ""
         return f"{candidate.library} is not installed{install}"
+    if (stand_in := getattr(catalogue.BY_BACKEND.get(candidate.backend), "stand_in", None)) is not None:
+        return f"{candidate.library} is not installed, and what stands in for it is {stand_in.library}"
     if candidate.needs and not set(candidate.needs) & set(flags):
         return f"this CPU computes no {candidate.precision}: it has none of {', '.join(candidate.needs)}"
     return ""

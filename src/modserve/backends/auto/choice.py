@@ -17,7 +17,7 @@ class Row:
 
     candidate: Candidate
     seconds: float | None = None
-    """What an execution took, in the middle of all rounds."""
+    """What an execution took, as `race.Timing.typical` has it."""
     rounds: int = 0
     error: float | None = None
     """From the reference, as `comparison.difference` has it."""

@@ -17,10 +17,11 @@ from ..registry import BackendRegistry, new_instance
 from .candidates import FP32, Artifact, Candidate
 from .choice import Choice, Row, decide, not_admitted, refusal
 from .comparison import difference
-from .options import LATENCY, MAX_BATCH_SIZE, THROUGHPUT, AutoOptions, engine_parameters
+from .options import BATCH, INSTANCES, LATENCY, MAX_BATCH_SIZE, THROUGHPUT, AutoOptions, engine_parameters
 from .race import race
 from .runner import AsyncRunner, Runner, runner
 from .samples import Samples, UnmeasurableError, samples, shapes_of, warmup_of
+from .tuning import Crew, Setting, batch_sizes, best_setting, instance_counts
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class Opened:
     candidate: Candidate
     backend: Backend
     model: BackendModel
+    tuned: Setting | None = None
+    """What it was opened for, if that was chosen by measuring; 0 stands for what was not."""
 
 
 @dataclass(slots=True)
@@ -60,18 +63,23 @@ class Job:
         options: AutoOptions,
         registry: BackendRegistry,
         clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.source = source
         self.artifact = artifact
         self.options = options
         self._registry = registry
         self._clock = clock
+        self._sleep = sleep
         self._spent_s = 0.0
         """On executions; what it takes to open engines does not count."""
 
-    def open(self, candidate: Candidate) -> Opened:
+    def open(self, candidate: Candidate, tuned: Setting | None = None) -> Opened:
         """Open the model by one engine. Raises what the engine raises."""
         source = self.source
+        if tuned is not None and tuned.instances:
+            threads = max(1, source.cpu_threads * source.cpu_instances // tuned.instances)
+            source = replace(source, cpu_threads=threads, cpu_instances=tuned.instances)
         backend = self._registry.get(candidate.backend)
         config = replace(
             source.config,
@@ -82,15 +90,17 @@ class Job:
         )
         options = source.options_of.get(candidate.backend, {})
         model = backend.open(replace(source, config=config, path=self.artifact.path, options=options))
-        return Opened(candidate, backend, model)
+        return Opened(candidate, backend, model, tuned)
 
     def describe(self, opened: Opened) -> ModelDescription | None:
-        """What an engine says of the model; the largest batch is the same whichever it is."""
-        description = opened.model.describe()
-        if description is None or not description.default_max_batch_size:
-            return description
+        """What an engine says of the model; the largest batch is the same whichever it is, unless it was tuned."""
+        description, tuned = opened.model.describe(), opened.tuned
+        if description is None:
+            return None
         size = integer("backend option", self.source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
-        return replace(description, default_max_batch_size=size)
+        if tuned is not None:
+            size, description = tuned.batch or size, replace(description, cpu_instances=tuned.instances)
+        return replace(description, default_max_batch_size=size) if description.default_max_batch_size else description
 
     def spec(self, spec: InstanceSpec, candidate: Candidate) -> InstanceSpec:
         """The instance as its engine is to see it."""
@@ -104,7 +114,63 @@ class Job:
         """
         with _measuring, ExitStack() as stack:
             choice, opened = self._choose(rows, stack)
-        return choice, opened
+            if not self.options.tune:
+                return choice, opened
+            stack.close()
+            return self._tuned(choice, opened)
+
+    def _tuned(self, choice: Choice, opened: Opened) -> tuple[Choice, Opened]:
+        """The same engine with the best number of instances and size of batches; as it was if they cannot be found."""
+        try:
+            tuned, facts = self._find_setting(opened)
+            again = self.open(choice.candidate, tuned)
+        except Exception as error:
+            _log.warning("model '%s' is not tuned: %s", self.source.config.name, _text(error))
+            return choice, opened
+        _closed(opened.model.close, choice.candidate)
+        return replace(choice, details={**choice.details, "tuned": facts}), again
+
+    def _find_setting(self, opened: Opened) -> tuple[Setting, dict[str, object]]:
+        """What is to be tuned, with 0 for what is not, and what was measured. Raises what an engine raises."""
+        config, tune = self.source.completed(self.describe(opened)), self.options.tune
+        if config.sequence_batching is not None or self.options.objective == LATENCY:
+            raise UnmeasurableError("its throughput is not what counts")
+        made = self._samples(config)
+        batch_open = BATCH in tune and config.batching and not self.source.config.max_batch_size
+        count_open = INSTANCES in tune and not self.source.config.instance_groups
+        if not batch_open and not count_open:
+            raise UnmeasurableError("its configuration says how large batches are and how many instances there are")
+        threads = self.source.cpu_threads * self.source.cpu_instances
+        counts = instance_counts(threads) if count_open else [self.source.cpu_instances]
+        batches = batch_sizes() if batch_open else [max(1, config.max_batch_size)]
+        with ExitStack() as stack:
+            crews = {count: self._crew(opened.candidate, count, config, stack) for count in counts}
+            best, seconds = best_setting(
+                crews, batches, made.checked[0], self.options.budget_s, self._clock, self._sleep
+            )
+        rows = [
+            {"instances": each.instances, "batch_size": each.batch, "rows_per_second": round(1 / took, 3)}
+            for each, took in sorted(seconds.items())
+        ]
+        tuned = Setting(best.batch if batch_open else 0, best.instances if count_open else 0)
+        facts = {"batch_size": tuned.batch, "instances": tuned.instances, "settings": rows}
+        return tuned, facts
+
+    def _crew(self, candidate: Candidate, count: int, config: ModelConfig, stack: ExitStack) -> Crew:
+        opened = self.open(candidate, Setting(0, count))
+        stack.callback(_closed, opened.model.close, candidate)
+
+        def make() -> Runner | AsyncRunner:
+            instance = new_instance(opened.model, self._measured_spec(config, candidate))
+            return runner(instance, _outputs(config), ())
+
+        crew = Crew([make] * count)
+        stack.callback(_closed, crew.close, candidate)
+        return crew
+
+    def _measured_spec(self, config: ModelConfig, candidate: Candidate) -> InstanceSpec:
+        name = f"{config.name}_measured"
+        return self.spec(InstanceSpec(name, InstanceKind.CPU, 0, 0, config, self.source.write_config), candidate)
 
     def _choose(self, rows: Sequence[Row], stack: ExitStack) -> tuple[Choice, Opened]:
         for row in rows:
@@ -210,13 +276,11 @@ class Job:
             errors = [difference(ours, theirs, names) for ours, theirs in pairs]
             row.error, why = max(errors, key=lambda each: each[0])
             row.why = why or refusal(row, self.options.tolerance, reference)
+            row.seconds, row.rounds = each.estimate_s, 1  # for people: what the engine would take
 
     def _first_run(self, tried: _Tried, made: Samples, stack: ExitStack) -> list[Mapping[str, Array]]:
-        spec = InstanceSpec(
-            f"{tried.config.name}_measured", InstanceKind.CPU, 0, 0, tried.config, self.source.write_config
-        )
         candidate = tried.row.candidate
-        instance = new_instance(tried.opened.model, self.spec(spec, candidate))
+        instance = new_instance(tried.opened.model, self._measured_spec(tried.config, candidate))
         alone = self._objective(tried.config) == LATENCY
         try:
             tried.runner = made_runner = runner(instance, _outputs(tried.config), made.timed, alone=alone)
@@ -237,12 +301,12 @@ class Job:
         entrants = {name: each.runner for name, each in ready.items() if each.runner is not None}
         estimates = {name: each.estimate_s for name, each in ready.items()}
         start = self._clock()
-        timings = race(entrants, estimates, max(0.0, self.options.budget_s - self._spent_s), self._clock)
+        timings = race(entrants, estimates, max(0.0, self.options.budget_s - self._spent_s), self._clock, self._sleep)
         self._spent_s += self._clock() - start
         for name, timing in timings.items():
             row = ready[name].row
             row.rounds, row.why = len(timing.seconds), timing.failure
-            row.seconds = timing.median if timing.seconds else None
+            row.seconds = timing.typical if timing.seconds else None
 
     def _kept(
         self,

@@ -18,13 +18,16 @@ TOLERANCE = "tolerance"
 OBJECTIVE = "objective"
 SAMPLE_SHAPE = "sample_shape"
 ENGINES = "engines"
-PARAMETERS = (BUDGET, TOLERANCE, OBJECTIVE, SAMPLE_SHAPE, ENGINES)
+TUNE = "tune"
+PARAMETERS = (BUDGET, TOLERANCE, OBJECTIVE, SAMPLE_SHAPE, ENGINES, TUNE)
 CACHE_DIR = "cache-dir"
 MAX_BATCH_SIZE = "default-max-batch-size"
 BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys(
     (*(key.replace("_", "-") for key in PARAMETERS), CACHE_DIR, MAX_BATCH_SIZE), ""
 )
 
+BATCH = "batch"
+INSTANCES = "instances"
 LATENCY = "latency"
 THROUGHPUT = "throughput"
 _DEFAULT_TOLERANCE = 1e-3
@@ -54,6 +57,8 @@ class AutoOptions:
     """See `samples.Sizes`."""
     engines: tuple[str, ...] = ()
     """The only ones that may serve; empty: all."""
+    tune: tuple[str, ...] = ()
+    """What is chosen by measuring where the configuration leaves it open: `BATCH`, `INSTANCES`."""
     cache_directory: Path | None = None
     """None: choices are not kept."""
 
@@ -74,7 +79,8 @@ def read_options(source: ModelSource) -> AutoOptions:
         _budget(where, values),
         _one_of(where, values, OBJECTIVE, (LATENCY, THROUGHPUT)),
         values.get(SAMPLE_SHAPE, ""),
-        _engines(where, values),
+        _some_of(where, values, ENGINES, _BACKENDS),
+        _some_of(where, values, TUNE, (BATCH, INSTANCES)),
         _cache_directory(source.options),
     )
 
@@ -114,11 +120,13 @@ def _one_of(where: Mapping[str, str], values: Mapping[str, str], key: str, choic
     return text
 
 
-def _engines(where: Mapping[str, str], values: Mapping[str, str]) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in values.get(ENGINES, "").split(",") if name.strip())
-    unknown = [name for name in names if name not in _BACKENDS]
+def _some_of(
+    where: Mapping[str, str], values: Mapping[str, str], key: str, choices: tuple[str, ...]
+) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in values.get(key, "").split(",") if name.strip())
+    unknown = [name for name in names if name not in choices]
     if unknown:
-        raise invalid(f"{where[ENGINES]} names '{unknown[0]}', expected some of {', '.join(_BACKENDS)}")
+        raise invalid(f"{where[key]} names '{unknown[0]}', expected some of {', '.join(choices)}")
     return names
 
 

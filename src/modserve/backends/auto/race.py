@@ -1,24 +1,29 @@
 """Takes times of several engines in turns, so that noise of the machine hits all of them alike.
 
-A round is one turn of each entrant; a turn repeats short executions until it is long enough to be timed. After a few
-rounds, those fall out whose best time is clearly worse than the middling time of the leader: what disturbs a
-measurement makes it longer, never shorter. The race ends when one entrant is left, after so many rounds, or when the
+A round is one turn of each entrant; a turn repeats short executions until it is long enough to be timed. Before it
+there is a rest, since the threads of the engine before still spin for a while, and an execution that does not count,
+which brings the caches back.
+
+After a few rounds, those fall out whose best time is clearly worse than the typical time of the leader: what disturbs
+a measurement makes it longer, never shorter. The race ends when one entrant is left, after so many rounds, or when the
 time is over.
 """
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-MOST_ROUNDS = 32
-_LOOKS = (3, 6, 12, 24)
+MOST_ROUNDS = 20
+_LOOKS = (3, 6, 12)
 """After so many rounds the clearly slower fall out."""
 _CLEARLY = 1.1
-_TURN_S = 0.005
+_TURN_S = 0.02
 _MOST_TIMES = 1000
+_REST_S = 0.005
+_WARM_BELOW_S = 0.1
+"""What takes longer is its own warming up."""
 
 
 class Entrant(Protocol):
@@ -39,8 +44,9 @@ class Timing:
     failure: str = ""
 
     @property
-    def median(self) -> float:
-        return statistics.median(self.seconds) if self.seconds else math.inf
+    def typical(self) -> float:
+        """What a quarter of the rounds stayed at or below: others on the machine disturb it less than the median."""
+        return sorted(self.seconds)[len(self.seconds) // 4] if self.seconds else math.inf
 
     @property
     def best(self) -> float:
@@ -52,6 +58,7 @@ def race(
     estimates: Mapping[str, float],
     budget_s: float,
     clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Timing]:
     """The times of all entrants, at least one each, also when the first round takes longer than `budget_s`.
 
@@ -67,8 +74,11 @@ def race(
             if number and clock() >= deadline:
                 return timings
             times = _times(expected[name])
-            start = clock()
+            sleep(_REST_S)
             try:
+                if expected[name] < _WARM_BELOW_S:
+                    entrants[name].run(1)
+                start = clock()
                 count = entrants[name].run(times)
             except Exception as error:
                 timings[name].failure = str(error) or type(error).__name__
@@ -88,7 +98,7 @@ def _times(seconds: float) -> int:
 
 
 def _without_slow(running: list[str], timings: Mapping[str, Timing]) -> list[str]:
-    leader = min((timings[name].median for name in running), default=math.inf)
+    leader = min((timings[name].typical for name in running), default=math.inf)
     for name in running:
         timings[name].dropped = timings[name].best > _CLEARLY * leader
     return [name for name in running if not timings[name].dropped]

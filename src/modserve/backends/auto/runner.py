@@ -7,9 +7,17 @@ from typing import Any
 import numpy as np
 
 from modserve.core.errors import internal
-from modserve.core.tensor import Array
+from modserve.core.tensor import Array, Tensor
 
-from ..api import AsyncInstance, AsyncRequestInstance, BackendInstance, Executor, InstanceLostError, RequestInstance
+from ..api import (
+    AsyncInstance,
+    AsyncRequestInstance,
+    BackendInstance,
+    Executor,
+    InstanceLostError,
+    RequestInstance,
+    Values,
+)
 from ..api import reuses_outputs as reuses
 from .samples import Inputs, UnmeasurableError
 
@@ -17,13 +25,14 @@ from .samples import Inputs, UnmeasurableError
 class Runner:
     """An instance that blocks its caller, one execution at a time. Implements `race.Entrant`.
 
-    Every method is for one and the same thread. `timed` are the inputs that `run` executes, one after the other.
+    Every method is for one and the same thread. `timed` are the inputs that `run` executes, one after the other; they
+    may be changed between two runs.
     """
 
     def __init__(self, instance: BackendInstance, names: tuple[str, ...], timed: Sequence[Inputs]) -> None:
         self._instance = instance
         self._names = names
-        self._timed = timed
+        self.timed = timed
 
     def outputs(self, inputs: Inputs) -> Mapping[str, Array]:
         """Execute once. The outputs are the caller's."""
@@ -31,7 +40,7 @@ class Runner:
 
     def run(self, times: int) -> int:
         for _ in range(times):
-            for inputs in self._timed:
+            for inputs in self.timed:
                 self._instance.execute(inputs, self._names)
         return times
 
@@ -47,10 +56,10 @@ class AsyncRunner:
     ) -> None:
         self._instance = instance
         self._names = names
-        self._timed = timed
+        self.timed = timed
         self._lanes = 1 if alone else max(1, int(getattr(instance, "max_in_flight", 1)))
         self._loop = asyncio.new_event_loop()
-        self._under_way: set[asyncio.Future[Mapping[str, Array]]] = set()
+        self._under_way: set[asyncio.Future[Values]] = set()
         try:
             self._loop.run_until_complete(self._attach())
         except BaseException:
@@ -89,17 +98,17 @@ class AsyncRunner:
     async def _lane_race(self, times: int) -> None:
         async def lane() -> None:
             for _ in range(times):
-                for inputs in self._timed:
+                for inputs in self.timed:
                     await self._execute(inputs)
 
         await asyncio.gather(*(lane() for _ in range(self._lanes)))
 
-    async def _execute(self, inputs: Inputs) -> Mapping[str, Array]:
-        outcome: asyncio.Future[Mapping[str, Array]] = self._loop.create_future()
+    async def _execute(self, inputs: Inputs) -> Values:
+        outcome: asyncio.Future[Values] = self._loop.create_future()
         self._under_way.add(outcome)
         outcome.add_done_callback(self._under_way.discard)
 
-        def settle(result: Mapping[str, Array] | BaseException) -> None:
+        def settle(result: Values | BaseException) -> None:
             if outcome.done():
                 return
             if isinstance(result, BaseException):
@@ -107,7 +116,7 @@ class AsyncRunner:
             else:
                 outcome.set_result(result)
 
-        def done(result: Mapping[str, Array] | BaseException) -> None:
+        def done(result: Values | BaseException) -> None:
             self._loop.call_soon_threadsafe(settle, result)
 
         self._instance.start(inputs, self._names, done)
@@ -136,4 +145,5 @@ def runner(
 
 
 def _kept(outputs: Mapping[str, Any], reused: bool) -> Mapping[str, Array]:
-    return {name: np.array(value) if reused else np.asarray(value) for name, value in outputs.items()}
+    arrays = {name: value.array if isinstance(value, Tensor) else value for name, value in outputs.items()}
+    return {name: np.array(array) if reused else np.asarray(array) for name, array in arrays.items()}

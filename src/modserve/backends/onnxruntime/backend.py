@@ -55,6 +55,12 @@ class OnnxRuntimeBackend:
     def __init__(self) -> None:
         builds.preload_cuda()
         _log.info("%s", builds.line())
+        if CUDA not in ort.get_available_providers() and (gpus := _gpu_devices()):
+            _log.info(
+                "this build of ONNX Runtime cannot use the GPUs that are here (%s): onnxruntime-gpu can, "
+                "docs/engines/gpu.md has how to install it",
+                ", ".join(sorted(gpus)),
+            )
         if warning := builds.conflict(builds.installed(), builds.loaded_distribution()):
             _log.warning("%s", warning)
 

@@ -6,13 +6,15 @@ import numpy as np
 import onnxruntime as ort
 
 from modserve.core import dtypes
-from modserve.core.errors import invalid, unsupported
+from modserve.core.errors import internal, invalid, unsupported
 from modserve.core.model_config import ModelConfig
 from modserve.core.tensor import Array
 
-from .options import SHRINKAGE, SILENT
+from .options import SHRINKAGE, log_severity
 from .sessions import text_of
 from .tensors import decoded, to_array, to_bfloat16
+
+_NO_MEMORY = "Failed to allocate memory"
 
 
 class OnnxRuntimeInstance:
@@ -24,7 +26,8 @@ class OnnxRuntimeInstance:
         self._run_options: ort.RunOptions | None = None
         if shrink:
             self._run_options = ort.RunOptions()
-            self._run_options.log_severity_level = SILENT
+            self._run_options.log_severity_level = log_severity(config)
+            self._run_options.logid = config.name
             self._run_options.add_run_config_entry(SHRINKAGE, shrink)
         inputs = [(spec.name, spec.datatype) for spec in config.inputs]
         outputs = [(spec.name, spec.datatype) for spec in config.outputs]
@@ -53,8 +56,11 @@ class OnnxRuntimeInstance:
                 return self._execute_with_values(feeds, outputs)
             return dict(zip(outputs, self._session.run(outputs, feeds, self._run_options), strict=True))
         except Exception as error:  # ONNX Runtime's exceptions share no base class but this
+            text = text_of(error)
             if type(error).__name__ == "InvalidArgument":  # the inputs do not fit the graph
-                raise invalid(f"onnxruntime refused the request: {text_of(error)}") from error
+                raise invalid(f"onnxruntime refused the request: {text}") from error
+            if _NO_MEMORY in text:
+                raise internal(f"onnxruntime has no memory for the request: {text}") from None
             raise
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from modserve.core.model_config import ModelConfig
 
 from ..api import ModelSource
 from ..options import SERVER_PARAMETERS, flag, integer, unknown_parameter
-from .providers import CUDA_PARAMETERS, PROVIDERS
+from .providers import CUDA_PARAMETERS, GRAPH_CAPTURE, PROVIDERS
 
 _GRAPH_LEVELS = {
     -1: ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -68,6 +68,12 @@ def warnings(config: ModelConfig, gpus: int) -> list[str]:
             f"model '{config.name}': gpu_execution_accelerator {names} has no effect: it is for instances on GPUs, and "
             "ONNX Runtime can use none here"
         )
+    for accelerator in (*config.gpu_accelerators, *config.cpu_accelerators):
+        for key in sorted(GRAPH_CAPTURE & accelerator.parameters.keys()):
+            notes.append(
+                f"model '{config.name}': parameter '{key}' of accelerator '{accelerator.name}' has no effect: no CUDA "
+                "graphs are recorded, as requests have their inputs in different places"
+            )
     level = config.graph_optimization_level or 0
     if level and level not in _GRAPH_LEVELS:
         notes.append(
@@ -121,7 +127,8 @@ def optimisation_level(config: ModelConfig) -> str:
     return _LEVEL_NAMES.get(config.graph_optimization_level or 0, "all")
 
 
-def _log_severity(config: ModelConfig) -> int:
+def log_severity(config: ModelConfig) -> int:
+    """From which on ONNX Runtime writes lines about a model. Raises INVALID_ARG."""
     severity = _integer(config, _LOG_SEVERITY, SILENT)
     if severity > SILENT:
         raise invalid(
@@ -138,7 +145,7 @@ def session_options(source: ModelSource, sharing: int) -> ort.SessionOptions:
     level = config.graph_optimization_level or 0
     options.graph_optimization_level = _GRAPH_LEVELS.get(level, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     options.logid = config.name
-    options.log_severity_level = _log_severity(config)
+    options.log_severity_level = log_severity(config)
     inter = _integer(config, "inter_op_thread_count", 0) or 1
     if global_threads.enabled:
         options.use_per_session_threads = False

@@ -48,6 +48,8 @@ _CUDA_CHOICES: dict[str, tuple[str, ...]] = {
 """Triton's numbers → the values of ONNX Runtime's options."""
 CUDA_PARAMETERS = (*_CUDA_CHOICES, "gpu_mem_limit")
 """Parameters of a model that Triton had before it had accelerators."""
+GRAPH_CAPTURE = frozenset({"enable_cuda_graph", "trt_cuda_graph_enable"})
+"""Options that are left out. A recorded graph reads its inputs where those of the first request were, for ever."""
 _TENSORRT_PRECISIONS = {
     "FP32": {},
     "FP16": {"trt_fp16_enable": "1"},
@@ -133,7 +135,7 @@ def _short(name: str) -> str:
 def _options(config: ModelConfig, provider: str, parameters: Mapping[str, str]) -> Options:
     if provider == TENSORRT:
         return _tensorrt_options(config, parameters)
-    options = {key: value for key, value in parameters.items() if value}
+    options = {key: value for key, value in parameters.items() if value and key not in GRAPH_CAPTURE}
     if provider == CUDA:
         options |= _cuda_options(config)
     return options
@@ -156,7 +158,7 @@ def _tensorrt_options(config: ModelConfig, parameters: Mapping[str, str]) -> Opt
             raise invalid(
                 f"model '{config.name}': unknown parameter '{key}' is provided for TensorRT Execution Accelerator{hint}"
             )
-    return {key: value for key, value in options.items() if value}
+    return {key: value for key, value in options.items() if value and key not in GRAPH_CAPTURE}
 
 
 def _cuda_options(config: ModelConfig) -> Options:

@@ -11,6 +11,7 @@ import onnxruntime as ort
 from modserve.core.errors import invalid
 
 from ..api import ModelSource, Placement
+from ..options import library_path
 from . import builds
 from .options import session_options, session_threads, threads_of
 from .providers import CPU, RECORD, check, node_counts, requested
@@ -53,13 +54,20 @@ class Session:
 
 
 class ModelFile:
-    """What sessions are made from: a file, or what it holds without the nodes that have no v2 datatype."""
+    """What sessions are made from."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "model.onnx" if path.is_dir() else path  # a directory holds external weights too
+        self.labels: Mapping[str, Labels] = {}
+        """Of the columns of outputs that the file has as dictionaries; known once it was read."""
+
+    def read(self) -> str | bytes:
+        """The file, or what it holds with tensors in place of dictionaries. Not kept: it may be large."""
         flattened = flattened_file(self.path)
-        self.content: str | bytes = str(self.path) if flattened is None else flattened.content
-        self.labels: Mapping[str, Labels] = {} if flattened is None else flattened.labels
+        if flattened is None:
+            return str(self.path)
+        self.labels = flattened.labels
+        return flattened.content
 
 
 def open_session(source: ModelSource, file: ModelFile, placement: Placement, sharing: int) -> Session:
@@ -68,7 +76,8 @@ def open_session(source: ModelSource, file: ModelFile, placement: Placement, sha
     threads = threads_of(source)
     providers = requested(config, placement, threads, sharing)
     options = session_options(source, sharing)
-    if isinstance(file.content, bytes):
+    content = file.read()
+    if isinstance(content, bytes):
         options.add_session_config_entry(_EXTERNAL_FOLDER, str(file.path.parent))
     if providers:
         options.add_session_config_entry(RECORD, "1")
@@ -76,7 +85,7 @@ def open_session(source: ModelSource, file: ModelFile, placement: Placement, sha
         _register_operators(options, source, name)
     try:
         # With the fallback, ONNX Runtime would print what went wrong and try again without the provider.
-        session = ort.InferenceSession(file.content, options, providers=[*providers, CPU], enable_fallback=0)
+        session = ort.InferenceSession(content, options, providers=[*providers, CPU], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's exceptions share no base class but this
         text = text_of(error)
         hint = next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")
@@ -103,20 +112,6 @@ def _register_operators(options: ort.SessionOptions, source: ModelSource, name: 
             f"cannot be used: {text_of(error)}. Its path is absolute, or from the server's working directory, the "
             "version's or the model's; a mere name may also be one that the system finds, as in LD_LIBRARY_PATH"
         ) from error
-
-
-def library_path(name: str, source: ModelSource) -> str:
-    """The place of an operator library: as Triton takes it, or else in the version's directory, or the model's.
-
-    Triton hands the text to the system's loader as it is, for which a path with a slash begins in the working
-    directory, and a mere name does not.
-    """
-    if "/" in name and Path(name).exists():
-        return name
-    for folder in (source.path if source.path.is_dir() else source.path.parent, source.model_directory):
-        if (folder / name).is_file():
-            return str((folder / name).absolute())
-    return name
 
 
 def text_of(error: Exception) -> str:

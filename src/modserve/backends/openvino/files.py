@@ -10,6 +10,7 @@ _FILENAMES = (
     "model.onnx",
     "model.savedmodel",
     "model.saved_model",
+    "model.graphdef",
     "model.pb",
     "model.tflite",
     "model.pdmodel",

@@ -49,7 +49,7 @@ class Graph:
 
 def load(core: Any, path: Path, config: ModelConfig, options: Options) -> Graph:
     """Read a model and give it the shapes that its configuration wants. Raises INVALID_ARG, or UNSUPPORTED."""
-    model = _read(core, path, config.name, options.tag)
+    model = _read(core, path, config.name, options)
     if options.layouts:
         model = _with_layouts(model, config, options)
     fixed_batch = config.max_batch_size if options.fixed_batch else 0
@@ -102,12 +102,12 @@ def described(ports: dict[str, Port], specs: Iterable[TensorSpec], graph: Graph,
     return tensors
 
 
-def _read(core: Any, path: Path, model: str, tag: str) -> Any:
+def _read(core: Any, path: Path, model: str, options: Options) -> Any:
     try:
-        if tag and path.is_dir():
+        if options.tag and path.is_dir():
             frontend = ov.frontend.FrontEndManager().load_by_framework("tf")
-            return frontend.convert(frontend.load([str(path), tag]))
-        return core.read_model(str(path))
+            return frontend.convert(frontend.load([str(path), options.tag]))
+        return core.read_model(str(path), **({} if options.mapped else {"config": {"ENABLE_MMAP": False}}))
     except Exception as error:  # OpenVINO's exceptions are RuntimeErrors, but a damaged file's text may be no UTF-8
         text = plain(str(error))
         raise invalid(f"failed to load model '{model}' from '{path}': {text}{load_hint(text)}") from error

@@ -26,6 +26,7 @@ CACHE_DIR = "CACHE_DIR"
 _HINT = "PERFORMANCE_HINT"
 _MODE = "EXECUTION_MODE_HINT"
 _PINNING = "ENABLE_CPU_PINNING"
+_MAPPING = "ENABLE_MMAP"
 _FIXED_BATCH = "SKIP_OV_DYNAMIC_BATCHSIZE"
 _PADDING = "ENABLE_BATCH_PADDING"
 
@@ -97,6 +98,7 @@ _PROPERTIES = {
     CACHE_DIR: _Property(CACHE_DIR, str, "a directory"),
 }
 _OTHERS = (
+    _MAPPING,
     "TARGET_DEVICE",
     "CPU_EXTENSION_PATH",
     "RESHAPE_IO_LAYERS",
@@ -135,6 +137,8 @@ class Options:
     """Empty: where the instance is."""
     extension: str = ""
     """A library of operators."""
+    mapped: bool = True
+    """The weights of an IR are mapped into memory, not read."""
     reshape: bool = False
     """The graph gets the dims of the configuration."""
     shapes: Mapping[str, str] = field(default_factory=dict)
@@ -160,6 +164,7 @@ def read(config: ModelConfig) -> Options:
         properties=reader.properties(),
         device=reader.text("TARGET_DEVICE").upper(),
         extension=reader.text("CPU_EXTENSION_PATH"),
+        mapped=reader.flag(_MAPPING, default=True),
         reshape=reader.flag("RESHAPE_IO_LAYERS"),
         shapes=reader.by_tensor("SHAPE", partial_shapes, "such as (1,3,224,224), (-1,3,200:500,-1) or auto"),
         layouts=reader.by_tensor("LAYOUT", _layouts, "such as NHWC:NCHW"),
@@ -222,9 +227,9 @@ class _Reader:
         value = self.values[key]
         return invalid(f"model '{self._config.name}': parameter '{key}' is '{value}', expected {expected}")
 
-    def flag(self, key: str) -> bool:
+    def flag(self, key: str, *, default: bool = False) -> bool:
         if key not in self.values:
-            return False
+            return default
         try:
             return _flag(self.values[key])
         except KeyError:

@@ -16,6 +16,11 @@ class Form(enum.Enum):
     COMPILED = "compiled package"
     CLASS = "class in Python"
 
+    @property
+    def words(self) -> str:
+        """With its article."""
+        return self.value if self is Form.TORCHSCRIPT else f"{'an' if self is Form.EXPORTED else 'a'} {self.value}"
+
 
 _MOST_PICKLE = 16 << 20
 """Bytes of a pickle that are looked at to tell what it is."""

@@ -112,12 +112,18 @@ def _number(array: Array) -> bool | int | float:
     return number
 
 
+_COUNTS = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
+"""Whether this PyTorch tells who holds a tensor. It is no public function."""
+
+
 def is_shared(tensor: Any) -> bool:
     """Whether somebody else holds the tensor or its memory: the model, another output, a constant.
 
     The fresh result of an operator is held by nothing but the Python object, and its memory by nothing but the tensor
     (and, while we look, by our view of it).
     """
+    if not _COUNTS:
+        return True
     shared: bool = tensor._use_count() > 1 or torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 2
     return shared
 

@@ -41,7 +41,7 @@ class PyTorchBackend:
         config = source.config
         path = _class_file(source) or source.path
         if not path.exists():
-            raise invalid(f"unable to find model file '{path}' for model '{config.name}'")
+            raise invalid(f"unable to find model file '{path}' for model '{config.name}'{_beside(path)}")
         form = form_of(path)
         options = read(config)
         for warning in warnings(config, form, self.gpu_count()):
@@ -58,6 +58,13 @@ def _class_file(source: ModelSource) -> Path | None:
         return None
     file = source.path.parent / RUNTIME_MODEL
     return file if file.exists() else None
+
+
+def _beside(path: Path) -> str:
+    """What to say of a file that is missing while a class is there."""
+    if path.suffix == ".py" or not (path.parent / RUNTIME_MODEL).exists():
+        return ""
+    return f'; for the class in {RUNTIME_MODEL} beside it, write runtime: "{RUNTIME_MODEL}" into config.pbtxt'
 
 
 def _device(placement: Placement) -> torch.device | None:
@@ -95,6 +102,13 @@ class PyTorchModel:
 
     def instance(self, spec: InstanceSpec) -> PyTorchInstance:
         device = _device(spec.placement)
+        alone = self._shares or self._form is Form.CLASS or spec.config.sequence_batching is not None
+        if spec.index == 1 and not alone and self._program.stateful:
+            _log.warning(
+                "model '%s' changes itself when it runs, and each of its instances has a state of its own, whichever "
+                "request it gets: instance_group [ { count: 1 } ] or sequence_batching is likely to be meant",
+                spec.config.name,
+            )
         with self._making, torch.inference_mode(self._options.inference_mode):
             loaded = self._program.load(spec.config, device, fresh=not self._shares)
         self._devices[str(loaded.device or "cpu")] = None

@@ -14,6 +14,7 @@ from typing import Any
 os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
 
 import torch
+from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
 from modserve.core.errors import ModserveError, invalid
@@ -58,8 +59,10 @@ class ExportedProgram:
         _check_pickles(source.path)
         program = self._load()
         signature = program.graph_signature
-        self.stateful = bool(signature.buffers_to_mutate)
-        self._writes_inputs = bool(getattr(signature, "user_inputs_to_mutate", {}))
+        written = _written(program)
+        inputs = {name for name in signature.user_inputs if isinstance(name, str)}
+        self._writes_inputs = bool(written & inputs)
+        self.stateful = bool(written - inputs)
         self._inputs = parse_structure(pytree.treespec_dumps(program.call_spec.in_spec))
         self._outputs = parse_structure(pytree.treespec_dumps(program.call_spec.out_spec))
         self._values = _values(program)
@@ -67,7 +70,9 @@ class ExportedProgram:
         self._slots = program_inputs(self._inputs, getattr(call, "forward_arg_names", None) or ())
         self._input_specs = list(signature.user_inputs)
         self._output_specs = list(signature.user_outputs)
-        self._shared: dict[Any, Any] = {None: program}
+        self._unused: Any = program
+        """The program as it was loaded to be looked at, which the first instance takes."""
+        self._shared: dict[Any, Any] = {}
 
     def describe(self) -> ModelDescription:
         config = self._source.config
@@ -88,7 +93,7 @@ class ExportedProgram:
     def load(self, config: ModelConfig, device: Any, *, fresh: bool) -> Loaded:
         module = self._shared.get(device) if not fresh else None
         if module is None:
-            program = self._shared.pop(None, None) or self._load()
+            program, self._unused = self._unused or self._load(), None
             module = _module(program, self._options, device, self._who)
             if not fresh:
                 self._shared[device] = module
@@ -104,6 +109,7 @@ class ExportedProgram:
 
     def close(self) -> None:
         self._shared.clear()
+        self._unused = None
 
     def _load(self) -> Any:
         try:
@@ -248,9 +254,9 @@ def _runner(module: Any, inputs: Node, leaves: list[Any]) -> Run:
 
 
 def _module(program: Any, options: Options, device: Any, who: str) -> Any:
+    if device is not None and device.type != "cpu":
+        program = move_to_device_pass(program, device)
     module = program.module()
-    if device is not None:
-        module = module.to(device)
     if options.precision:
         module = module.to(getattr(torch, options.precision))
     return compiled(module, options, who)
@@ -271,6 +277,44 @@ def compiled(module: Any, options: Options, who: str) -> Any:
 def _values(program: Any) -> dict[str, Any]:
     """What each name in the program's graph stands for, without data."""
     return {node.name: node.meta.get("val") for node in program.graph.nodes}
+
+
+def _written(program: Any) -> set[str]:
+    """The arguments, weights, buffers and constants that executions of a program may write to, by their names in it."""
+    signature = program.graph_signature
+    written = {*signature.buffers_to_mutate.values(), *getattr(signature, "user_inputs_to_mutate", {}).values()}
+    buffers = {target: name for name, target in signature.inputs_to_buffers.items()}
+    written = {buffers.get(name, name) for name in written}
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        schema = getattr(node.target, "_schema", None)
+        if schema is None and isinstance(node.target, torch._ops.HigherOrderOperator):
+            written |= _memory_of(node.all_input_nodes)  # a graph inside, which may do anything
+        elif schema is not None and schema.is_mutable:
+            places = [
+                place for place, each in enumerate(schema.arguments) if each.alias_info and each.alias_info.is_write
+            ]
+            targets = [node.args[place] for place in places if place < len(node.args)]
+            targets += [node.kwargs[name] for each in schema.arguments if (name := each.name) in node.kwargs]
+            written |= _memory_of(each for each in targets if isinstance(each, torch.fx.Node))
+    return written
+
+
+def _memory_of(nodes: Iterable[Any]) -> set[str]:
+    """Whose memory the values of nodes may be: arguments, weights, buffers and constants, seen through views."""
+    waiting, seen, owners = list(nodes), set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        schema = getattr(node.target, "_schema", None)
+        if node.op in ("placeholder", "get_attr"):
+            owners.add(node.name)
+        elif schema is None or any(each.alias_info is not None for each in schema.returns):
+            waiting += node.all_input_nodes
+    return owners
 
 
 def _returns_attributes(module: Any) -> bool:

@@ -13,6 +13,8 @@ _STACK = re.compile(
 )
 """What PyTorch adds for those who debug it."""
 
+_CHATTER = re.compile(r" ?\(Could this error message be improved\?[^)]*\)")
+
 _OF_INPUTS = ("IndexError", "ValueError", "AssertionError", "TypeError", "UnicodeDecodeError")
 """Exceptions for which inputs are the likeliest cause."""
 _ABOUT_INPUTS = re.compile(
@@ -29,7 +31,7 @@ def one_line(text: str) -> str:
         ends = [match.end() for match in _LAST_ERROR.finditer(text)]
         if ends:
             text = text[ends[-1] :]
-    line = " ".join(_STACK.sub("", text).split())
+    line = _CHATTER.sub("", " ".join(_STACK.sub("", text).split()))
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
 
 

@@ -14,7 +14,7 @@ from modserve.core.model_config import ModelConfig
 from modserve.core.tensor import Array
 
 from .arrays import input_converter, to_array
-from .failures import of_execution
+from .failures import of_execution, one_line
 from .naming import Path, bind_results, flatten, output_names
 from .options import Options
 from .program import Loaded
@@ -77,7 +77,10 @@ class PyTorchInstance:
             if leaf is None:
                 raise internal(f"{self._who} returned nothing for output '{name}'")
             datatype = self._datatypes[name]
-            arrays[name] = to_array(leaf, datatype, copies=self._holds_outputs, casts=self._casts)
+            try:
+                arrays[name] = to_array(leaf, datatype, copies=self._holds_outputs, casts=self._casts)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise internal(f"{self._who}: output '{name}' is no array: {one_line(str(error))}") from error
         return arrays
 
     def _leaves(self, result: Any) -> tuple[tuple[Path, ...], Sequence[Any]]:

@@ -144,13 +144,13 @@ def _idle(config: ModelConfig, form: Form, gpus: int) -> Iterator[tuple[str, str
         elif key in _OF_GPUS and not gpus:
             yield key, "it is for GPUs, and PyTorch can use none here"
         elif key in _OF_TORCHSCRIPT and form is not Form.TORCHSCRIPT:
-            yield key, f"it is for TorchScript, and the model is a {form.value}"
+            yield key, f"it is for TorchScript, and the model is {form.words}"
         elif key in (COMPILE, COMPILE_PARAMETERS) and form is Form.TORCHSCRIPT:
             yield key, "PyTorch cannot compile TorchScript; export the model with torch.export, or serve its class"
         elif key in (COMPILE, COMPILE_PARAMETERS, *_CASTS) and form is Form.COMPILED:
             yield key, "the package is compiled already"
         elif key == _CLASS and form is not Form.CLASS:
-            yield key, f"it is for {RUNTIME_MODEL}, and the model is {form.value}"
+            yield key, f"it is for {RUNTIME_MODEL}, and the model is {form.words}"
 
 
 def _precision(where: str, values: Mapping[str, str], key: str) -> str:

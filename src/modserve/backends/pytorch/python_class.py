@@ -146,7 +146,7 @@ class PythonClass:
         except ModserveError:
             text = one_line(str(error))
         else:
-            text = f"it is {form.value}, and weights are made by torch.save(model.state_dict(), 'model.pt')"
+            text = f"it is {form.words}, and weights are made by torch.save(model.state_dict(), 'model.pt')"
         name = self._class.__name__
         return invalid(f"{self._who}: failed to load weights for {name} from '{self._weights}': {text}")
 
@@ -166,7 +166,7 @@ def _import(who: str, file: Path) -> ModuleType:
     return module
 
 
-def _chosen(who: str, module: ModuleType, wanted: str, file: Path) -> Any:
+def _chosen(who: str, module: ModuleType, requested: str, file: Path) -> Any:
     """The class to serve: by name, or as Triton chooses, but that what the file imports does not count."""
     classes = {
         name: value
@@ -174,11 +174,11 @@ def _chosen(who: str, module: ModuleType, wanted: str, file: Path) -> Any:
         if isinstance(value, type) and issubclass(value, torch.nn.Module)
     }
     own = {name: value for name, value in classes.items() if value.__module__ == module.__name__}
-    if wanted:
-        if wanted not in classes:
+    if requested:
+        if requested not in classes:
             have = ", ".join(own) or "none"
-            raise invalid(f"{who}: parameter 'MODEL_CLASS' is '{wanted}', but the classes of '{file}' are: {have}")
-        return classes[wanted]
+            raise invalid(f"{who}: parameter 'MODEL_CLASS' is '{requested}', but the classes of '{file}' are: {have}")
+        return classes[requested]
     if not own:
         raise invalid(f"{who}: '{file}' has no class that derives from torch.nn.Module")
     name, value = next(iter(own.items()))

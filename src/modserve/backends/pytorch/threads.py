@@ -48,13 +48,13 @@ class ProcessModes:
         self._values: dict[str, int] = {}
 
     def configure(self, who: str, inter_op_threads: int, jit_modes: Mapping[str, bool], *, cudnn: bool) -> None:
-        wanted: dict[str, int] = dict(jit_modes)
+        settings: dict[str, int] = dict(jit_modes)
         if inter_op_threads:
-            wanted["INTER_OP_THREAD_COUNT"] = inter_op_threads
+            settings["INTER_OP_THREAD_COUNT"] = inter_op_threads
         if not cudnn and torch.cuda.is_available():
-            wanted["DISABLE_CUDNN"] = True
+            settings["DISABLE_CUDNN"] = True
         with self._lock:
-            for key, value in wanted.items():
+            for key, value in settings.items():
                 if key in self._values:
                     if self._values[key] != value:
                         _log.warning(

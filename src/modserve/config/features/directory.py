@@ -27,10 +27,13 @@ class ModelFormat(NamedTuple):
 
 
 # In Triton's order: the first one counts if a directory holds several. Beside an MLmodel lie the files of its library.
+# Triton does not have saved_model.pb: that is how TensorFlow Serving keeps its models, the folder of a version being the
+# SavedModel.
 FORMATS = (
     ModelFormat("MLmodel", "mlflow", by_suffix=False),
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
     ModelFormat("model.graphdef", "tensorflow", "tensorflow_graphdef"),
+    ModelFormat("saved_model.pb", "tensorflow", "tensorflow_savedmodel", by_suffix=False),
     ModelFormat("model.plan", "tensorrt", "tensorrt_plan"),
     ModelFormat("model.onnx", "onnxruntime", "onnxruntime_onnx"),
     ModelFormat("model.xml", "openvino"),
@@ -56,18 +59,32 @@ PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"l
 BACKENDS = frozenset(row.backend for row in FORMATS)
 
 
-def identify(message: pb.ModelConfig, name: str, directory: Path, backends: Collection[str] = BACKENDS) -> Notes:
+_MEASURED = frozenset({"onnxruntime", "openvino", "pytorch", "tensorflow"})
+"""Backend `auto` takes the files of these, and chooses among them."""
+
+
+def identify(
+    message: pb.ModelConfig,
+    name: str,
+    directory: Path,
+    backends: Collection[str] = BACKENDS,
+    *,
+    measured: bool = False,
+) -> Notes:
     """Fills in name, backend, platform and default_model_filename where they can be deduced.
 
     Like Triton's ``AutoCompleteBackendFields``, with three additions: any file name with a known extension counts; so
     do the files in all version directories, not only in the first; and a backend that is none of the `backends` but
     goes by another name, or is misspelt and the model's file shows which one is meant, gets its real name, of which the
-    notes tell.
+    notes tell. If `measured`, a file in place of a backend stands for `auto`, where that takes it.
     """
     if not message.name:
         message.name = name
     notes = _rename(message, directory, backends)
     present = _present_format(message, directory)
+    if measured and present is not None and present.backend in _MEASURED and not (message.backend or message.platform):
+        message.backend = "auto"
+        message.default_model_filename = message.default_model_filename or present.filename
     if not message.backend:
         message.backend = PLATFORMS.get(message.platform, "") or (present.backend if present else "")
     formats = [row for row in FORMATS if row.backend == message.backend]

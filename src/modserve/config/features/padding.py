@@ -8,20 +8,21 @@ import re
 from collections.abc import Iterator, Mapping
 
 from modserve.core.dtypes import Datatype
-from modserve.core.merging import Padding
+from modserve.core.merging import Padding, PaddingPolicy
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath
 from ..text.suggest import did_you_mean
 from .common import DATATYPES, AnyTensor
-from .parameters import Setting, fault, special_scheduling, values, whole_number
+from .parameters import Setting, choice, fault, special_scheduling, values, whole_number
 
 PREFIX = "padding."
 AXIS, VALUE, UNPAD, MASK = "padding.axis.", "padding.value.", "padding.unpad.", "padding.mask"
 _OF_TENSORS: Mapping[str, str] = {AXIS: "input", VALUE: "input", UNPAD: "output"}
 """Beginning of a key → the side of the tensors whose names may follow it."""
 
-_NUMBERS: Mapping[str, Setting] = {
+_SETTINGS: Mapping[str, Setting] = {
+    "padding.policy": Setting("policy", choice(**{policy.value: policy for policy in PaddingPolicy})),
     "padding.multiple_of": Setting("multiple_of", whole_number(1, most=1_000_000)),
     "padding.buckets": Setting("buckets", whole_number(1)),
     "padding.relearn_every": Setting("relearn_every", whole_number(1)),
@@ -70,7 +71,7 @@ def padding(message: pb.ModelConfig) -> Padding | None:
     if mask_input is not None and -1 in mask_input.dims:
         axes.setdefault(mask_name, list(mask_input.dims).index(-1))
     unpad = {name: int(text) for name, text in by_tensor[UNPAD].items() if text.isdecimal()}
-    return Padding(axes=axes, values=by_tensor[VALUE], mask=mask_name, unpad=unpad, **values(message, _NUMBERS))
+    return Padding(axes=axes, values=by_tensor[VALUE], mask=mask_name, unpad=unpad, **values(message, _SETTINGS))
 
 
 def normalise(message: pb.ModelConfig) -> None:
@@ -98,8 +99,8 @@ def _faults(key: str, text: str, message: pb.ModelConfig, partial: bool) -> Iter
     side = _OF_TENSORS.get(family, "input")
     tensors: Mapping[str, AnyTensor] = {tensor.name: tensor for tensor in getattr(message, side)}
     names = f"known {side}s are: {', '.join(tensors)}"
-    if key in _NUMBERS:
-        if unreadable := fault(key, text, _NUMBERS[key].read):
+    if key in _SETTINGS:
+        if unreadable := fault(key, text, _SETTINGS[key].read):
             yield unreadable
     elif family or key == MASK:
         if not tensors and partial:
@@ -118,7 +119,7 @@ def _faults(key: str, text: str, message: pb.ModelConfig, partial: bool) -> Iter
         else:
             yield from (f"{who} {clause}" for clause in _axis_faults(text, side, tensor, partial))
     else:
-        keys = [*_NUMBERS, MASK, *(f"{beginning}<{side}>" for beginning, side in _OF_TENSORS.items())]
+        keys = [*_SETTINGS, MASK, *(f"{beginning}<{side}>" for beginning, side in _OF_TENSORS.items())]
         hint = did_you_mean(key, keys, f"known parameters are: {', '.join(keys)}")
         yield f"unknown parameter '{key}'; {hint}"
 

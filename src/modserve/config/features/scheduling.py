@@ -25,6 +25,7 @@ BATCHER: Mapping[str, Setting] = {
     "scheduling.separate_by": Setting("separate_by", names),
     "scheduling.batch_sizes": Setting("batch_sizes", ascending),
     "scheduling.max_batch_elements": Setting("max_batch_elements", whole_number(1)),
+    "scheduling.grow_batches": Setting("measured_sizes", choice(measured=True, always=False)),
     _P99_GOAL: Setting("p99_goal_ns", whole_number(1, scale=1000)),
     _MAX_DELAY: Setting("tuned_delay_limit_ns", whole_number(1, scale=1000), needs=_P99_GOAL),
 }

@@ -31,6 +31,7 @@ class Setting(NamedTuple):
 
 
 _ONNX_RUNTIME = frozenset({"onnxruntime"})
+_WITH_OPERATORS = frozenset({"onnxruntime", "tensorflow"})
 
 SETTINGS = (
     Setting("input.is_shape_tensor", True, "it is for TensorRT"),
@@ -38,11 +39,11 @@ SETTINGS = (
     Setting("input.is_non_linear_format_io", True, "it is for TensorRT"),
     Setting("output.is_non_linear_format_io", True, "it is for TensorRT"),
     Setting("model_repository_agents", True, "the files would not be prepared as it says"),
-    Setting("model_operations", True, "the model would miss these operations", supported_by=_ONNX_RUNTIME),
+    Setting("model_operations", True, "the model would miss these operations", supported_by=_WITH_OPERATORS),
     Setting("instance_group.passive", True, "the instances would take requests"),
     Setting("ensemble_scheduling.step.model_namespace", True, "a step takes the one model of its name"),
     Setting("runtime", False, "each backend has one implementation", supported_by=frozenset({"pytorch"})),
-    Setting("model_warmup", False, "the first requests may be slow"),
+    Setting("model_warmup", False, "the first requests may be slow", supported_by=frozenset({"auto", "modular"})),
     Setting("model_metrics", False, "the metrics have their default buckets"),
     Setting("cc_model_filenames", False, "default_model_filename is used on every device"),
     Setting("optimization.priority", False, "all models have the same priority"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from modserve.core.servable import Servable
-from modserve.core.statistics import Duration, TunerStatistics
+from modserve.core.statistics import ChoiceStatistics, Duration, TunerStatistics
 from modserve.pb import inference as pb
 from modserve.pb.json_message import to_json
 from modserve.protocol.json.json_text import JsonObject
@@ -26,6 +26,7 @@ def batches_json(servable: Servable) -> JsonObject:
     """Why batches were closed, the latest of them, and of the tuner's decisions, newest first: an extension of ours."""
     statistics = servable.statistics
     tuner = {} if statistics.tuner is None else {"tuner": _tuner(statistics.tuner)}
+    choice = {} if statistics.choice is None else {"choice": _choice(statistics.choice)}
     return {
         "name": servable.id.name,
         "version": str(servable.id.version),
@@ -43,6 +44,17 @@ def batches_json(servable: Servable) -> JsonObject:
             for batch in reversed(statistics.recent)
         ],
         **tuner,
+        **choice,
+    }
+
+
+def _choice(choice: ChoiceStatistics) -> JsonObject:
+    return {
+        **({"batches": dict(choice.batches)} if choice.batches else {}),
+        "trials": choice.trials,
+        "trials_share": round(choice.trial_ns / max(1, choice.run_ns), 4),
+        "utilisation": round(choice.utilisation, 2),
+        "costs": [{"rows": rows, "length": length, "us": round(ns / 1000)} for rows, length, ns in choice.costs],
     }
 
 

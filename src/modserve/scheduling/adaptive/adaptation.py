@@ -4,15 +4,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from modserve.core.inflight import Inflight
+from modserve.core.merging import PaddingPolicy
 from modserve.core.model_config import DynamicBatching, ModelConfig
-from modserve.core.statistics import TunerStatistics
+from modserve.core.statistics import ChoiceStatistics, TunerStatistics
 from modserve.core.timing import ExecutionTiming
 
 from .. import batching
 from ..batching import Rule
 from .admission import Gate
+from .measured import Measured
 from .prediction import RunTimes
+from .sizes import Sizes
 from .tuner import Tuner
+
+Observe = Callable[[ExecutionTiming, Sequence[Inflight]], None]
 
 
 class Adaptation:
@@ -36,14 +41,48 @@ class Adaptation:
             self.policy = replace(policy, preferred_batch_sizes=(), max_queue_delay_ns=policy.p99_goal_ns)
         elif config.dynamic_batching is not None:
             self.rule = self._dynamic(policy, config.max_batch_size)
+        self._chooser = chooser = self._make_chooser(config)
+        self.choice: ChoiceStatistics | None = None if chooser is None else chooser.statistics
+        self.padded = config.padding.padded if isinstance(chooser, Measured) and config.padding is not None else None
+        """For choosers by length: the length that counts for a request's own."""
+        if chooser is not None:
+            self.rule = chooser.rule
         limited = any(each.max_queue_size for each in (policy.default_policy, *policy.level_policies.values()))
         self.learns = bool(self.policy.max_queue_delay_ns or config.admission.by_deadline or limited)
-        """Whether the rule or the gate asks how long executions take."""
+        """Whether the rule or the gate asks how long executions of a size take."""
+        self.observe: Observe = self._observe
+        if chooser is not None:
+            self.observe = self._observe_all if self.learns else chooser.observe
+            self.learns = True
 
-    def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
+    def _observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
         self._run_times.observe(timing.batch_size, timing.compute_end_ns - timing.compute_start_ns)
         if self._tuner is not None:
             self._tuner.observe(timing, members)
+
+    def _observe_all(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
+        self._observe(timing, members)
+        if self._chooser is not None:
+            self._chooser.observe(timing, members)
+
+    def use(self, instances: int) -> None:
+        """So many instances run the model."""
+        if self._chooser is not None:
+            self._chooser.load.instances = max(1, instances)
+
+    def _make_chooser(self, config: ModelConfig) -> Measured | Sizes | None:
+        """What chooses by run times who runs when the rule says so, if the configuration lets it."""
+        batching, padding, tuner = config.dynamic_batching, config.padding, self._tuner
+        most = config.max_batch_size
+        if batching is None or most < 2:
+            return None
+        if padding is not None:
+            if padding.policy is not PaddingPolicy.MEASURED:
+                return None
+            # A tuner aims at a latency: to be below it is worth nothing.
+            largest = (lambda: most) if tuner is None else (lambda: tuner.statistics.batch_size)
+            return Measured(config, self.rule, largest, patient=tuner is not None)
+        return Sizes(config, self.rule) if batching.measured_sizes and tuner is None and not _ragged(config) else None
 
     def gate(self, remaining_ns: Callable[[int, Callable[[int], int]], Sequence[int]]) -> Gate:
         """`remaining_ns` says at a time how long each slot is still busy, by a prediction of run times."""
@@ -53,3 +92,7 @@ class Adaptation:
 
     def _dynamic(self, policy: DynamicBatching, max_batch_size: int) -> Rule:
         return batching.dynamic(policy, max_batch_size, self._run_times, batching.element_cost(self._config))
+
+
+def _ragged(config: ModelConfig) -> bool:
+    return any(spec.ragged for spec in config.inputs) or bool(config.batch_inputs)

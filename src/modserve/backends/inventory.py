@@ -1,0 +1,46 @@
+"""What can run models here, and what could if it were installed: for ``modserve engines``. Imports no engine."""
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from .catalogue import BY_BACKEND
+from .registry import GROUP
+
+_WITHOUT_LIBRARY = {
+    "python": "models in Python (model.py), decorated functions and classes",
+    "auto": "whatever an engine here loads: the fastest is measured and chosen",
+    "modular": "the same, by the name that configurations for the Modular engine have",
+    "identity": "nothing: outputs are the inputs, for tests",
+    "repeat": "nothing: many responses to a request, for tests",
+}
+"""The backends of this package that stand on nobody else's library."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A backend, or one that is missing. `library` and `version` are what it stands on, both empty if on nothing."""
+
+    backend: str
+    library: str
+    version: str
+    loads: str
+    installed: bool
+    install: str = ""
+    """The command that installs it; empty if there is none, or no need."""
+
+
+def inventory() -> list[Entry]:
+    """Every backend that is known: what is installed first, each half by name."""
+    entries = [_entry(point) for point in entry_points(group=GROUP)]
+    return sorted(entries, key=lambda entry: (not entry.installed, entry.backend))
+
+
+def _entry(point: EntryPoint) -> Entry:
+    name, engine = point.name, BY_BACKEND.get(point.name)
+    if engine is not None:
+        install = "" if engine.installed else engine.install
+        return Entry(name, engine.library, engine.version, engine.loads, engine.installed, install)
+    if name in _WITHOUT_LIBRARY:
+        return Entry(name, "", "", _WITHOUT_LIBRARY[name], True)
+    package = point.dist
+    return Entry(name, package.name if package else "", package.version if package else "", "", True)

@@ -1,0 +1,166 @@
+"""What users may set for the ``tensorflow`` backend: model parameters and ``--backend-config`` keys.
+
+The names are those of Triton's TensorFlow backend (its README, and ``ModelState::ParseParameters`` in
+src/tensorflow.cc); ALLOW_SOFT_PLACEMENT is the model's own value of the backend option. Needs no TensorFlow.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from modserve.core.errors import invalid
+from modserve.core.model_config import ModelConfig
+
+from ..api import ModelSource
+from ..options import integer, unknown_parameters
+
+SIGNATURE = "TF_SIGNATURE_DEF"
+TAG = "TF_GRAPH_TAG"
+INTRA_THREADS = "TF_NUM_INTRA_THREADS"
+INTER_THREADS = "TF_NUM_INTER_THREADS"
+_PER_SESSION = "TF_USE_PER_SESSION_THREADS"
+INIT_OPS = "TF_INIT_OPS_FILE"
+_SHARE = "MAX_SESSION_SHARE_COUNT"
+_SOFT_PLACEMENT = "ALLOW_SOFT_PLACEMENT"
+PARAMETERS = (SIGNATURE, TAG, INTRA_THREADS, INTER_THREADS, _PER_SESSION, INIT_OPS, _SHARE, _SOFT_PLACEMENT)
+
+MAX_BATCH_SIZE = "default-max-batch-size"
+_DEFAULT_MAX_BATCH_SIZE = 4
+_SOFT_PLACEMENT_OPTION = "allow-soft-placement"
+_GPU_MEMORY = "gpu-memory-fraction"
+_VERSION = "version"
+BACKEND_OPTIONS: Mapping[str, str] = dict.fromkeys((MAX_BATCH_SIZE, _SOFT_PLACEMENT_OPTION, _GPU_MEMORY, _VERSION), "")
+
+DEFAULT_TAG = "serve"
+DEFAULT_SIGNATURE = "serving_default"
+SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
+
+IN_CALLER = -1
+"""As a number of threads for operators: the thread that runs a session executes them, one after the other."""
+
+_FLAGS = {
+    **dict.fromkeys(("true", "on", "yes", "1"), True),
+    **dict.fromkeys(("false", "off", "no", "0"), False),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a model's parameters and the backend's options say together."""
+
+    signature: str
+    """Empty: the default one, or the only one there is."""
+    tag: str
+    intra_threads: int
+    """How many threads work on one operator; TensorFlow makes them once in a process, for all models."""
+    inter_threads: int
+    """How many operators of an execution run at a time; `IN_CALLER` is one, without a hop to another thread."""
+    own_threads: bool
+    """A session has threads of its own to run operators side by side, in place of those of the process."""
+    share_count: int
+    """How many instances share a session at most; 0 = all."""
+    init_ops_file: Path | None
+    soft_placement: bool
+    gpu_memory_fraction: float
+    """Of the memory of each GPU; 0 = as much as turns out to be needed."""
+    default_max_batch_size: int
+
+
+def read_options(source: ModelSource) -> Options:
+    """Raises INVALID_ARG for values that are no good."""
+    config, options = source.config, source.options
+    own_threads = _flag(config, _PER_SESSION, default=False)
+    intra = _count(config, INTRA_THREADS) or source.cpu_threads * source.cpu_instances
+    inter = _count(config, INTER_THREADS) or (source.cpu_threads if own_threads else IN_CALLER)
+    share = _count(config, _SHARE)
+    if _SHARE in config.parameters and not share:
+        raise invalid(f"parameter '{_SHARE}' must be positive number for TensorFlow model '{config.name}'")
+    soft = _option_flag(options, _SOFT_PLACEMENT_OPTION, default=True)
+    return Options(
+        signature=config.parameters.get(SIGNATURE, ""),
+        tag=config.parameters.get(TAG, "") or DEFAULT_TAG,
+        intra_threads=intra,
+        inter_threads=inter,
+        own_threads=own_threads,
+        share_count=share,
+        init_ops_file=_init_ops_file(source),
+        soft_placement=_flag(config, _SOFT_PLACEMENT, default=soft),
+        gpu_memory_fraction=_fraction(options),
+        default_max_batch_size=default_max_batch_size(options),
+    )
+
+
+def default_max_batch_size(options: Mapping[str, str]) -> int:
+    return integer("backend option", options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+
+
+def warnings(config: ModelConfig, options: Mapping[str, str]) -> list[str]:
+    """What a model's parameters, its graph level and the backend's options say that has no effect, and why."""
+    notes = unknown_parameters("tensorflow", config, PARAMETERS)
+    if options.get(_VERSION, "2") != "2":
+        notes.append(f"backend option '{_VERSION}' is '{options[_VERSION]}': TensorFlow 2 runs all models")
+    if (config.graph_optimization_level or 0) > 0 and "tf_xla_cpu_global_jit" not in os.environ.get("TF_XLA_FLAGS", ""):
+        notes.append(
+            f"model '{config.name}': optimization.graph.level is {config.graph_optimization_level}, which asks for "
+            "XLA; on CPUs, TensorFlow uses it only if the environment has TF_XLA_FLAGS=--tf_xla_cpu_global_jit"
+        )
+    return notes
+
+
+def saved_model_directory(path: Path) -> Path | None:
+    """The directory of a SavedModel, of which the path may also name the file inside; None for any other file."""
+    if path.name in SAVED_MODEL_FILES:
+        return path.parent
+    return path if path.is_dir() else None
+
+
+def _init_ops_file(source: ModelSource) -> Path | None:
+    """The file of the model version counts, then that of the model."""
+    name = source.config.parameters.get(INIT_OPS, "")
+    if not name:
+        return None
+    if os.path.isabs(name) or os.pardir in Path(name).parts:
+        raise invalid(
+            f"model '{source.config.name}': parameter '{INIT_OPS}' is '{name}', expected a file in the model's folder"
+        )
+    places = (source.model_directory / str(source.version) / name, source.model_directory / name)
+    for place in places:
+        if place.is_file():
+            return place
+    raise invalid(
+        f"model '{source.config.name}': parameter '{INIT_OPS}' is '{name}', but there is neither '{places[0]}' nor "
+        f"'{places[1]}'"
+    )
+
+
+def _count(config: ModelConfig, key: str) -> int:
+    return integer(f"model '{config.name}': parameter", config.parameters, key, 0)
+
+
+def _flag(config: ModelConfig, key: str, *, default: bool) -> bool:
+    return _truth(f"model '{config.name}': parameter '{key}'", config.parameters.get(key), default)
+
+
+def _option_flag(options: Mapping[str, str], key: str, *, default: bool) -> bool:
+    return _truth(f"backend option '{key}'", options.get(key), default)
+
+
+def _truth(where: str, text: str | None, default: bool) -> bool:
+    if text is None:
+        return default
+    value = _FLAGS.get(text.lower())
+    if value is None:
+        raise invalid(f"{where} is '{text}', expected true or false")
+    return value
+
+
+def _fraction(options: Mapping[str, str]) -> float:
+    text = options.get(_GPU_MEMORY, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise invalid(f"backend option '{_GPU_MEMORY}' is '{text}', expected a number from 0 to 1")
+    return value

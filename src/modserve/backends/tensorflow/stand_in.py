@@ -1,0 +1,74 @@
+"""SavedModels and frozen graphs on OpenVINO, where TensorFlow is not installed."""
+
+import logging
+from dataclasses import replace
+
+from modserve.core.errors import ModserveError, invalid, unsupported
+
+from ..api import BackendModel, ModelSource
+from ..catalogue import BY_BACKEND
+from ..openvino.backend import OpenVinoBackend
+from .options import (
+    BACKEND_OPTIONS,
+    DEFAULT_SIGNATURE,
+    DEFAULT_TAG,
+    INIT_OPS,
+    INTRA_THREADS,
+    MAX_BATCH_SIZE,
+    PARAMETERS,
+    SIGNATURE,
+    TAG,
+    default_max_batch_size,
+    saved_model_directory,
+)
+
+_log = logging.getLogger(__name__)
+
+_OPENVINO_THREADS = "INFERENCE_NUM_THREADS"
+_WHY = "OpenVINO runs it, since TensorFlow is not installed"
+_INSTALL = BY_BACKEND["tensorflow"].install
+
+
+class OpenVinoStandIn:
+    def __init__(self) -> None:
+        self._openvino = OpenVinoBackend()
+        self.default_cpu_instances: int = self._openvino.default_cpu_instances
+        self.any_thread: bool = self._openvino.any_thread
+
+    def gpu_count(self) -> int:
+        return self._openvino.gpu_count()
+
+    def open(self, source: ModelSource) -> BackendModel:
+        """Raises UNSUPPORTED for what only TensorFlow can do, INVALID_ARG for files that OpenVINO cannot read."""
+        config = source.config
+        if not source.path.exists():
+            raise invalid(f"unable to find model file '{source.path}' for model '{config.name}'")
+        for key, value in (
+            ("model_operations", config.operation_libraries),
+            (INIT_OPS, config.parameters.get(INIT_OPS)),
+        ):
+            if value:
+                raise unsupported(f"model '{config.name}': '{key}' needs TensorFlow: {_INSTALL}")
+        path = saved_model_directory(source.path) or source.path
+        for key, default in ((SIGNATURE, DEFAULT_SIGNATURE), (TAG, DEFAULT_TAG)):
+            value = config.parameters.get(key, "") or default
+            if value != default:
+                raise unsupported(
+                    f"model '{config.name}': parameter '{key}' is '{value}', but {_WHY} here, and it reads '{default}' "
+                    f"alone: {_INSTALL}"
+                )
+        parameters = {key: value for key, value in config.parameters.items() if key not in PARAMETERS}
+        for key in config.parameters.keys() & {*PARAMETERS} - {SIGNATURE, TAG, INTRA_THREADS}:
+            _log.warning("model '%s': parameter '%s' has no effect: %s here", config.name, key, _WHY)
+        if threads := config.parameters.get(INTRA_THREADS):
+            parameters.setdefault(_OPENVINO_THREADS, threads)
+        for key in source.options.keys() & {*BACKEND_OPTIONS} - {MAX_BATCH_SIZE}:
+            _log.warning("backend option '%s' of backend 'tensorflow' has no effect: %s here", key, _WHY)
+        options = {MAX_BATCH_SIZE: str(default_max_batch_size(source.options))}
+        try:
+            return self._openvino.open(
+                replace(source, config=replace(config, parameters=parameters), path=path, options=options)
+            )
+        except ModserveError as error:
+            text = f"{error.message}. {_WHY}; TensorFlow may be able to: {_INSTALL}"
+            raise type(error)(error.code, text) from error

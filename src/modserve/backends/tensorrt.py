@@ -1,0 +1,30 @@
+"""The ``tensorrt`` backend: it says why a TensorRT engine does not load, and what to serve in its place.
+
+A plan is compiled for one kind of GPU by one version of TensorRT, and nothing else can run it.
+"""
+
+from typing import NoReturn
+
+from modserve.core.errors import invalid, unsupported
+
+from .api import ModelSource
+
+
+class TensorRtBackend:
+    default_model_filename = "model.plan"
+    default_cpu_instances = 1
+    any_thread = False
+
+    def gpu_count(self) -> int:
+        return 0
+
+    def open(self, source: ModelSource) -> NoReturn:
+        """Raises UNSUPPORTED, or INVALID_ARG if there is no file."""
+        name, path = source.config.name, source.path
+        if not path.exists():
+            raise invalid(f"unable to find model file '{path}' for model '{name}'")
+        raise unsupported(
+            f"model '{name}': '{path}' is a TensorRT engine, which needs an NVIDIA GPU of the kind that it was built "
+            "on, and the version of TensorRT that built it; this version of modserve runs none. Serve the ONNX file "
+            "that the engine was built from, as '1/model.onnx' with backend: \"onnxruntime\""
+        )

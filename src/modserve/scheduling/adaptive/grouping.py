@@ -1,0 +1,79 @@
+"""Which of the requests that wait are cheapest to run together with the most urgent of them: a pure calculation.
+
+The requests are sorted by length and cut into groups, so that the groups' prices sum to the least. A group costs the
+time that a batch of its rows takes at the length of its longest, times how many requests wait for that batch to end:
+those that are in it, half of the others that wait (the groups run in any order), and those that come before all is
+done. At low load little comes, and what counts is how soon each request is done. At full load so much comes that only
+the time counts, and with it the rate.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+_COUNTS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+"""So many requests a group may have, beside one alone, the most that fit, and all that are no longer than its last."""
+
+
+def counts_tried(most: int) -> list[int]:
+    return [count for count in _COUNTS if count < most] + ([most] if most > 1 else [])
+
+
+def queue_weight(waiting: int, utilisation: float) -> float:
+    """How many rows wait for the end of a batch beside half of its own, if `waiting` rows are there now."""
+    return waiting * (1 + utilisation) / (2 * (1 - utilisation))
+
+
+def best_groups(
+    lengths: Sequence[int],
+    rows: Sequence[int],
+    times: Callable[[int], Sequence[float]],
+    counts: Sequence[int],
+    weight: float,
+    most_rows: int,
+    most_elements: int = 0,
+) -> tuple[list[int], float]:
+    """Where each group of requests begins, in ascending order, and the price of all.
+
+    `lengths` ascend, and `rows` has the batch size of each request. `times` gives the times by rows for a length.
+    `weight` is as of `queue_weight`. Groups of several requests have up to `most_rows`, and no more rows times length
+    than `most_elements`, if that is not 0.
+    """
+    before = list(accumulate(rows, initial=0))
+    single = before[-1] == len(rows)  # each request has one row: then a group has as many rows as requests
+    prices = [0.0]
+    begins: list[int] = []
+    known = -1
+    priced: Sequence[float] = ()
+    limit = 0
+    for end, length in enumerate(lengths, 1):
+        if length != known:
+            known = length
+            limit = min(most_rows, most_elements // length) if most_elements else most_rows
+            most = max(limit, *rows)
+            priced = [time * (weight + 0.5 * size) for size, time in enumerate(times(length)[: most + 1])]
+        begin = end - 1
+        price = prices[begin] + priced[rows[begin]]
+        until = before[end]
+        if until <= limit:
+            other = priced[until]
+            if other < price:
+                price, begin = other, 0
+        for count in counts:
+            start = end - count
+            if start < 0:
+                break
+            size = count if single else until - before[start]
+            if size > limit:
+                break
+            other = prices[start] + priced[size]
+            if other < price:
+                price, begin = other, start
+        prices.append(price)
+        begins.append(begin)
+    cuts: list[int] = []
+    place = len(begins)
+    while place:
+        place = begins[place - 1]
+        cuts.append(place)
+    cuts.reverse()
+    return cuts, prices[-1]

@@ -1,0 +1,241 @@
+"""Who shares a batch, by measured run times: the rule for models whose requests differ in length.
+
+The batch always has the most urgent of the requests that wait, so nobody waits for longer than those before it take.
+Who runs with it is what `grouping` finds cheapest, by the prices of `costs`.
+
+What never ran has only a guessed price, and what ran long ago an old one. So now and then a batch is a *trial*: another
+choice than the best, of a size and length that little is known about. There is an account of what trials cost more than
+the best choice would have: they get a small share of the price of all batches, and some at the beginning.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from modserve.core.inflight import Inflight
+from modserve.core.merging import Padding, rows_of
+from modserve.core.model_config import ModelConfig
+from modserve.core.statistics import ChoiceStatistics
+from modserve.core.timing import ExecutionTiming
+
+from ..batching import FAR_NS, Decision, Dispatch, Reason, Rule, Together, WaitUntil
+from ..lengths import Lengths
+from .costs import Costs
+from .grouping import best_groups, counts_tried
+from .load import Load
+from .trials import SURE, Trials
+
+_QUICK_NS, _MEAN_SHARE = 400_000, 0.1
+"""Where batches take less than this, choosing costs too much: as many as fit run together. So does the first."""
+_SIDE = 32
+"""So many shorter and longer requests are looked at."""
+
+
+class Measured:
+    """Chooses among the requests of a `batching.Together` with `lengths`, when `ready` says that it is time.
+
+    `largest` returns the most rows that a batch may have at the moment. With `patient` only the rate counts and not how
+    soon a request is done.
+    """
+
+    def __init__(self, config: ModelConfig, ready: Rule, largest: Callable[[], int], *, patient: bool) -> None:
+        most = max(1, config.max_batch_size)
+        policy = config.dynamic_batching
+        padding = config.padding or Padding({})
+        self._padded = padding.padded
+        self._most_elements = 0 if policy is None else policy.max_batch_elements
+        self._batch_sizes = config.batch_sizes
+        self._most = most
+        self._ready = ready
+        self._largest = largest
+        self._patient = patient
+        self._costs = Costs(most)
+        self._counts = counts_tried(most)
+        self._tables: dict[int, list[float]] = {}
+        self._version = -1
+        self._changes = 0
+        self._random = Random(0)
+        self._mean_ns = 0.0
+        """How long batches took lately; 0 before the first."""
+        self.statistics = ChoiceStatistics(batches=dict.fromkeys(("alone", "equal", "padded"), 0))
+        self.load = Load(self.statistics)
+        self._trials = Trials(self.statistics)
+
+    def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
+        costs, statistics = self._costs, self.statistics
+        ns = timing.compute_end_ns - timing.compute_start_ns
+        rows = min(rows_of(timing.batch_size, self._batch_sizes), len(costs.of(1)) - 1)
+        length = self._length(max([inflight.length for inflight in members]))
+        costs.observe(rows, length, ns)
+        self._mean_ns += _MEAN_SHARE * (ns - self._mean_ns) if self._mean_ns else ns
+        self.load.observe(timing)
+        if costs.version != self._version:
+            self._version = costs.version
+            self._tables.clear()
+            if costs.changes != self._changes:
+                self._changes = costs.changes
+                self._trials.start_again()
+            statistics.costs = costs.known()
+        self._trials.observe(members[0], ns)
+
+    def rule(self, together: Together, now_ns: int) -> Decision:
+        decision = self._ready(together, now_ns)
+        if isinstance(decision, WaitUntil):
+            return decision
+        batches = self.statistics.batches
+        lengths = together.lengths
+        if together.count == 1 or lengths is None:
+            batches["alone"] += 1
+            if self._costs.count:
+                size = together.size
+                weight = 1e6 if self._patient else self.load.weight(size, self._most)
+                length = self._length(next(iter(together)).length)
+                self._trials.earn(self._times(length)[size] * (weight + 0.5 * size))
+            return decision
+        if decision.reason is Reason.DEADLINE:
+            head = min(together, key=lambda inflight: inflight.begin_by_ns or FAR_NS)
+        else:
+            head = next(iter(together))
+        members = self._choose(together, lengths, head)
+        if len(members) == 1:
+            batches["alone"] += 1
+        else:
+            equal = self._length(members[0].length) == self._length(members[-1].length)
+            batches["equal" if equal else "padded"] += 1
+        reason = decision.reason
+        if len(members) < together.count:
+            full = sum([inflight.batch_size for inflight in members]) >= self._largest()
+            reason = Reason.FULL if full else Reason.NO_GAIN
+        return Dispatch(len(members), reason, members)
+
+    def _length(self, length: int) -> int:
+        return max(1, self._padded(length))
+
+    def _times(self, length: int) -> list[float]:
+        table = self._tables.get(length)
+        if table is None:
+            table = self._costs.of(length)
+            if self._batch_sizes:
+                table = [table[rows_of(rows, self._batch_sizes)] for rows in range(len(table))]
+            self._tables[length] = table
+        return table
+
+    def _choose(self, together: Together, lengths: Lengths, head: Inflight) -> list[Inflight]:
+        """The members of the next batch, in the order of their lengths."""
+        largest = self._largest()
+        near, their_lengths, place = lengths.around(head, min(largest, _SIDE))
+        if self._mean_ns < _QUICK_NS:
+            begin, end = self._widest(near, their_lengths, place, largest)
+            return near[begin:end]
+        weight = 1e6 if self._patient else self.load.weight(together.size, largest)
+        window = _Window(
+            their_lengths,
+            [inflight.batch_size for inflight in near],
+            self._times,
+            [size for size in self._counts if size <= largest],
+            weight,
+            largest,
+            self._most_elements,
+        )
+        cuts, price = window.best()
+        cuts.append(len(near))
+        index = next(index for index, cut in enumerate(cuts) if cut > place)
+        begin, end = cuts[index - 1], cuts[index]
+        size = sum(window.rows[begin:end])
+        self._trials.earn(self._times(window.lengths[end - 1])[size] * (weight + 0.5 * size))
+        if self._trials.due:
+            begin, end = self._perhaps_another(window, near, place, (begin, end), price, largest)
+        if end - begin == 1:
+            return [head]
+        return _oldest_first(near, window.lengths, begin, end, place)
+
+    def _perhaps_another(
+        self,
+        window: "_Window",
+        near: Sequence[Inflight],
+        place: int,
+        chosen: tuple[int, int],
+        price: float,
+        largest: int,
+    ) -> tuple[int, int]:
+        """The first and last place of a trial, if there is one that may teach something and can be afforded."""
+        widest = self._widest(near, window.lengths, place, largest)
+        run = place
+        while run + 1 < widest[1] and window.lengths[run + 1] == window.lengths[place]:
+            run += 1
+        kinds = (widest, (place, place + 1), (place, run + 1), self._anything(widest, place))
+        begin, end = kinds[self._random.randrange(len(kinds))]
+        size, length = sum(window.rows[begin:end]), window.lengths[end - 1]
+        if (begin, end) == chosen or self._costs.sureness(rows_of(size, self._batch_sizes), length) >= SURE:
+            return chosen
+        excess = window.price_with(begin, end) - price
+        time, waiting = self._times(length)[size], window.weight + 0.5 * size
+        return (begin, end) if self._trials.begin(excess, time, waiting, near[begin]) else chosen
+
+    def _anything(self, widest: tuple[int, int], place: int) -> tuple[int, int]:
+        return self._random.randint(widest[0], place), self._random.randint(place, widest[1] - 1) + 1
+
+    def _widest(self, near: Sequence[Inflight], lengths: Sequence[int], place: int, largest: int) -> tuple[int, int]:
+        """The most that fits, shorter ones first, as the places of its first and behind its last."""
+        begin, end = place, place + 1
+        size = near[place].batch_size
+        for step in (-1, 1):
+            while True:
+                other = begin - 1 if step < 0 else end
+                if not 0 <= other < len(near) or size + near[other].batch_size > largest:
+                    break
+                size += near[other].batch_size
+                length = lengths[max(other, end - 1)]
+                if self._most_elements and rows_of(size, self._batch_sizes) * length > self._most_elements:
+                    size -= near[other].batch_size
+                    break
+                begin, end = (other, end) if step < 0 else (begin, other + 1)
+        return begin, end
+
+
+class _Window:
+    """The requests that a choice is made of, and what `best_groups` needs to know of them."""
+
+    def __init__(
+        self,
+        lengths: list[int],
+        rows: list[int],
+        times: Callable[[int], Sequence[float]],
+        counts: list[int],
+        weight: float,
+        most_rows: int,
+        most_elements: int,
+    ) -> None:
+        self.lengths = lengths
+        self.rows = rows
+        self.weight = weight
+        self._times = times
+        self._counts = counts
+        self._most_rows = most_rows
+        self._most_elements = most_elements
+
+    def best(self) -> tuple[list[int], float]:
+        return self._groups(self.lengths, self.rows)
+
+    def price_with(self, begin: int, end: int) -> float:
+        """The price of all, if these places are a group."""
+        size = sum(self.rows[begin:end])
+        price = self._times(self.lengths[end - 1])[size] * (self.weight + 0.5 * size)
+        rest = self._groups(self.lengths[:begin] + self.lengths[end:], self.rows[:begin] + self.rows[end:])
+        return price + rest[1]
+
+    def _groups(self, lengths: list[int], rows: list[int]) -> tuple[list[int], float]:
+        return best_groups(lengths, rows, self._times, self._counts, self.weight, self._most_rows, self._most_elements)
+
+
+def _oldest_first(near: Sequence[Inflight], lengths: Sequence[int], begin: int, end: int, place: int) -> list[Inflight]:
+    """The group from `begin` to `end`. If only some of its shortest length are in it, then the most urgent of these."""
+    group = list(near[begin:end])
+    length = lengths[begin]
+    first = lengths.index(length)
+    if first < begin and lengths[place] != length:
+        last = begin
+        while last < end and lengths[last] == length:
+            last += 1
+        if all(inflight.batch_size == near[begin].batch_size for inflight in near[first:last]):
+            group[: last - begin] = near[first : first + last - begin]
+    return group

@@ -1,0 +1,69 @@
+"""The account of trials: batches that are not the best by what is known, to learn more."""
+
+from modserve.core.inflight import Inflight
+from modserve.core.statistics import ChoiceStatistics
+
+SURE = 4.0
+"""So many executions of about its size make a batch no trial."""
+_EVERY = 8
+"""So many choices come to one look at a trial, and half as many among the first:"""
+_FIRST = 64
+_ALLOWED = 0.002
+"""The share of the price of all batches that trials may cost."""
+_ALLOWED_AT_FIRST = 8
+"""So many batches at the beginning count in full, not only as that share."""
+_MOST_SAVED = 8
+"""Batches whose price trials may cost in a row; its mean is of the latest:"""
+_MEAN_OF = 64
+
+
+class Trials:
+    """Prices are those of `grouping`: nanoseconds, times how many wait for them to pass."""
+
+    def __init__(self, statistics: ChoiceStatistics) -> None:
+        self._statistics = statistics
+        self._turn = 0
+        self._mean = 0.0
+        self._balance = 0.0
+        self._latest: tuple[Inflight, float, float] | None = None
+        """The first member of the latest trial, the time it is likely to take, and how many wait for its end."""
+
+    @property
+    def due(self) -> bool:
+        """Whether the present choice may be a trial."""
+        return not self._turn % _EVERY or (self._turn < _FIRST and not self._turn % (_EVERY // 2))
+
+    def earn(self, price: float) -> None:
+        """The best choice has a price; a share of it goes to the account."""
+        self._turn += 1
+        self._mean += (price - self._mean) / min(self._turn, _MEAN_OF)
+        share = 1.0 if self._turn <= _ALLOWED_AT_FIRST else _ALLOWED
+        self._balance = min(_MOST_SAVED * self._mean, self._balance + share * price)
+
+    def begin(self, excess: float, time: float, waiting: float, first: Inflight) -> bool:
+        """Pay for a trial that costs `excess` more than the best choice, or return False.
+
+        It is likely to take `time`, for whose end so many wait; `first` is its first member.
+        """
+        if excess > self._balance:
+            return False
+        self._statistics.trials += 1
+        self._charge(excess / waiting, waiting)
+        self._latest = first, time, waiting
+        return True
+
+    def observe(self, first: Inflight, ns: int) -> None:
+        """A batch with this first member took `ns`. A trial that took longer than expected costs that, too."""
+        if self._latest is not None and first is self._latest[0]:
+            _, expected_ns, waiting = self._latest
+            self._latest = None
+            self._charge(ns - expected_ns, waiting)
+
+    def start_again(self) -> None:
+        """What was learnt is no longer true: as at the beginning."""
+        self._turn = 0
+
+    def _charge(self, ns: float, waiting: float) -> None:
+        if ns > 0:
+            self._balance -= ns * waiting
+            self._statistics.trial_ns += ns

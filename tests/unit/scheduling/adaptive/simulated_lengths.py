@@ -1,0 +1,155 @@
+"""Requests of different lengths in simulated time: the real schedulers and policies, and an engine of made-up costs."""
+
+import math
+import random
+from collections.abc import Callable
+
+from modserve.core.inflight import Inflight
+from modserve.core.merging import Padding, PaddingPolicy
+from modserve.core.model_config import DynamicBatching, ModelConfig
+from modserve.core.timing import ExecutionTiming
+from modserve.scheduling import batching
+from modserve.scheduling.adaptive.adaptation import Adaptation
+from modserve.scheduling.adaptive.buckets import LengthBuckets
+from modserve.scheduling.queued import QueuedScheduler
+from modserve.testing import FakeClock, RecordingSink, config, request
+from modserve.testing.builders import RecordedInflight
+
+MS = 1_000_000
+PLAIN_REQUEST = request()
+MOST = 16
+SHORTEST, LONGEST, MEDIAN, SPREAD = 8, 128, 24, 0.6
+
+Cost = Callable[[int, int], float]
+"""Milliseconds from rows and length."""
+POLICIES = ("alone", "never", "always", "measured")
+
+
+def text_length(chance: random.Random) -> int:
+    """Log-normal, as search queries and sentences are."""
+    return min(LONGEST, max(SHORTEST, round(chance.lognormvariate(math.log(MEDIAN), SPREAD))))
+
+
+def configured(policy: str, multiple_of: int = 8, most: int = MOST) -> ModelConfig:
+    if policy == "alone":
+        return config(max_batch_size=most)
+    padding = Padding({"INPUT0": 0}, policy=PaddingPolicy(policy), multiple_of=multiple_of)
+    return config(max_batch_size=most, dynamic_batching=DynamicBatching((most,)), padding=padding)
+
+
+class Engine:
+    """Implements `scheduling.scheduler.BatchRunner`: instances that do not disturb one another."""
+
+    def __init__(
+        self, clock: FakeClock, cost: Cost, padding: Padding, chance: random.Random, noise: float, instances: int
+    ) -> None:
+        self.on_free: Callable[[], None] = lambda: None
+        self.observe: Callable[[ExecutionTiming, list[Inflight]], None] = lambda timing, members: None
+        self.on_answer: Callable[[Inflight], None] = lambda inflight: None
+        self.clock = clock
+        self.cost = cost
+        self.busy = 0
+        self.latencies: list[int] = []
+        self.batches: list[tuple[int, int]] = []
+        """Rows and length of each."""
+        self._padding = padding
+        self._chance = chance
+        self._noise = noise
+        self._instances = instances
+
+    def reserve(self) -> int | None:
+        if self.busy == self._instances:
+            return None
+        self.busy += 1
+        return 0
+
+    def release(self, slot: int) -> None:
+        self.busy -= 1
+
+    def run(self, slot: int, batch: list[Inflight], close_reason: str) -> None:
+        rows = sum([inflight.batch_size for inflight in batch])
+        length = self._padding.padded(max([inflight.length for inflight in batch]))
+        self.batches.append((rows, length))
+        timing = ExecutionTiming(rows, close_reason)
+        timing.compute_start_ns = self.clock.now_ns()
+        noise = self._chance.lognormvariate(0, self._noise) if self._noise else 1.0
+        ns = int(self.cost(rows, length) * noise * MS)
+
+        def end() -> None:
+            timing.compute_end_ns = self.clock.now_ns()
+            self.busy -= 1
+            self.latencies += [timing.compute_end_ns - inflight.queue_start_ns for inflight in batch]
+            self.on_free()  # as in the pool, the next batch is chosen before this one is observed
+            self.observe(timing, batch)
+            for inflight in batch:
+                self.on_answer(inflight)
+
+        # A batch costs the server something, too.
+        self.clock.call_at(timing.compute_start_ns + ns + 50_000, end)
+
+
+class Simulation:
+    def __init__(
+        self,
+        policy: str,
+        cost: Cost,
+        *,
+        noise: float = 0.0,
+        instances: int = 1,
+        seed: int = 1,
+        multiple_of: int = 8,
+        most: int = MOST,
+        length: Callable[[random.Random], int] = text_length,
+        model: ModelConfig | None = None,
+    ) -> None:
+        model = model or configured(policy, multiple_of, most)
+        padding = model.padding or Padding({}, multiple_of=multiple_of)
+        self.clock, self._chance, self._length = FakeClock(), random.Random(seed), length
+        self.engine = Engine(self.clock, cost, padding, random.Random(seed + 1), noise, instances)
+        self.adaptation = adaptation = Adaptation(model)
+        adaptation.use(instances)
+        if adaptation.learns:
+            self.engine.observe = adaptation.observe
+        self._key: Callable[[int], object] = lambda length: None
+        if policy == "never":
+            self._key = padding.padded
+        elif policy == "always":
+            self._key = LengthBuckets(padding.buckets, padding.multiple_of, padding.relearn_every).of
+        self._scheduler = QueuedScheduler(
+            adaptation.rule,
+            self.engine,
+            self.clock,
+            lambda inflight, error: None,
+            adaptation.policy,
+            ripe_size=batching.ripe_size(adaptation.policy, model.max_batch_size),
+            alike=policy == "alone",
+            padded=adaptation.padded,
+        )
+
+    def send(self) -> None:
+        length = self._length(self._chance)
+        inputs = PLAIN_REQUEST.inputs
+        sink = RecordingSink()
+        inflight = RecordedInflight(PLAIN_REQUEST, sink, inputs, ("OUTPUT0",), 1, self._key(length), 0, length=length)
+        self._scheduler.enqueue(inflight)
+
+    def open_loop(self, per_second: float, seconds: float) -> float:
+        """Requests by chance; the mean latency in milliseconds of those answered in that time."""
+        begin, end_ns = len(self.engine.latencies), self.clock.now_ns() + int(seconds * 1e9)
+        while self.clock.now_ns() < end_ns:
+            self.clock.advance(int(self._chance.expovariate(per_second) * 1e9))
+            self.send()
+            self.clock.run()
+        latencies = self.engine.latencies[begin:]
+        return sum(latencies) / len(latencies) / MS
+
+    def closed_loop(self, clients: int, seconds: float) -> float:
+        """Clients that send as soon as they are answered; the answers a second."""
+        if not self.engine.busy:
+            self.engine.on_answer = lambda inflight: self.clock.call_soon(self.send)
+            for _ in range(clients):  # not all at once, or they would stay together for ever
+                self.send()
+                self.clock.advance(MS // 10)
+        begin, begin_ns = len(self.engine.latencies), self.clock.now_ns()
+        self.clock.advance(int(seconds * 1e9))
+        return (len(self.engine.latencies) - begin) * 1e9 / (self.clock.now_ns() - begin_ns)

@@ -1,0 +1,113 @@
+"""Run times by rows and length, learnt from executions."""
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modserve.scheduling.adaptive.costs import OVERHEAD_NS, Costs, fitted
+
+ROWS = (1, 2, 3, 5, 8, 13, 16)
+LENGTHS = range(8, 129, 8)
+Cost = Callable[[int, int], float]
+"""Nanoseconds."""
+
+
+def taught(cost: Cost, count: int = 800, noise: float = 0.1, costs: Costs | None = None) -> Costs:
+    chance = random.Random(1)
+    costs = costs or Costs(16)
+    for _ in range(count):
+        rows, length = chance.choice(ROWS), chance.choice(LENGTHS)
+        costs.observe(rows, length, int(cost(rows, length) * chance.lognormvariate(0, noise)))
+    return costs
+
+
+def worst(costs: Costs, cost: Cost) -> float:
+    """By what factor a prediction is off at most, over and under the usual factor: only ratios matter."""
+    ratios = [(costs.of(length)[rows] - OVERHEAD_NS) / cost(rows, length) for rows in ROWS for length in LENGTHS]
+    middle = sorted(ratios)[len(ratios) // 2]
+    return max(max(ratios) / middle, middle / min(ratios))
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        lambda rows, length: 2e5 + 5e4 * rows * length,
+        lambda rows, length: 8e6,
+        lambda rows, length: 5e5 + 1e4 * rows * length + 2e3 * rows * length * length,
+        lambda rows, length: 3e5 + 4e4 * (rows * length) ** 1.15,
+        lambda rows, length: 5e5 + 5e4 * rows * (-(-length // 16) * 16) * (1.3 if rows > 6 else 1.0),
+    ],
+    ids=["linear", "constant", "quadratic", "superlinear", "steps"],
+)
+def test_learning(cost: Cost) -> None:
+    assert worst(taught(cost), cost) < 1.25
+    assert worst(taught(cost, noise=0), cost) < 1.2
+
+
+def linear(rows: int, length: int) -> float:
+    return 2e5 + 5e4 * rows * length
+
+
+def test_what_never_ran_has_a_price_too() -> None:
+    costs = Costs(16)
+    for rows, length in [(1, 16), (1, 40), (1, 64), (4, 16), (4, 40), (4, 64)] * 20:
+        costs.observe(rows, length, int(linear(rows, length)))
+    for rows, length in [(2, 32), (1, 100), (8, 64)]:
+        assert costs.of(length)[rows] == pytest.approx(linear(rows, length) + OVERHEAD_NS, rel=0.1)
+    assert costs.sureness(4, 64) > 10
+    assert costs.sureness(16, 16) == 0
+
+
+def test_the_first_execution_of_a_shape_may_prepare_something() -> None:
+    costs = taught(linear, noise=0)
+    before = costs.of(44)[7]
+    costs.observe(7, 44, 1_000_000_000)
+    assert costs.of(44)[7] == before
+    assert costs.count == 800
+
+
+def test_a_single_slow_execution_changes_little() -> None:
+    costs = taught(linear, noise=0)
+    costs.observe(8, 64, int(50 * linear(8, 64)))
+    for _ in range(128):
+        costs.observe(1, 8, int(linear(1, 8)))
+    assert costs.of(64)[8] == pytest.approx(linear(8, 64), rel=0.06)
+
+
+def test_when_all_gets_slower_relations_stay() -> None:
+    """Others use the machine. What does not run meanwhile gets slower, too."""
+    costs = taught(linear, noise=0.05)
+    before = costs.of(128)[16] / costs.of(32)[4]
+    for _ in range(20):
+        costs.observe(4, 32, int(3 * linear(4, 32)))
+    assert costs.of(32)[4] == pytest.approx(3 * linear(4, 32), rel=0.1)
+    assert costs.of(128)[16] / costs.of(32)[4] == pytest.approx(before, rel=0.1)
+    assert costs.changes == 0
+
+
+def test_another_behaviour_is_learnt_anew() -> None:
+    costs = taught(linear, noise=0.05)
+    taught(lambda rows, length: 8e6, 300, 0.05, costs)
+    assert costs.changes >= 1
+    assert worst(costs, lambda rows, length: 8e6) < 1.4
+
+
+def test_models_without_lengths() -> None:
+    costs = Costs(32)
+    for rows in [1, 2, 4, 8, 16, 32] * 20:
+        costs.observe(rows, 1, 3_000_000 + 1_000_000 * rows)
+    assert costs.of(1)[12] == pytest.approx(15_000_000, rel=0.05)
+    assert [(rows, length) for rows, length, _ in costs.known()] == [(rows, 1) for rows in (1, 2, 4, 8, 16, 32)]
+    assert repr(costs) == "Costs(120 executions in 6 cells)"
+
+
+@given(st.lists(st.tuples(st.floats(1, 64), st.floats(1, 512), st.floats(1e3, 1e10), st.floats(0.1, 6)), min_size=1))
+@settings(max_examples=60, deadline=None)
+def test_curves_are_never_negative(points: list[tuple[float, float, float, float]]) -> None:
+    curve = fitted(points)
+    assert all(number >= 0 and math.isfinite(number) for number in curve)
+    assert any(curve)
