@@ -38,8 +38,8 @@ RULES = {
     "settings": rule("core protocol.restricted", "pydantic shtab yaml"),
     "backends": rule(
         "core",
-        "numpy google.protobuf onnxruntime openvino torch tensorflow treelite sklearn skops joblib threadpoolctl pandas "
-        "mlflow yaml triton_python_backend_utils",
+        "numpy google.protobuf yaml onnxruntime openvino torch tensorflow treelite sklearn skops joblib threadpoolctl "
+        "pandas mlflow triton_python_backend_utils",
     ),
     "resources": rule("core"),
     "repository": rule("core"),
