@@ -27,8 +27,7 @@ class ModelFormat(NamedTuple):
 
 
 # In Triton's order: the first one counts if a directory holds several. Beside an MLmodel lie the files of its library.
-# Triton does not have saved_model.pb: that is how TensorFlow Serving keeps its models, the folder of a version being
-# the SavedModel.
+# Triton does not have saved_model.pb: TensorFlow Serving keeps its models so, a version's folder being the SavedModel.
 FORMATS = (
     ModelFormat("MLmodel", "mlflow", by_suffix=False),
     ModelFormat("model.savedmodel", "tensorflow", "tensorflow_savedmodel"),
