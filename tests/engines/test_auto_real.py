@@ -7,7 +7,6 @@ import numpy as np
 from engine_rows import FORMS, NETWORKS, REFERENCES, Row
 from model_packages import place
 from numpy.typing import NDArray
-from test_real_models_agree import is_installed
 
 from modserve import InferenceServer, Settings
 from modserve.core.lifecycle import State
@@ -25,7 +24,7 @@ NEEDS = {"pitch_tflite": "openvino", "pitch_savedmodel": "openvino"}
 
 
 def can_load(row: Row) -> bool:
-    return row.form not in NEEDS or is_installed(row._replace(engine=NEEDS[row.form]))
+    return row.form not in NEEDS or row._replace(engine=NEEDS[row.form]).can_run
 
 
 async def outputs(server: InferenceServer, row: Row) -> dict[str, Any]:
@@ -56,7 +55,7 @@ async def test_the_engines_that_were_chosen_agree_with_the_reference(tmp_path: P
             assert all(difference(actual[name], expected[name]) < row.tolerance for name in expected), row.model
             report: Any = metadata.engine_json(server.model(row.model))
             for candidate in report["candidates"]:
-                if candidate["precision"] == "fp32" and is_installed(row._replace(engine=candidate["backend"])):
+                if candidate["precision"] == "fp32" and row._replace(engine=candidate["backend"]).can_run:
                     # Made-up data suits the network, and all engines agree about it.
                     assert candidate.get("error", 0) < 1e-3, (row.model, candidate)
                     assert "why" not in candidate or "were over before" in candidate["why"], (row.model, candidate)

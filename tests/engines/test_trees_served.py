@@ -44,9 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     estimator.mkdir(parents=True)
     skops.io.dump(LogisticRegression(max_iter=500).fit(*data("iris")), estimator / "model.skops")
     (estimator.parent / "config.pbtxt").write_text(shown("sklearn.md"))
-    with serving(
-        repository, options=["--exit-on-error=false", "--event-loop-warning-ms=3000"], errors=["damaged"]
-    ) as running:
+    with serving(repository, options=["--exit-on-error=false"], errors=["damaged"]) as running:
         yield running
 
 

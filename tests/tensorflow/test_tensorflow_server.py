@@ -92,7 +92,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path) -> Iterator[ServerProcess]:
     errors = [f"'{name}'" for name in BAD]
     # With TensorFlow there are many more Python objects, which are all gone through when the models have loaded.
-    options = ["--strict-readiness=false", "--event-loop-warning-ms=1000"]
+    options = ["--strict-readiness=false"]
     with serving(repository, options=options, errors=errors) as running:
         yield running
 
