@@ -9,6 +9,7 @@ from model_packages import place
 from numpy.typing import NDArray
 
 from modserve import InferenceServer, Settings
+from modserve.backends.catalogue import BY_BACKEND
 from modserve.core.lifecycle import State
 from modserve.protocol.control import metadata
 
@@ -55,7 +56,7 @@ async def test_the_engines_that_were_chosen_agree_with_the_reference(tmp_path: P
             assert all(difference(actual[name], expected[name]) < row.tolerance for name in expected), row.model
             report: Any = metadata.engine_json(server.model(row.model))
             for candidate in report["candidates"]:
-                if candidate["precision"] == "fp32" and row._replace(engine=candidate["backend"]).can_run:
+                if candidate["precision"] == "fp32" and BY_BACKEND[candidate["backend"]].installed:
                     # Made-up data suits the network, and all engines agree about it.
                     assert candidate.get("error", 0) < 1e-3, (row.model, candidate)
                     assert "why" not in candidate or "were over before" in candidate["why"], (row.model, candidate)
