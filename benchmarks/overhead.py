@@ -696,14 +696,14 @@ def main() -> None:
         put_into_report("overhead.py", text)
 
 
-def put_into_report(script: str, text: str) -> None:
-    """Replace what stands in docs/performance.md between the two marks of `script`."""
+def put_into_report(script: str, text: str, report: Path = REPORT) -> None:
+    """Replace what stands in docs/performance.md, or in another page, between the two marks of `script`."""
     begin, end = f"<!-- {script} begins -->", f"<!-- {script} ends -->"
-    before, found, rest = REPORT.read_text().partition(begin)
+    before, found, rest = report.read_text().partition(begin)
     _, closed, after = rest.partition(end)
     if not (found and closed):
-        raise SystemExit(f"{REPORT} lacks the marks of {script}")
-    REPORT.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+        raise SystemExit(f"{report} lacks the marks of {script}")
+    report.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 if __name__ == "__main__":

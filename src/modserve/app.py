@@ -202,7 +202,8 @@ async def serve(
     _handle_signals(stopping)
     server = InferenceServer(settings, logs=logs)
     loop = asyncio.get_running_loop()
-    freezer = Freezer(loop)
+    freezer = Freezer(loop, server.ready_models)
+    freezer.freeze()  # else the imports of large engines set off one full collection after the other
     if (library := allocator.glibc()) is not None:
         allocator.tune(library)
     with ExitStack() as stack:

@@ -10,6 +10,8 @@ from model_packages import FOLDER, unpacked
 from numpy.typing import NDArray
 from served_examples import load, prepared
 
+from modserve.backends.catalogue import BY_BACKEND, is_installed
+
 Arrays = Mapping[str, NDArray[Any]]
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -26,11 +28,15 @@ class Network(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A file or a folder, how a model's version calls it, and the names of its tensors where ONNX has others."""
+    """A file or a folder, how a model's version calls it, and the names of its tensors where ONNX has others.
+
+    `needs` are the modules with which it is made, and its network's inputs.
+    """
 
     path: Callable[[], Path]
     filename: str
     names: Mapping[str, str] = _NOTHING
+    needs: tuple[str, ...] = ()
 
 
 class Row(NamedTuple):
@@ -50,6 +56,14 @@ class Row(NamedTuple):
     @property
     def model(self) -> str:
         return f"{self.form}_{self.engine}_{self.precision}"
+
+    @property
+    def can_run(self) -> bool:
+        """Whether what it needs is installed. OpenVINO runs SavedModels in place of TensorFlow."""
+        engines = [self.engine, "openvino"] if self.engine == "tensorflow" else [self.engine]
+        return any(BY_BACKEND[engine].installed for engine in engines) and all(
+            is_installed(module) for module in FORMS[self.form].needs
+        )
 
     def config(self) -> str:
         """Of at most four rows in a batch; what the network has is written out, since not every engine fills it in."""
@@ -171,11 +185,11 @@ FORMS: Mapping[str, Form] = {
     "pitch_onnx": Form(_pitch("nmp.onnx"), "model.onnx"),
     "pitch_tflite": Form(_pitch("nmp.tflite"), "model.tflite"),
     "pitch_savedmodel": Form(_pitch("nmp"), "model.savedmodel", _SIGNATURE),
-    "minilm_onnx": Form(_example("text_embeddings", "encoder"), "model.onnx"),
-    "minilm_torchscript": Form(_torchscript_minilm, "model.pt", {"token_embeddings": "OUTPUT__0"}),
-    "detector": Form(_example("bls_pipeline", "detector"), "model.onnx"),
-    "orientation": Form(_example("bls_pipeline", "orientation"), "model.onnx"),
-    "recogniser": Form(_example("bls_pipeline", "recogniser"), "model.onnx"),
+    "minilm_onnx": Form(_example("text_embeddings", "encoder"), "model.onnx", needs=("onnx",)),
+    "minilm_torchscript": Form(_torchscript_minilm, "model.pt", {"token_embeddings": "OUTPUT__0"}, ("onnx", "torch")),
+    "detector": Form(_example("bls_pipeline", "detector"), "model.onnx", needs=("onnx", "PIL")),
+    "orientation": Form(_example("bls_pipeline", "orientation"), "model.onnx", needs=("onnx", "PIL")),
+    "recogniser": Form(_example("bls_pipeline", "recogniser"), "model.onnx", needs=("onnx", "PIL")),
     "magika": Form(
         lambda: unpacked("magika==1.0.3") / "magika" / "models" / "standard_v3_3" / "model.onnx", "model.onnx"
     ),

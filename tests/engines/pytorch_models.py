@@ -22,6 +22,12 @@ def tensors(block: str, *rows: tuple[str, str, str]) -> str:
     return f"{block} [ {inner} ]\n"
 
 
+def parameters(**values: str) -> str:
+    return "".join(
+        f"parameters {{ key: \"{key}\" value {{ string_value: '{value}' }} }}\n" for key, value in values.items()
+    )
+
+
 def script(module: Any) -> Write:
     """``model.pt`` of a module, by ``torch.jit.script``."""
 

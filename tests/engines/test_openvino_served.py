@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from openvino_models import named, op, parameter, save, save_one, save_sum
 from server_process import ServerProcess, serving
 from tritonclient.utils import InferenceServerException
-from wire import HOST
+from wire import HOST, http
+
+from modserve.backends.openvino.library import VERSION
 
 PAGE = Path(__file__).parents[2] / "docs" / "engines" / "openvino.md"
 OWN = {"onset": ("StatefulPartitionedCall:2", "onset"), "contour": ("StatefulPartitionedCall:0", "contour")}
@@ -30,7 +32,12 @@ FORMS = {
     "pitch_tflite": ("nmp.tflite", "model.tflite", "openvino", 0),
     "pitch_savedmodel": ("nmp", "model.savedmodel", "openvino", 1),
 }
-ERRORS = [r"model 'damaged', version 1: .*Incorrect weights", r"model 'absent', version 1: .*is for device GPU"]
+ERRORS = [
+    r"model 'damaged', version 1: .*Incorrect weights",
+    r"model 'absent', version 1: .*is for device GPU",
+    r"1 problem in the configuration of model 'mistyped'",
+    r"1 problem in the configuration of model 'misranked'",
+]
 SUM = """
 backend: "openvino"
 max_batch_size: 8
@@ -71,6 +78,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
     write("sum", SUM)
     write("lanes", SUM + PARAMETER.format("nireq", 3) + "dynamic_batching { }\n")
+    write("mistyped", SUM.replace("TYPE_FP32", "TYPE_INT32", 1))
+    write("misranked", SUM.replace("dims: [ 4 ]", "dims: [ 4, 4 ]", 1))
     write("absent", SUM + PARAMETER.format("TARGET_DEVICE", "GPU.7"))
     for number, config in enumerate(shown_configurations()):
         write(f"shown_{number}", config)
@@ -165,6 +174,14 @@ def test_a_model_describes_itself(server: ServerProcess) -> None:
     assert len(config["instance_group"]) == 1
 
 
+def test_what_runs_a_model(server: ServerProcess) -> None:
+    engine = http(server.http_port, "GET", "/v2/models/sum/engine").json
+    expected = {"engine": "OpenVINO", "version": VERSION, "precision": "fp32", "device": "CPU", "streams": 1}
+    assert {key: engine.get(key) for key in expected} == expected
+    assert engine["threads"] >= 1
+    assert engine["file"] == "model.xml"
+
+
 def test_numbers_that_the_cpu_cuts_off(server: ServerProcess) -> None:
     assert over_grpc(server, "ids", {"X": np.array([[1, 2]])}).as_numpy("Y").tolist() == [[2, 4]]
     with pytest.raises(InferenceServerException, match="input 'X' has a number outside of") as caught:
@@ -189,6 +206,9 @@ def test_what_is_damaged_or_elsewhere_harms_nobody(server: ServerProcess) -> Non
         index = {row["name"]: row for row in client.get_model_repository_index()}
         assert "The .bin file is cut off" in index["damaged"]["reason"]
         assert "is for device GPU.7, but here OpenVINO has: CPU" in index["absent"]["reason"]
+        mistyped = "configuration expects datatype TYPE_INT32 for input 'A', model provides TYPE_FP32"
+        assert mistyped in index["mistyped"]["reason"]
+        assert "the model expects 2 dimensions" in index["misranked"]["reason"]
         assert client.is_model_ready("sum")
     with pytest.raises(InferenceServerException, match="unexpected shape for input 'A'"):
         over_http(server, "sum", two_arrays(1, 1, 5))

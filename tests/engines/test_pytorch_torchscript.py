@@ -1,7 +1,6 @@
 """TorchScript models, as their users write them, served by the pytorch backend."""
 # mypy: allow-subclassing-any, allow-untyped-defs, allow-incomplete-defs
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from pytorch_models import floats, put, running, script, served, tensors
+from pytorch_models import floats, parameters, put, running, script, served, tensors
 
 from modserve import ModserveError
 from modserve.backends.pytorch.backend import PyTorchBackend
@@ -216,6 +215,43 @@ async def test_results_that_are_not_fresh(tmp_path: Path) -> None:
         np.testing.assert_allclose(again[name], wanted)
 
 
+class Holding(torch.nn.Module):
+    """Keeps what it returned, changes it the next time, and returns a weight, and two parts of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(LARGE))
+        self.weight = torch.nn.Parameter(torch.ones(LARGE))
+        self.last = torch.zeros(LARGE)
+
+    def forward(self, x: torch.Tensor):
+        self.total.add_(x)
+        self.last.add_(x)
+        self.last = self.last + 1
+        first, second = (torch.cat([x, x]) * self.weight[0]).chunk(2)
+        return self.total, self.last, self.weight, first, second
+
+
+LARGE = 300_000
+"""Elements of an output that the server does not copy."""
+
+
+async def test_what_a_model_holds_on_to_is_copied(tmp_path: Path) -> None:
+    names = [f"o__{index}" for index in range(5)]
+    one = "instance_group [ { count: 1 kind: KIND_CPU } ]\n"
+    config = tensors("input", ("x", "FP32", "-1")) + tensors("output", *((name, "FP32", "-1") for name in names)) + one
+    x = np.ones(LARGE, np.float32)
+    async with running(tmp_path, config, script(Holding())) as model:
+        first = await model({"x": x})
+        kept = {name: array.copy() for name, array in first.items()}
+        second = await model({"x": x})
+        for name in names:
+            np.testing.assert_array_equal(first[name], kept[name])
+            address = first[name].__array_interface__["data"][0]
+            assert all(address != second[other].__array_interface__["data"][0] for other in names)
+    assert [float(second[name][-1]) for name in names] == [2, 4, 1, 1, 1]
+
+
 class Counter(torch.nn.Module):
     """Keeps a buffer between calls and returns it."""
 
@@ -240,7 +276,7 @@ async def test_a_model_with_a_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shared", [False, True])
 async def test_a_state_and_several_instances(tmp_path: Path, caplog: pytest.LogCaptureFixture, shared: bool) -> None:
     config = tensors("input", ("x", "FP32", "1")) + tensors("output", ("total", "FP32", "1"))
-    sharing = _parameters({"ENABLE_WEIGHT_SHARING": "true"}) if shared else ""
+    sharing = parameters(ENABLE_WEIGHT_SHARING="true") if shared else ""
     async with running(tmp_path, config + sharing, script(Counter())) as model:
         totals = [(await model({"x": np.array([1], np.float32)}))["total"].item() for _ in range(4)]
     warning = "its instances share it, as ENABLE_WEIGHT_SHARING says" if shared else "has a state of its own"
@@ -277,100 +313,6 @@ async def test_instances_share_weights_unless_the_model_changes(tmp_path: Path) 
     assert (report["precision"], report["device"], report["file"]) == ("fp32", "cpu", "model.pt")
 
 
-class Fussy(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(10, 2)
-
-    def forward(self, ids: torch.Tensor):
-        if ids.max() == 9:
-            raise ValueError("nine is too many")
-        if ids.min() == 8:
-            return torch.empty([1 << 60])
-        return self.embedding(ids)
-
-
-FUSSY = "max_batch_size: 8\n" + tensors("input", ("ids", "INT64", "-1")) + tensors("output", ("y", "FP32", "-1, 2"))
-
-
-@pytest.mark.parametrize(
-    ("value", "code", "text"),
-    [
-        (100, Code.INVALID_ARG, "pytorch refused the request: index out of range in self"),
-        (9, Code.INVALID_ARG, "pytorch refused the request: nine is too many"),
-        (8, Code.INTERNAL, "had not enough memory"),
-    ],
-)
-async def test_refused(tmp_path: Path, value: int, code: Code, text: str) -> None:
-    async with running(tmp_path, FUSSY, script(Fussy())) as model:
-        with pytest.raises(ModserveError, match=text) as caught:
-            await model({"ids": np.array([[value]])})
-        assert caught.value.code is code
-        assert "\n" not in caught.value.message
-        assert len(caught.value.message) < 300
-        assert (await model({"ids": np.array([[1]])}))["y"].shape == (1, 1, 2)
-
-
-async def test_only_the_one_that_is_refused_fails(tmp_path: Path) -> None:
-    batching = FUSSY + "dynamic_batching { max_queue_delay_microseconds: 20000 }"
-    async with running(tmp_path, batching, script(Fussy())) as model:
-        calls = [model({"ids": np.array([[value]])}) for value in (1, 2, 77, 3)]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-    assert [isinstance(result, ModserveError) for result in results] == [False, False, True, False]
-
-
-async def _reason(tmp_path: Path, config: str | None, module: Any) -> str:
-    async with running(tmp_path, config, script(module)) as model:
-        return model.reason
-
-
-WRONG = {
-    "nothing said": ("", Two(), ["forward takes (x: Tensor, y: Tensor) and returns", "INPUT__0, INPUT__1"]),
-    "one missing": (tensors("input", X4) + tensors("output", X4), Two(), ["takes 2 inputs ('x', 'y')", "none for 'y'"]),
-    "too many": (
-        tensors("input", X4, ("y", "FP32", "4"), ("z", "FP32", "4")) + tensors("output", X4),
-        Two(),
-        ["input 'z' is the model's input number 2, counted from 0, but it has 2"],
-    ),
-    "no such index": (
-        tensors("input", ("x__0", "FP32", "4"), ("y__7", "FP32", "4")) + tensors("output", X4),
-        Two(),
-        ["input 'y__7' is the model's input number 7"],
-    ),
-    "no such result": (
-        tensors("input", X4, ("y", "FP32", "4")) + tensors("output", ("o__2", "FP32", "4")),
-        Two(),
-        ["output 'o__2' is the model's output number 2, counted from 0, but it has 2"],
-    ),
-    "strings for a tensor": (
-        tensors("input", ("x", "STRING", "4"), ("y", "FP32", "4")) + tensors("output", X4),
-        Two(),
-        ["input 'x' is TYPE_STRING, but the model takes a tensor"],
-    ),
-    "a bad parameter": (
-        tensors("input", X4, ("y", "FP32", "4"))
-        + tensors("output", X4)
-        + 'parameters { key: "PRECISION" value { string_value: "int8" } }',
-        Two(),
-        ["'PRECISION' is 'int8', expected 'fp32', 'bf16' or 'fp16'"],
-    ),
-}
-
-
-@pytest.mark.parametrize(("config", "module", "parts"), WRONG.values(), ids=WRONG)
-async def test_configurations_that_do_not_fit(tmp_path: Path, config: str, module: Any, parts: list[str]) -> None:
-    reason = await _reason(tmp_path, f'backend: "pytorch"\n{config}', module)
-    for part in parts:
-        assert part in reason
-
-
-async def test_keys_that_a_result_does_not_have(tmp_path: Path) -> None:
-    config = tensors("input", ("a", "FP32", "4"), ("b", "FP32", "4")) + tensors("output", ("summ", "FP32", "4"))
-    async with running(tmp_path, config, script(Dictionary())) as model:
-        with pytest.raises(ModserveError, match="has no output 'summ': it has 'sum', 'difference'"):
-            await model({"a": floats(4), "b": floats(4)})
-
-
 class Wide(torch.nn.Module):
     """With a convolution, a normalisation and an operator in place, as vision models have."""
 
@@ -382,12 +324,6 @@ class Wide(torch.nn.Module):
 
     def forward(self, x: torch.Tensor):
         return self.layers(x)
-
-
-def _parameters(values: dict[str, str]) -> str:
-    return "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in values.items()
-    )
 
 
 @pytest.mark.parametrize(
@@ -407,7 +343,7 @@ async def test_parameters(tmp_path: Path, values: dict[str, str], tolerance: flo
         "max_batch_size: 8\n"
         + tensors("input", ("x", "FP32", "3, 8, 8"))
         + tensors("output", ("y", "FP32", "288"))
-        + _parameters(values)
+        + parameters(**values)
     )
     x = floats(2, 3, 8, 8)
     async with running(tmp_path, config, script(module)) as model:
@@ -422,7 +358,7 @@ async def test_parameters(tmp_path: Path, values: dict[str, str], tolerance: flo
 async def test_parameters_without_effect_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values = {"ENABLE_NVFUSER": "true", "DISABLE_CUDNN": "true", "TORCH_COMPILE": "true", "INFERENCE_MOD": "true"}
     config = tensors("input", X4, ("y", "FP32", "4")) + tensors("output", ("a", "FP32", "3"))
-    async with running(tmp_path, config + _parameters(values), script(Two())) as model:
+    async with running(tmp_path, config + parameters(**values), script(Two())) as model:
         assert model.reason == ""
     assert "'ENABLE_NVFUSER' has no effect: PyTorch has no NVFuser any more" in caplog.text
     assert "'DISABLE_CUDNN' has no effect: it is for GPUs" in caplog.text

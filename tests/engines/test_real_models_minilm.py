@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
             config = _CONFIG.format(engine=engine, filename=form.filename, output=output_of(engine))
             place(form.path(), repository / engine, config, form.filename)
     # The first full garbage collection visits all that PyTorch has made at its import: 0.14 s on two busy cores.
-    with started(repository, options=["--event-loop-warning-ms=1000"]) as running:
+    with started(repository) as running:
         running.wait_for(LOADED, LOAD_SECONDS)
         yield running
         running.stop()

@@ -198,7 +198,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         elif is_installed(form):
             place(data / form.file, repository / model, form.config())
     # The first full garbage collection visits all that PyTorch has made at its import: 0.14 s on two busy cores.
-    with serving(repository, options=["--event-loop-warning-ms=1000"]) as server:
+    with serving(repository) as server:
         yield server
 
 

@@ -163,20 +163,22 @@ async def test_values_between_two_fp32_numbers(tmp_path: Path) -> None:
     """FP32 inputs take the branches of the library's FP64 thresholds; FP64 inputs are not rounded."""
     from sklearn.ensemble import ExtraTreesRegressor
 
-    rows = np.linspace(0, 1, 4000)[:, None]
-    model = ExtraTreesRegressor(10, random_state=0).fit(rows, np.arange(4000))
-    write(tmp_path, "single", model, "checkpoint.tl")
+    rows = np.linspace(0, 1, 1000)[:, None]
+    model = ExtraTreesRegressor(10, random_state=0).fit(rows, np.arange(1000))
+    write(tmp_path / "fp32", "single", model, "checkpoint.tl")
     write(
-        tmp_path,
+        tmp_path / "fp64",
         "double",
         model,
         "checkpoint.tl",
         config(1, 1).replace('"input__0" data_type: TYPE_FP32', '"input__0" data_type: TYPE_FP64'),
     )
     single = rows.astype(np.float32)
-    np.testing.assert_allclose((await output(tmp_path, "single", single)).ravel(), model.predict(single), rtol=1e-5)
     np.testing.assert_allclose(
-        (await output(tmp_path, "double", rows[:1024])).ravel(), model.predict(rows[:1024]), rtol=1e-5
+        (await output(tmp_path / "fp32", "single", single)).ravel(), model.predict(single), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        (await output(tmp_path / "fp64", "double", rows)).ravel(), model.predict(rows), rtol=1e-5
     )
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -206,6 +207,21 @@ def test_sessions_that_instances_share(dense: Path) -> None:
         for instance in instances:
             assert np.array_equal(instance.execute({"x": X}, ("y",))["y"], X @ WEIGHTS)
         model.close()
+
+
+def test_a_session_runs_for_several_instances_at_once(dense: Path) -> None:
+    model = opened(dense)
+    instances = [model.instance(instance_spec(config(), index=index)) for index in range(4)]
+
+    def work(number: int) -> bool:
+        return all(
+            np.array_equal(instances[number].execute({"x": X + step}, ("y",))["y"], (X + step) @ WEIGHTS)
+            for step in range(100)
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+    model.close()
 
 
 def test_threads(dense: Path, caplog: pytest.LogCaptureFixture) -> None:

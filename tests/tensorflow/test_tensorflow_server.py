@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path) -> Iterator[ServerProcess]:
     errors = [f"'{name}'" for name in BAD]
     # With TensorFlow there are many more Python objects, which are all gone through when the models have loaded.
-    options = ["--strict-readiness=false", "--event-loop-warning-ms=1000"]
+    options = ["--strict-readiness=false"]
     with serving(repository, options=options, errors=errors) as running:
         yield running
 
@@ -154,6 +155,24 @@ def test_the_configuration_is_completed_from_the_signature(server: ServerProcess
     assert [(tensor["name"], tensor["dims"]) for tensor in config["output"]] == [("y", [2])]
     assert config["instance_group"][0]["count"] == 2
     assert http(server.http_port, "GET", "/v2/models/copier/config").json["backend"] == "tensorflow"
+
+
+def test_what_runs_a_model(server: ServerProcess) -> None:
+    report = http(server.http_port, "GET", "/v2/models/tuned/engine").json
+    text = str(report)
+    for part in ("'engine': 'TensorFlow'", f"'version': '{tf.__version__}'", "'signature': 'halve'", "'sessions': 2"):
+        assert part in text, text
+
+
+def test_many_requests_at_a_time(server: ServerProcess) -> None:
+    rows = [np.full((1, 4), number, np.float32) for number in range(64)]
+    with (
+        tritonclient.grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}") as client,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        results = pool.map(lambda row: infer((client, tritonclient.grpc), "dense", x=row).as_numpy("y"), rows)
+        for row, result in zip(rows, results, strict=True):
+            assert np.array_equal(result, row @ WEIGHTS)
 
 
 def test_a_request_that_tensorflow_refuses(client: tuple[Any, Any]) -> None:

@@ -1,5 +1,6 @@
 """Which engines take a file, which of them can run here, and what users may say about it."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +66,7 @@ def version_directory(path: Path, *names: str) -> Path:
         (["roberta.torchscript"], "roberta.torchscript", "TorchScript"),
         (["model.savedmodel/saved_model.pb"], "model.savedmodel", "TensorFlow SavedModel"),
         (["nmp/saved_model.pb"], "nmp", "TensorFlow SavedModel"),
+        (["model.pb"], "model.pb", "TensorFlow graph"),
         (["model.onnx/model.onnx", "model.onnx/weights"], "model.onnx", "ONNX"),
     ],
 )
@@ -72,6 +74,13 @@ def test_the_file_in_a_version_directory(tmp_path: Path, names: list[str], file:
     artifact = find_artifact(version_directory(tmp_path, *names), "m")
     assert (artifact.path, artifact.format.name) == (tmp_path / file, format)
     assert find_artifact(tmp_path / file, "m") == artifact
+
+
+def test_a_version_directory_that_is_a_saved_model(tmp_path: Path) -> None:
+    version_directory(tmp_path, "saved_model.pb", "variables/variables.index")
+    for path in (tmp_path, tmp_path / "saved_model.pb"):
+        artifact = find_artifact(path, "m")
+        assert (artifact.path, artifact.format.name) == (tmp_path, "TensorFlow SavedModel")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +132,8 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert options({}).cache_directory == Path("/home/somebody/.cache/modserve/engines")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user without a home
+    assert options({}).cache_directory is None
 
 
 @pytest.mark.parametrize(

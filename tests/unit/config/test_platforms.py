@@ -7,7 +7,7 @@ import pytest
 
 from modserve import config
 from modserve.config import FORMATS, PLATFORMS, backend_names
-from modserve.config.features.directory import BACKENDS
+from modserve.config.features.directory import BACKENDS, ModelFormat
 
 # Configuration → backend, platform, default_model_filename.
 WRITTEN = {
@@ -61,8 +61,8 @@ def test_written(text: str, expected: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.filename)
-def test_found_in_a_version_directory(tmp_path: Path, row: tuple[str, ...]) -> None:
-    filename, backend, platform = row[:3]
+def test_found_in_a_version_directory(tmp_path: Path, row: ModelFormat) -> None:
+    filename, backend, platform = row.filename, row.backend, row.platform
     for file in ("notes/model.onnx", "2/readme.txt", f"10/{filename}"):
         (tmp_path / file).parent.mkdir()
         (tmp_path / file).touch()
@@ -90,25 +90,6 @@ def test_the_model_name_is_the_last_resort() -> None:
     found = config.read(Path("nowhere/delay.identity/config.pbtxt"), "delay.identity").identified
 
     assert (found.backend, found.platform, found.default_model_filename) == ("identity", "", "model.identity")
-
-
-MEASURED = {
-    "": ("auto", "", "model.onnx"),
-    'default_model_filename: "resnet.onnx"': ("auto", "", "resnet.onnx"),
-    'default_model_filename: "forest.ubj"': ("fil", "", "forest.ubj"),
-    'backend: "onnxruntime"': ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
-    'platform: "onnxruntime_onnx"': ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
-    'platform: "ensemble"': ("", "ensemble", ""),
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), MEASURED.items())
-def test_auto_where_nothing_names_a_backend(tmp_path: Path, text: str, expected: tuple[str, str, str]) -> None:
-    (tmp_path / "foo" / "1").mkdir(parents=True)
-    (tmp_path / "foo" / "1" / "model.onnx").touch()
-    draft = replace(config.parse(text, tmp_path / "foo" / "config.pbtxt", "foo"), measured=True)
-    message = draft.identified
-    assert (message.backend, message.platform, message.default_model_filename) == expected
 
 
 def test_the_draft_keeps_what_was_written() -> None:

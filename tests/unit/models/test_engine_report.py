@@ -21,6 +21,7 @@ from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.observability import prometheus
 from modserve.protocol.control import metadata
+from modserve.repository.succession import Succession
 from modserve.settings import HttpSettings
 from modserve.testing import config, write_model
 
@@ -159,3 +160,10 @@ async def test_over_http_and_on_the_metrics_page(tmp_path: Path) -> None:
         "modserve_engine_candidate_seconds{" + engine + "} 0.25",
         "modserve_engine_candidate_error{" + engine + "} 0.0",
     ]
+
+
+def test_a_version_that_has_taken_over_sequences_says_its_own() -> None:
+    heir: Any = SimpleNamespace(
+        id=ModelId("m", 2), config=config("m"), config_message=b"", statistics=None, labels={}, engine_report=REPORT
+    )
+    assert engine_report(Succession(heir, [])) == REPORT

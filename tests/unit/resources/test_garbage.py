@@ -1,6 +1,7 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -16,6 +17,7 @@ class Node:
 
 gone, kept = weakref.ref(Node()), Node()
 later = weakref.ref(kept)
+gc.collect()
 garbage.freeze()
 assert gone() is None
 assert gc.get_freeze_count() > 0
@@ -23,8 +25,9 @@ assert gc.get_threshold() == (garbage.YOUNG, garbage.MIDDLE, garbage.OLD)
 assert not any(each is kept for each in gc.get_objects())
 del kept
 gc.collect()
-assert later() is not None
 garbage.freeze()
+assert later() is not None
+garbage.collect()
 assert later() is None
 """
 
@@ -40,16 +43,18 @@ class Loop:
     def __init__(self) -> None:
         self.timers: list[asyncio.TimerHandle] = []
 
-    def call_later(self, delay: float, callback: object) -> asyncio.TimerHandle:
-        assert callback is garbage.freeze
-        loop = asyncio.get_running_loop()
-        self.timers.append(asyncio.TimerHandle(delay, garbage.freeze, (), loop))
+    def call_later(self, delay: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        self.timers.append(asyncio.TimerHandle(delay, callback, (), asyncio.get_running_loop()))
         return self.timers[-1]
+
+
+class Served:
+    """A model that serves."""
 
 
 async def test_changes_of_models_are_followed_by_one_look_when_they_are_over() -> None:
     loop = Loop()
-    freezer = garbage.Freezer(loop)  # type: ignore[arg-type]  # all that it uses
+    freezer = garbage.Freezer(loop, list)  # type: ignore[arg-type]  # all that it uses
     freezer.changed()
     freezer.changed()
     assert [(timer.when(), timer.cancelled()) for timer in loop.timers] == [
@@ -58,13 +63,22 @@ async def test_changes_of_models_are_followed_by_one_look_when_they_are_over() -
     ]
 
 
-async def test_a_start_is_followed_by_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the event loop for tens of milliseconds, when clients have come."""
-    looks: list[int] = []
-    monkeypatch.setattr(garbage, "freeze", lambda: looks.append(1))
+async def test_a_start_is_followed_by_no_second_look() -> None:
     loop = Loop()
-    freezer = garbage.Freezer(loop)  # type: ignore[arg-type]
+    freezer = garbage.Freezer(loop, list)  # type: ignore[arg-type]
     freezer.changed()
     freezer.freeze()
     assert [timer.cancelled() for timer in loop.timers] == [True]
-    assert len(looks) == 1
+
+
+def test_everything_is_looked_through_only_when_a_model_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the event loop for a tenth of a second, when clients have come."""
+    looks: list[str] = []
+    monkeypatch.setattr(garbage, "freeze", lambda: looks.append("frozen"))
+    monkeypatch.setattr(garbage, "collect", lambda: looks.append("collected"))
+    models: list[Served] = []
+    freezer = garbage.Freezer(Loop(), lambda: models)  # type: ignore[arg-type]
+    one, two = Served(), Served()
+    for models[:] in ([one], [one, two], [one, two], [two], [two, Served()], [two]):
+        freezer.freeze()
+    assert looks == ["frozen", "frozen", "frozen", "collected", "frozen", "collected"]

@@ -14,10 +14,11 @@ from . import options as auto_options
 from .cache import EDITION, ChoiceCache, content_digest
 from .candidates import Cpu, find_artifact, hindrance, this_cpu
 from .choice import Choice, Row, table
-from .measure import Job, Opened
+from .job import Job, Opened
+from .measure import choose
 from .options import engine_parameters, read_options
 from .samples import WARMUP_FOLDER, warmup_of
-from .tuning import Setting
+from .setting import Setting
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class AutoBackend:
                 _log.warning("model '%s': %s was chosen before, but fails: %s", source.config.name, what, error)
             else:
                 return self._model(job, choice, opened, from_cache=True)
-        choice, opened = job.choose(rows)
+        choice, opened = choose(job, rows)
         if choice.details.get("objective") or choice.details.get("tuned"):
             cache.store(facts, choice)
         return self._model(job, choice, opened, from_cache=False)

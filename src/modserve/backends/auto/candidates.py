@@ -81,7 +81,7 @@ FORMATS = (
     Format("ONNX", (".onnx",), (Candidate("onnxruntime"), *_OPENVINO)),
     Format("OpenVINO IR", (".xml",), _OPENVINO),
     Format("TensorFlow SavedModel", (".savedmodel",), (Candidate("tensorflow"), *_OPENVINO)),
-    Format("TensorFlow graph", (".graphdef",), (Candidate("tensorflow"),)),
+    Format("TensorFlow graph", (".graphdef", ".pb"), (Candidate("tensorflow"), *_OPENVINO)),
     Format("TensorFlow Lite", (".tflite",), _OPENVINO),
     Format("PaddlePaddle", (".pdmodel",), _OPENVINO),
     Format("TorchScript", (".pt", ".torchscript", ".pth", ".ts"), _TORCHSCRIPT),
@@ -89,6 +89,8 @@ FORMATS = (
 )
 _BY_SUFFIX = {suffix: each for each in FORMATS for suffix in each.suffixes}
 _SAVED_MODEL = _BY_SUFFIX[".savedmodel"]
+_SAVED_MODEL_FILE = "saved_model.pb"
+"""What a directory has that is a SavedModel, whatever its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ def find_artifact(path: Path, model: str) -> Artifact:
 
     ``model.<suffix>`` counts before others, and of these there must be one. Raises INVALID_ARG.
     """
+    if path.name == _SAVED_MODEL_FILE and path.is_file():
+        path = path.parent
     format = _format_of(path)
     if format is not None and path.exists():
         return Artifact(path, format)
@@ -125,7 +129,7 @@ def find_artifact(path: Path, model: str) -> Artifact:
 
 def _format_of(path: Path) -> Format | None:
     format = _BY_SUFFIX.get(path.suffix.lower())
-    return _SAVED_MODEL if format is None and (path / "saved_model.pb").is_file() else format
+    return _SAVED_MODEL if format is None and (path / _SAVED_MODEL_FILE).is_file() else format
 
 
 def hindrance(candidate: Candidate, available: Collection[str], flags: Collection[str]) -> str:
@@ -133,12 +137,12 @@ def hindrance(candidate: Candidate, available: Collection[str], flags: Collectio
 
     `available` are the backends whose library is installed, `flags` those of the CPU.
     """
+    engine = catalogue.BY_BACKEND.get(candidate.backend)
     if candidate.backend not in available:
-        engine = catalogue.BY_BACKEND.get(candidate.backend)
         install = f": {engine.install}" if engine is not None and engine.install else ""
         return f"{candidate.library} is not installed{install}"
-    if (stand_in := getattr(catalogue.BY_BACKEND.get(candidate.backend), "stand_in", None)) is not None:
-        return f"{candidate.library} is not installed, and what stands in for it is {stand_in.library}"
+    if engine is not None and engine.stand_in is not None:
+        return f"{candidate.library} is not installed, and what stands in for it is {engine.stand_in.library}"
     if candidate.needs and not set(candidate.needs) & set(flags):
         return f"this CPU computes no {candidate.precision}: it has none of {', '.join(candidate.needs)}"
     return ""

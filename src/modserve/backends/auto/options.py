@@ -135,8 +135,9 @@ def _cache_directory(options: Mapping[str, str]) -> Path | None:
     if text is not None:
         return None if text in ("", "none") else Path(text)
     base = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
-    return home / "modserve" / "engines"
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.cache")
+    return Path(base, "modserve", "engines") if os.path.isabs(base) else None  # a user may have no home
 
 
 def engine_parameters(config: ModelConfig, backend: str, own: Mapping[str, str]) -> dict[str, str]:

@@ -1,155 +1,61 @@
-"""How many instances of a model run best, with how many threads each, and in batches of which size.
+"""Finds out how a chosen engine runs a model best, where the configuration leaves that open."""
 
-The instances share the threads that the server has for the model: two of them have half each. For each number of
-instances the batch grows until a row takes no less time any more; the best of all these settings then race.
-"""
-
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 
-import numpy as np
+from modserve.core.model_config import ModelConfig
 
-from .race import race
-from .runner import AsyncRunner, Runner
-from .samples import Inputs
+from .candidates import Candidate
+from .choice import Choice
+from .job import Job, Opened, closed, error_text
+from .options import BATCH, INSTANCES, LATENCY
+from .samples import UnmeasurableError
+from .setting import Crew, Setting, batch_sizes, best_setting, instance_counts
 
-LARGEST_BATCH = 64
-_GAIN = 0.97
-"""A batch of twice the size is worth it if a row takes less than this share of the time."""
-_TRIALS = 2
-"""Executions of which the better one counts, before the race."""
-_CONTENDERS = 1.5
-"""Settings whose rows take at most so many times those of the best take part in the race."""
-_AS_GOOD = 1.05
-"""Of settings that are so near to the best, the one with the smallest batch and the fewest instances is taken."""
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Setting:
-    """Ordered by what is to be preferred among equals."""
-
-    batch: int
-    instances: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.instances} × {self.batch}"
-
-
-class Crew:
-    """The instances of a model, each made and run on a thread of its own, as the server has them."""
-
-    def __init__(self, makers: Sequence[Callable[[], Runner | AsyncRunner]]) -> None:
-        self._stack = ExitStack()
-        self._threads: list[ThreadPoolExecutor] = []
-        self._runners: list[Runner | AsyncRunner] = []
-        try:
-            for make in makers:
-                thread = self._stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="tune"))
-                runner = thread.submit(make).result()
-                self._stack.callback(self._close, thread, runner)
-                self._threads.append(thread)
-                self._runners.append(runner)
-        except BaseException:
-            self._stack.close()
-            raise
-
-    @staticmethod
-    def _close(thread: ThreadPoolExecutor, runner: Runner | AsyncRunner) -> None:
-        thread.submit(runner.close).result()
-
-    def __len__(self) -> int:
-        return len(self._runners)
-
-    def run(self, inputs: Inputs, times: int) -> int:
-        """Each instance executes `inputs` so many times, all side by side; returns the executions of all."""
-        for runner in self._runners:
-            runner.timed = (inputs,)
-        futures = [
-            thread.submit(runner.run, times) for thread, runner in zip(self._threads, self._runners, strict=True)
-        ]
-        return sum(future.result() for future in futures)
-
-    def close(self) -> None:
-        self._stack.close()
+def tuned(job: Job, choice: Choice, opened: Opened) -> tuple[Choice, Opened]:
+    """The same engine with the best number of instances and size of batches; as it was if they cannot be found."""
+    try:
+        setting, facts = _find_setting(job, opened)
+        again = job.open(choice.candidate, setting)
+    except Exception as error:
+        _log.warning("model '%s' is not tuned: %s", job.name, error_text(error))
+        return choice, opened
+    closed(opened.model.close, choice.candidate)
+    return replace(choice, details={**choice.details, "tuned": facts}), again
 
 
-@dataclass(frozen=True, slots=True)
-class _Entrant:
-    """A setting in the race, whose executions are counted in rows."""
-
-    crew: Crew
-    inputs: Inputs
-    rows: int
-
-    def run(self, times: int) -> int:
-        return self.crew.run(self.inputs, max(1, times // (self.rows * len(self.crew)))) * self.rows
-
-
-def best_setting(
-    crews: Mapping[int, Crew],
-    batches: Sequence[int],
-    row: Inputs,
-    budget_s: float,
-    clock: Callable[[], float] = time.perf_counter,
-    sleep: Callable[[float], None] = time.sleep,
-) -> tuple[Setting, dict[Setting, float]]:
-    """The best of all numbers of instances, by their `crews`, and batch sizes, ascending; and the seconds of a row.
-
-    `row` is a batch of one row. What an instance raises with some size ends the trial of larger ones; with the smallest
-    it is raised.
-    """
-    start = clock()
-    entrants: dict[Setting, _Entrant] = {}
-    seconds: dict[Setting, float] = {}
-    for instances, crew in crews.items():
-        best, worse = float("inf"), 0
-        for size in batches:
-            setting, entrant = Setting(size, instances), _Entrant(crew, _batch(row, size), size)
-            try:
-                entrant.run(1)
-                took = min(_timed(entrant, clock) for _ in range(_TRIALS))
-            except Exception:
-                if not entrants:
-                    raise
-                break
-            seconds[setting], entrants[setting] = took, entrant
-            worse = 0 if seconds[setting] < _GAIN * best else worse + 1
-            best = min(best, seconds[setting])
-            if worse == 2 or clock() - start >= budget_s / 2:
-                break
-    limit = _CONTENDERS * min(seconds.values())
-    contenders = {setting.name: setting for setting in sorted(seconds) if seconds[setting] <= limit}
-    timings = race(
-        {name: entrants[setting] for name, setting in contenders.items()},
-        {name: seconds[setting] for name, setting in contenders.items()},
-        max(0.0, budget_s - (clock() - start)),
-        clock,
-        sleep,
-    )
-    seconds |= {contenders[name]: timing.typical for name, timing in timings.items() if timing.seconds}
-    raced = {contenders[name]: timing.typical for name, timing in timings.items() if not timing.failure}
-    fastest = min(raced.values())
-    return min(setting for setting, took in raced.items() if took <= _AS_GOOD * fastest), seconds
+def _find_setting(job: Job, opened: Opened) -> tuple[Setting, dict[str, object]]:
+    """What is to be tuned, with 0 for what is not, and what was measured. Raises what an engine raises."""
+    config, tune = job.completed(opened), job.options.tune
+    if config.sequence_batching is not None or job.options.objective == LATENCY:
+        raise UnmeasurableError("its throughput is not what counts")
+    made = job.samples(config)
+    batch_open = BATCH in tune and config.batching and not job.source.config.max_batch_size
+    count_open = INSTANCES in tune and not job.source.config.instance_groups
+    if not batch_open and not count_open:
+        raise UnmeasurableError("its configuration says how large batches are and how many instances there are")
+    threads = job.source.cpu_threads * job.source.cpu_instances
+    counts = instance_counts(threads) if count_open else [job.source.cpu_instances]
+    batches = batch_sizes() if batch_open else [max(1, config.max_batch_size)]
+    with ExitStack() as stack:
+        crews = {count: _crew(job, opened.candidate, count, config, stack) for count in counts}
+        best, seconds = best_setting(crews, batches, made.checked[0], job.options.budget_s, job.clock, job.sleep)
+    rows = [
+        {"instances": each.instances, "batch_size": each.batch, "rows_per_second": round(1 / took, 3)}
+        for each, took in sorted(seconds.items())
+    ]
+    setting = Setting(best.batch if batch_open else 0, best.instances if count_open else 0)
+    return setting, {"batch_size": setting.batch, "instances": setting.instances, "settings": rows}
 
 
-def _timed(entrant: _Entrant, clock: Callable[[], float]) -> float:
-    start = clock()
-    rows = entrant.run(1)
-    return (clock() - start) / rows
+def _crew(job: Job, candidate: Candidate, count: int, config: ModelConfig, stack: ExitStack) -> Crew:
+    opened = job.open(candidate, Setting(0, count))
+    stack.callback(closed, opened.model.close, candidate)
 
-
-def _batch(row: Inputs, size: int) -> Inputs:
-    return {name: np.repeat(array[:1], size, axis=0) for name, array in row.items()} if size > 1 else row
-
-
-def instance_counts(threads: int) -> list[int]:
-    """1, 2, 4, … up to the number of threads."""
-    return [1 << power for power in range(max(1, threads).bit_length())]
-
-
-def batch_sizes(largest: int = LARGEST_BATCH) -> list[int]:
-    return [1 << power for power in range(largest.bit_length())]
+    crew = Crew([lambda: job.runner(opened, config, ())] * count)
+    stack.callback(closed, crew.close, candidate)
+    return crew

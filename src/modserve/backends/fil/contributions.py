@@ -32,10 +32,8 @@ def contributions(path: Path, kind: str, threads: int) -> Contributions:
     try:
         library = import_module(module)
     except ImportError as error:
-        package = "xgboost-cpu, or xgboost" if module == "xgboost" else module
         raise invalid(
-            f"output '{OUTPUT}' needs the library {module}, which is not installed here ({error}): pip install "
-            f"{package}"
+            f"output '{OUTPUT}' needs the library {module}, which is not installed here ({error}): pip install {module}"
         ) from error
     return (_of_xgboost if module == "xgboost" else _of_lightgbm)(library, path, threads)
 

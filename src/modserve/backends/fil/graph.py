@@ -28,17 +28,16 @@ _ROUNDED = {"BRANCH_LEQ": _DOWN, "BRANCH_GT": _DOWN, "BRANCH_LT": _UP, "BRANCH_G
 
 def model(forest: Forest) -> bytes:
     """The serialised ``onnx.ModelProto``: FP32 of ``[rows, features]`` in, FP32 of ``[rows, columns]`` out."""
-    nodes, constants, last = [_ensemble(forest)], [], "sums"
+    nodes, constants, last, before = [_ensemble(forest)], [], "sums", "sums"
     for index, (operator, constant, attributes) in enumerate(_steps(forest)):
         inputs = [last]
         if constant is not None:
             constants.append(_constant(f"constant_{index}", constant))
             inputs.append(f"constant_{index}")
-        elif operator == "Mul":  # by its own absolute value
-            inputs.append(f"step_{index - 1}")
-            inputs[0] = "sums"
+        elif operator == "Mul":  # what came before by its absolute value
+            inputs.append(before)
         nodes.append(_node(operator, inputs, f"step_{index}", attributes))
-        last = f"step_{index}"
+        before, last = last, f"step_{index}"
     nodes.append(_node("Identity", [last], OUTPUT, {}))
     graph = b"".join(_field(1, node) for node in nodes) + _field(2, b"forest")
     graph += b"".join(_field(5, constant) for constant in constants)
@@ -113,9 +112,9 @@ def _thresholds(forest: Forest, modes: Array) -> Array:
     exact = forest.arrays["threshold"]
     with np.errstate(over="ignore"):  # what is beyond FP32 becomes infinite, and its neighbour is the largest number
         rounded = exact.astype(np.float32)
-    for mode, direction in _ROUNDED.items():
-        beyond = (rounded > exact) if direction == _DOWN else (rounded < exact)
-        rounded = np.where((modes == mode.encode()) & beyond, np.nextafter(rounded, direction), rounded)
+        for mode, direction in _ROUNDED.items():
+            beyond = (rounded > exact) if direction == _DOWN else (rounded < exact)
+            rounded = np.where((modes == mode.encode()) & beyond, np.nextafter(rounded, direction), rounded)
     return rounded
 
 

@@ -161,10 +161,10 @@ def read_tree(tree: Any, index: int, features: int) -> dict[str, Any]:
     vectors = np.asarray(tree.get_field("leaf_vector"))
     categorical = kinds == _CATEGORICAL
     comparison = np.asarray(tree.get_field("cmp"))
+    if not count or {count} != {*map(len, (right, kinds, split, begin, end, comparison))}:
+        raise BadFileError(f"tree {index} has arrays of different lengths")
     children = np.concatenate([left[inner], right[inner]])
     problems = {
-        "has no nodes": not count,
-        "has arrays of different lengths": len({count, *map(len, (right, kinds, split, begin, end, comparison))}) > 1,
         "has a child out of the tree": bool(((children <= 0) | (children >= count)).any()),
         "has a node with two parents": len(np.unique(children)) != len(children),
         "tests a feature that the model does not have": bool(((split < 0) | (split >= features))[inner].any()),

@@ -101,8 +101,8 @@ class OpenVinoModel:
             facts["device"] = device
             facts["device_name"] = str(self._device_name(device))
             facts["precision"] = _precision(compiled)
-            facts["streams"] = _value(compiled, STREAMS, 1)
-            facts["threads"] = _value(compiled, THREADS, self._source.cpu_threads)
+            facts["streams"] = int(_value(compiled, STREAMS, 1))
+            facts["threads"] = int(_value(compiled, THREADS, self._source.cpu_threads))
         return facts
 
     def close(self) -> None:

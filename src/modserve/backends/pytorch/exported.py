@@ -179,6 +179,8 @@ class CompiledProgram:
         names = [name for name, _ in sorted(places.items(), key=lambda item: item[1])]
         _check_all(self._who, self._slots, places.values())
         loader = package.loader
+        if device is None:
+            device = torch.device(loader.get_metadata().get("AOTI_DEVICE_KEY") or "cpu")
 
         def run(values: Mapping[str, Any]) -> Any:
             try:
@@ -201,9 +203,8 @@ class CompiledProgram:
         except Exception as error:  # as above
             raise _load_failure(self._who, path, error) from error
         built_for = package.loader.get_metadata().get("AOTI_DEVICE_KEY", "")
-        kind = "cpu" if device is None else device.type
-        if built_for and built_for != kind:
-            raise invalid(f"{self._who}: '{path}' was compiled for {built_for}, and the instance is on {kind}")
+        if device is not None and built_for not in ("", device.type):
+            raise invalid(f"{self._who}: '{path}' was compiled for {built_for}, and the instance is on {device.type}")
         return package
 
 

@@ -87,7 +87,8 @@ class SklearnModel:
         outputs = []
         for name, method in self._outputs(config).items():
             try:
-                outputs.append(output_of(name, as_tensor(method, getattr(self._estimator, method)(rows))))
+                output = output_of(name, as_tensor(method, getattr(self._estimator, method)(rows)))
+                outputs.append(_typed(output, config.outputs_by_name.get(name)))
             except ModserveError:
                 raise
             except Exception as error:  # the estimator's own
@@ -145,10 +146,15 @@ def _as_configured(described: tuple[DescribedTensor, ...], config: ModelConfig) 
     if len(described) != 1 or len(config.inputs) != 1:
         return described
     spec, (tensor,) = config.inputs[0], described
-    fits = (spec.datatype is dtypes.BYTES) == (tensor.datatype is dtypes.BYTES)
-    datatype = spec.datatype if fits else tensor.datatype
     shape = (-1, -1) if spec.dims == (-1,) else tensor.shape
-    return (DescribedTensor(spec.name, datatype, shape),)
+    return (_typed(DescribedTensor(spec.name, tensor.datatype, shape), spec),)
+
+
+def _typed(tensor: DescribedTensor, spec: TensorSpec | None) -> DescribedTensor:
+    """With the type of numbers that the configuration says, into which they are converted."""
+    if spec is None or (spec.datatype is dtypes.BYTES) != (tensor.datatype is dtypes.BYTES):
+        return tensor
+    return DescribedTensor(tensor.name, spec.datatype, tensor.shape)
 
 
 def _limit_jobs(estimator: Any, threads: int) -> None:

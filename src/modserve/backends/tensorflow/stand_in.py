@@ -10,8 +10,6 @@ from ..catalogue import BY_BACKEND
 from ..openvino.backend import OpenVinoBackend
 from .options import (
     BACKEND_OPTIONS,
-    DEFAULT_SIGNATURE,
-    DEFAULT_TAG,
     INIT_OPS,
     INTRA_THREADS,
     MAX_BATCH_SIZE,
@@ -24,6 +22,8 @@ from .options import (
 
 _log = logging.getLogger(__name__)
 
+_ALIKE = (SIGNATURE, TAG)
+"""Parameters that the openvino backend has, too."""
 _OPENVINO_THREADS = "INFERENCE_NUM_THREADS"
 _WHY = "OpenVINO runs it, since TensorFlow is not installed"
 _INSTALL = BY_BACKEND["tensorflow"].install
@@ -50,15 +50,8 @@ class OpenVinoStandIn:
             if value:
                 raise unsupported(f"model '{config.name}': '{key}' needs TensorFlow: {_INSTALL}")
         path = saved_model_directory(source.path) or source.path
-        for key, default in ((SIGNATURE, DEFAULT_SIGNATURE), (TAG, DEFAULT_TAG)):
-            value = config.parameters.get(key, "") or default
-            if value != default:
-                raise unsupported(
-                    f"model '{config.name}': parameter '{key}' is '{value}', but {_WHY} here, and it reads '{default}' "
-                    f"alone: {_INSTALL}"
-                )
-        parameters = {key: value for key, value in config.parameters.items() if key not in PARAMETERS}
-        for key in config.parameters.keys() & {*PARAMETERS} - {SIGNATURE, TAG, INTRA_THREADS}:
+        parameters = {key: value for key, value in config.parameters.items() if key not in PARAMETERS or key in _ALIKE}
+        for key in config.parameters.keys() & {*PARAMETERS} - {*_ALIKE, INTRA_THREADS}:
             _log.warning("model '%s': parameter '%s' has no effect: %s here", config.name, key, _WHY)
         if threads := config.parameters.get(INTRA_THREADS):
             parameters.setdefault(_OPENVINO_THREADS, threads)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from modserve.backends.auto.runner import Runner
-from modserve.backends.auto.tuning import Crew, Setting, batch_sizes, best_setting, instance_counts
+from modserve.backends.auto.setting import Crew, Setting, batch_sizes, best_setting, instance_counts
 from modserve.core.tensor import Array
 
 ROW = {"IN": np.zeros((1, 2), np.float32)}

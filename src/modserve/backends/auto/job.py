@@ -1,0 +1,129 @@
+"""One model version whose engine is to be chosen: how its candidates are opened, and with what they are measured."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
+
+from ..api import Backend, BackendModel, InstanceSpec, ModelSource
+from ..options import integer
+from ..registry import BackendRegistry, new_instance
+from .candidates import Artifact, Candidate
+from .options import LATENCY, MAX_BATCH_SIZE, THROUGHPUT, AutoOptions, engine_parameters
+from .runner import AsyncRunner, Runner, runner
+from .samples import Inputs, Samples, samples, warmup_of
+from .setting import Setting
+
+_log = logging.getLogger(__name__)
+
+_DEFAULT_MAX_BATCH_SIZE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A candidate's model, open."""
+
+    candidate: Candidate
+    backend: Backend
+    model: BackendModel
+    tuned: Setting | None = None
+    """What it was opened for, if that was chosen by measuring; 0 stands for what was not."""
+
+
+class Job:
+    """`clock` and `sleep` count seconds; the registry has the engines."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        artifact: Artifact,
+        options: AutoOptions,
+        registry: BackendRegistry,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.source = source
+        self.artifact = artifact
+        self.options = options
+        self.clock = clock
+        self.sleep = sleep
+        self._registry = registry
+
+    @property
+    def name(self) -> str:
+        return self.source.config.name
+
+    def open(self, candidate: Candidate, tuned: Setting | None = None) -> Opened:
+        """Open the model by one engine. Raises what the engine raises."""
+        source = self.source
+        if tuned is not None and tuned.instances:
+            threads = max(1, source.cpu_threads * source.cpu_instances // tuned.instances)
+            source = replace(source, cpu_threads=threads, cpu_instances=tuned.instances)
+        backend = self._registry.get(candidate.backend)
+        config = replace(
+            source.config,
+            backend=candidate.backend,
+            platform="",
+            default_model_filename=self.artifact.path.name,
+            parameters=engine_parameters(source.config, candidate.backend, candidate.parameters),
+        )
+        options = source.options_of.get(candidate.backend, {})
+        model = backend.open(replace(source, config=config, path=self.artifact.path, options=options))
+        return Opened(candidate, backend, model, tuned)
+
+    def describe(self, opened: Opened) -> ModelDescription | None:
+        """What an engine says of the model; the largest batch is the same whichever it is, unless it was tuned."""
+        description, tuned = opened.model.describe(), opened.tuned
+        if description is None:
+            return None
+        size = integer("backend option", self.source.options, MAX_BATCH_SIZE, _DEFAULT_MAX_BATCH_SIZE)
+        if tuned is not None:
+            size, description = tuned.batch or size, replace(description, cpu_instances=tuned.instances)
+        return replace(description, default_max_batch_size=size) if description.default_max_batch_size else description
+
+    def completed(self, opened: Opened) -> ModelConfig:
+        """The configuration as the server completes it with this engine. Raises INVALID_ARG."""
+        return self.source.completed(self.describe(opened))
+
+    def spec(self, spec: InstanceSpec, candidate: Candidate) -> InstanceSpec:
+        """The instance as its engine is to see it."""
+        parameters = engine_parameters(spec.config, candidate.backend, candidate.parameters)
+        return replace(spec, config=replace(spec.config, backend=candidate.backend, parameters=parameters))
+
+    def objective(self, config: ModelConfig) -> str:
+        return self.options.objective or (THROUGHPUT if config.max_batch_size > 1 else LATENCY)
+
+    def samples(self, config: ModelConfig) -> Samples:
+        """For a complete configuration. Raises as `samples.samples`."""
+        large = self.objective(config) == THROUGHPUT
+        warmup = warmup_of(self.source.config_json)
+        return samples(config, warmup, self.source.model_directory, self.options.sample_shape, large=large)
+
+    def runner(
+        self, opened: Opened, config: ModelConfig, timed: tuple[Inputs, ...], *, alone: bool = False
+    ) -> Runner | AsyncRunner:
+        """A new instance, to be run without a server. Raises what the engine raises, and as `runner.runner`."""
+        spec = InstanceSpec(f"{config.name}_measured", InstanceKind.CPU, 0, 0, config, self.source.write_config)
+        instance = new_instance(opened.model, self.spec(spec, opened.candidate))
+        try:
+            return runner(instance, output_names(config), timed, alone=alone)
+        except BaseException:
+            instance.close()
+            raise
+
+
+def output_names(config: ModelConfig) -> tuple[str, ...]:
+    return (*config.output_names, *config.state_outputs)
+
+
+def closed(close: Callable[[], None], candidate: Candidate) -> None:
+    try:
+        close()
+    except Exception:
+        _log.warning("closing %s after it was measured failed", candidate.title, exc_info=True)
+
+
+def error_text(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

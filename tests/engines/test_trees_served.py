@@ -1,0 +1,89 @@
+"""Forests and scikit-learn's models through a real server, with Triton's client; damaged files beside them."""
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("treelite")
+pytest.importorskip("xgboost")
+pytest.importorskip("lightgbm")
+pytest.importorskip("skops")
+
+import skops.io
+from forests import data, lightgbm_model, sklearn_model, write, xgboost_model
+from server_process import ServerProcess, serving
+from sklearn.linear_model import LogisticRegression
+from tritonclient import grpc, http
+from wire import HOST
+
+PAGES = Path(__file__).parents[2] / "docs" / "engines"
+
+
+def shown(page: str) -> str:
+    """The configuration of a page."""
+    match = re.search(r"^```\n(backend: .*?)^```", (PAGES / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert match is not None
+    return match[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    repository = tmp_path_factory.mktemp("trees")
+    write(repository, "cancer", xgboost_model("breast_cancer"), "xgboost.json", shown("fil.md"))
+    write(repository, "light", lightgbm_model("breast_cancer"), "model.txt")
+    damaged = write(repository, "damaged", sklearn_model("RandomForestClassifier", "iris"), "checkpoint.tl")
+    content = bytearray((damaged / "checkpoint.tl").read_bytes())
+    content[300:1200] = b"\xff" * 900
+    (damaged / "checkpoint.tl").write_bytes(content)
+    estimator = repository / "estimator" / "1"
+    estimator.mkdir(parents=True)
+    skops.io.dump(LogisticRegression(max_iter=500).fit(*data("iris")), estimator / "model.skops")
+    (estimator.parent / "config.pbtxt").write_text(shown("sklearn.md"))
+    with serving(repository, options=["--exit-on-error=false"], errors=["damaged"]) as running:
+        yield running
+
+
+def test_a_forest_over_http(server: ServerProcess) -> None:
+    client, rows = http.InferenceServerClient(f"{HOST}:{server.http_port}"), data("breast_cancer")[0][:20]
+    tensor = http.InferInput("input__0", list(rows.shape), "FP32").set_data_from_numpy(rows)
+    probabilities = client.infer("cancer", [tensor]).as_numpy("output__0")
+    expected = xgboost_model("breast_cancer").predict_proba(rows)[:, 1:]
+    np.testing.assert_allclose(probabilities, expected, rtol=2e-5, atol=1e-6)
+    client.close()
+
+
+def test_a_forest_over_grpc(server: ServerProcess) -> None:
+    client, rows = grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}"), data("breast_cancer")[0][:20]
+    tensor = grpc.InferInput("input__0", list(rows.shape), "FP32").set_data_from_numpy(rows)
+    classes = client.infer("light", [tensor]).as_numpy("output__0")
+    assert np.array_equal(classes.ravel(), lightgbm_model("breast_cancer").predict(rows))
+    client.close()
+
+
+def test_an_estimator(server: ServerProcess) -> None:
+    client, rows = grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}"), data("iris")[0].astype(np.float64)
+    tensor = grpc.InferInput("features", list(rows.shape), "FP64").set_data_from_numpy(rows)
+    scores = client.infer("estimator", [tensor]).as_numpy("scores")
+    expected = LogisticRegression(max_iter=500).fit(*data("iris")).decision_function(rows)
+    np.testing.assert_allclose(scores, expected, rtol=1e-9)
+    client.close()
+
+
+def test_what_runs_a_forest(server: ServerProcess) -> None:
+    with urllib.request.urlopen(f"http://{HOST}:{server.http_port}/v2/models/cancer/engine") as response:
+        report = json.loads(response.read())
+    assert (report["engine"], report["precision"], report["file"]) == ("ONNX Runtime", "fp32", "xgboost.json")
+    assert (report["model_type"], report["trees"], report["features"]) == ("xgboost_json", 20, 30)
+
+
+def test_a_damaged_neighbour_harms_nobody(server: ServerProcess) -> None:
+    client = grpc.InferenceServerClient(f"{HOST}:{server.grpc_port}")
+    rows = {row.name: row for row in client.get_model_repository_index().models}
+    assert "checkpoint.tl" in rows["damaged"].reason
+    assert rows["cancer"].state == "READY"
+    client.close()
