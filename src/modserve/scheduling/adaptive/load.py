@@ -1,5 +1,8 @@
 """How busy a model's instances are: at full load only the rate counts, at low load how soon each request is done."""
 
+from collections.abc import Sequence
+
+from modserve.core.inflight import Inflight
 from modserve.core.statistics import ChoiceStatistics
 from modserve.core.timing import ExecutionTiming
 
@@ -25,7 +28,7 @@ class Load:
         self._mean_ns = 0.0
         self._busy_ns = self._all_ns = 0.0
 
-    def observe(self, timing: ExecutionTiming) -> None:
+    def observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
         start_ns, end_ns = timing.compute_start_ns, timing.compute_end_ns
         ns = end_ns - start_ns
         self._mean_ns += (ns - self._mean_ns) / _WINDOW if self._mean_ns else ns
@@ -34,6 +37,8 @@ class Load:
             pause_ns = start_ns - self._end_ns
             self._window_all_ns += max(0, end_ns - self._end_ns) - max(0, pause_ns - int(_REST * self._mean_ns))
             self._window_ns += ns
+            if pause_ns > 0 and any(inflight.queue_start_ns < self._end_ns for inflight in members):
+                self._window_ns += pause_ns * self.instances  # nobody waited for work, but the work for the server
             self._batches += 1
         self._end_ns = max(self._end_ns, end_ns)
         self._statistics.run_ns += ns

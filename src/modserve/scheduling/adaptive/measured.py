@@ -68,7 +68,7 @@ class Measured:
         length = self._length(max([inflight.length for inflight in members]))
         costs.observe(rows, length, ns)
         self._mean_ns += _MEAN_SHARE * (ns - self._mean_ns) if self._mean_ns else ns
-        self.load.observe(timing)
+        self.load.observe(timing, members)
         if costs.version != self._version:
             self._version = costs.version
             self._tables.clear()

@@ -55,7 +55,7 @@ class Sizes:
         if not 0 < rows <= self._most:
             return
         costs.observe(rows, 1, ns)
-        self.load.observe(timing)
+        self.load.observe(timing, members)
         self._trials.observe(members, ns)
         if costs.changes != self._changes:
             self._changes = costs.changes
