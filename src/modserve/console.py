@@ -51,18 +51,17 @@ def models_table(entries: Sequence[IndexEntry]) -> str:
 
 
 def engines_table(entries: Sequence[Entry]) -> str:
-    """What can run models here; and what could, with the command that installs it."""
+    """What can run models here; and what could, with the command that installs it. Those that are missing come last."""
     rows = [("backend", "library", "loads")]
     rows += [(each.backend, f"{each.library} {each.version}".strip() or "-", each.loads or "-") for each in entries]
     heading, rule, *lines = _aligned(rows)
-    here = [line for line, each in zip(lines, entries, strict=True) if each.installed]
-    out = [heading, rule, *here]
-    missing = [(line, each) for line, each in zip(lines, entries, strict=True) if not each.installed]
-    if missing:
-        out += ["", "Not installed:"]
-    for line, each in missing:
+    out = [heading, rule]
+    for index, (line, each) in enumerate(zip(lines, entries, strict=True)):
+        if not each.installed and (not index or entries[index - 1].installed):
+            out += ["", "Not installed:"]
         out.append(line)
-        out += [f"    {each.install}"] if each.install else []
+        if each.install:
+            out.append(f"    {'or by its own library: ' if each.installed else ''}{each.install}")
     return "\n".join(out)
 
 

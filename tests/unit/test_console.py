@@ -81,6 +81,14 @@ def test_a_table_of_engines() -> None:
     )
 
 
+def test_a_library_that_stands_in_for_another_one() -> None:
+    entry = Entry("tensorflow", "OpenVINO", "2026.4", "SavedModel", True, "pip install 'modserve[tensorflow]'")
+    assert engines_table([entry]).splitlines()[2:] == [
+        "tensorflow  OpenVINO 2026.4  SavedModel",
+        "    or by its own library: pip install 'modserve[tensorflow]'",
+    ]
+
+
 def test_engines_of_which_none_is_missing() -> None:
     assert "Not installed" not in engines_table(INSTALLED)
 

@@ -26,7 +26,7 @@ class Entry:
     loads: str
     installed: bool
     install: str = ""
-    """The command that installs it; empty if there is none, or no need."""
+    """The command that installs it; empty if there is none, or no need. Also where another library stands in for it."""
 
 
 def inventory() -> list[Entry]:
@@ -39,7 +39,8 @@ def _entry(point: EntryPoint) -> Entry:
     name, engine = point.name, BY_BACKEND.get(point.name)
     if engine is not None:
         install = "" if engine.installed else engine.install
-        return Entry(name, engine.library, engine.version, engine.loads, engine.installed, install)
+        shown = engine.stand_in or engine
+        return Entry(name, shown.library, shown.version, engine.loads, engine.usable, install)
     if name in _WITHOUT_LIBRARY:
         return Entry(name, "", "", _WITHOUT_LIBRARY[name], True)
     package = point.dist

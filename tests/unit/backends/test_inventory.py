@@ -28,9 +28,16 @@ def test_what_is_missing_comes_last_with_its_command(monkeypatch: pytest.MonkeyP
     entries = inventory.inventory()
     missing = [entry.backend for entry in entries if not entry.installed]
     assert [entry.backend for entry in entries][-len(missing) :] == missing
-    assert missing == sorted(engine.backend for engine in ENGINES if engine.backend != "onnxruntime")
+    assert missing == sorted(engine.backend for engine in ENGINES if not engine.usable)
+    assert {"openvino", "pytorch", "tensorflow"} <= {*missing}
     assert by_name()["openvino"].install == "pip install 'modserve[openvino]'"
     assert by_name()["onnxruntime"].install == ""
+
+
+def test_one_library_in_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "is_installed", lambda module: module == "openvino")
+    entry = by_name()["tensorflow"]
+    assert (entry.library, entry.installed, entry.install) == ("OpenVINO", True, "pip install 'modserve[tensorflow]'")
 
 
 def test_backends_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

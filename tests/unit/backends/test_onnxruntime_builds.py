@@ -12,7 +12,13 @@ import pytest
 
 import modserve.backends.onnxruntime
 from modserve.backends.onnxruntime import builds
-from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend
+from modserve.backends.onnxruntime.backend import OnnxRuntimeBackend, set_up
+
+
+@pytest.fixture(autouse=True)
+def first() -> None:
+    """Each test has the first backend of a process."""
+    set_up.cache_clear()
 
 
 def test_the_log_says_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -29,7 +35,10 @@ def test_the_log_says_what_a_build_cannot_use(
     with caplog.at_level(logging.INFO):
         OnnxRuntimeBackend()
     assert caplog.messages[1].startswith("this build of ONNX Runtime cannot use the GPUs that are here (nvidia0, nvid")
+    OnnxRuntimeBackend()
+    assert len(caplog.messages) == 2, "it is said once"
     caplog.clear()
+    set_up.cache_clear()
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
     with caplog.at_level(logging.INFO):
         OnnxRuntimeBackend()

@@ -6,6 +6,7 @@ each on the CPU if the model says so. No session is made that no instance has: a
 has none on the CPU.
 """
 
+import functools
 import logging
 import os
 from collections.abc import Mapping
@@ -46,6 +47,21 @@ ort.set_default_logger_severity(SILENT)
 _DEFAULT_MAX_BATCH_SIZE = 4
 
 
+@functools.cache
+def set_up() -> None:
+    """Once in a process: what the build needs, and lines in the log about what it can do."""
+    builds.preload_cuda()
+    _log.info("%s", builds.line())
+    if CUDA not in ort.get_available_providers() and (gpus := _gpu_devices()):
+        _log.info(
+            "this build of ONNX Runtime cannot use the GPUs that are here (%s): onnxruntime-gpu can, "
+            "docs/engines/gpu.md has how to install it",
+            ", ".join(sorted(gpus)),
+        )
+    if warning := builds.conflict(builds.installed(), builds.loaded_distribution()):
+        _log.warning("%s", warning)
+
+
 class OnnxRuntimeBackend:
     default_model_filename = "model.onnx"
     default_cpu_instances = 2
@@ -53,16 +69,7 @@ class OnnxRuntimeBackend:
     known_options = BACKEND_OPTIONS
 
     def __init__(self) -> None:
-        builds.preload_cuda()
-        _log.info("%s", builds.line())
-        if CUDA not in ort.get_available_providers() and (gpus := _gpu_devices()):
-            _log.info(
-                "this build of ONNX Runtime cannot use the GPUs that are here (%s): onnxruntime-gpu can, "
-                "docs/engines/gpu.md has how to install it",
-                ", ".join(sorted(gpus)),
-            )
-        if warning := builds.conflict(builds.installed(), builds.loaded_distribution()):
-            _log.warning("%s", warning)
+        set_up()
 
     def gpu_count(self) -> int:
         if CUDA not in ort.get_available_providers():
