@@ -386,13 +386,16 @@ def _seconds(stamp: str) -> float:
     return datetime.fromisoformat(stamp).timestamp()
 
 
-def quiet(server: Server, seconds: float = 30.0) -> dict[str, int]:
-    """Unload everything; what the server still holds, once it has had its time."""
+def quiet(server: Server, before: dict[str, int] | None = None, seconds: float = 30.0) -> dict[str, int]:
+    """Unload everything; what the server still holds, once it has had its time: until it is no more than `before`."""
     for name in INSTANCES:
         server.post(f"repository/models/{name}/unload")
     end = time.monotonic() + seconds
-    while (held := server.held())["processes"] + held["mappings"] and time.monotonic() < end:
-        time.sleep(0.1)
+    while time.monotonic() < end:
+        held = server.held()
+        if not held["processes"] + held["mappings"] and not (before and leaks(before, held)):
+            break
+        time.sleep(0.1)  # its threads close the pipes of a worker that has ended a little later
     return held
 
 
@@ -408,7 +411,7 @@ def run(folder: Path, kills: int, seed: int, pause_s: float) -> tuple[Stage, dic
         before = quiet(server)
         load_all(server)
         stage = asyncio.run(drive(server, kills, seed, pause_s=pause_s))
-        after = quiet(server)
+        after = quiet(server, before)
     return stage, before, after, server.log.read_text()
 
 
