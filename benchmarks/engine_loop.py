@@ -37,12 +37,14 @@ def pytorch(model: Path, precision: str, callers: int) -> Run:
     import torch
 
     module = torch.jit.load(str(model)).eval()
+    if precision == "bf16":
+        module = module.to(torch.bfloat16)  # as the backend's PRECISION does
     share = max(1, available_cores() // callers)
 
     def run(ids: Ids, mask: Ids) -> object:
         if torch.get_num_threads() != share:
             torch.set_num_threads(share)
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        with torch.inference_mode():
             return module(torch.from_numpy(ids), torch.from_numpy(mask))
 
     return run
