@@ -1,7 +1,6 @@
 """Many gRPC calls at once, calls that end without a message, and messages larger than the server's memory."""
 
 import asyncio
-import resource
 import signal
 import socket
 import struct
@@ -206,12 +205,7 @@ def large_data(size: int) -> bytes:
 def test_messages_that_do_not_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may have 2.2 GB of address space: it refuses, and lives."""
     write_identity(tmp_path, "bytes", "UINT8")
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (2_200 * MB, limits[1]))
-    try:
-        limited = ServerProcess([tmp_path])
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+    limited = ServerProcess([tmp_path], before=["prlimit", f"--as={2_200 * MB}"])
     try:
         limited.wait_for("Try it:")
         with channel(limited.grpc_port) as opened:
