@@ -3,9 +3,8 @@
 Requests leave no reference cycles. A full collection visits, in vain and with every thread stopped, the hundreds of
 thousands of objects that live as long as the server: 27 ms with one small model. So all objects that exist when the
 models have loaded are frozen: the collector does not visit them. What an engine's import brings (PyTorch: 130,000
-objects, a tenth of a second) is frozen at once, before anything visits it. An unloaded model may leave cycles among what
-is frozen, so `QUIET_S` after the last change of models everything is collected once more, if one was unloaded, and
-frozen again.
+objects, a tenth of a second) is frozen at once, before anything visits it. An unloaded model may leave cycles in there,
+so `QUIET_S` after the last change of models everything is collected once more, if one was unloaded, and frozen again.
 """
 
 import asyncio
