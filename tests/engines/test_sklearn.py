@@ -17,7 +17,12 @@ import skops.io
 from sklearn import datasets
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.decomposition import PCA
-from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.ensemble import (
+    GradientBoostingRegressor,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -165,6 +170,41 @@ async def test_forests_are_accelerated(tmp_path: Path, classifies: bool) -> None
             np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
         else:
             assert np.array_equal(actual, expected)
+
+
+async def test_integers_that_fp32_does_not_hold(tmp_path: Path) -> None:
+    pytest.importorskip("treelite")
+    numbers = np.arange(2**24, 2**24 + 100)[:, None]
+    model = HistGradientBoostingRegressor(max_iter=5, min_samples_leaf=1, max_leaf_nodes=None)
+    model.fit(numbers, numbers.ravel() % 2)
+    config = """
+    backend: "sklearn"
+    max_batch_size: 256
+    input [ { name: "number" data_type: TYPE_INT64 dims: [ 1 ] } ]
+    """
+    write(tmp_path, "model", model, "model.pkl", config)
+    outputs = await served(tmp_path, "model", {"number": numbers}, backend_config=PICKLES)
+    assert np.array_equal(outputs["predict"].ravel(), model.predict(numbers))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", [GradientBoostingRegressor, HistGradientBoostingRegressor, RandomForestRegressor])
+async def test_the_estimator_decides_on_rows_without_a_number(tmp_path: Path, kind: Any, value: float) -> None:
+    pytest.importorskip("treelite")
+    model = kind(random_state=0, **({"max_iter": 5} if "Hist" in kind.__name__ else {"n_estimators": 5}))
+    model.fit(IRIS, IRIS.sum(1))
+    write(tmp_path, "model", model, "model.pkl")
+    rows = ROWS[:2].copy()
+    rows[1, 2] = value
+    try:
+        expected = model.predict(rows)
+    except ValueError:
+        with pytest.raises(ModserveError, match="refused the request: Input X contains") as caught:
+            await served(tmp_path, "model", {"input-0": rows}, backend_config=PICKLES)
+        assert caught.value.code is Code.INVALID_ARG
+    else:
+        outputs = await served(tmp_path, "model", {"input-0": rows}, backend_config=PICKLES)
+        np.testing.assert_allclose(outputs["predict"].ravel(), expected)
 
 
 FRAME = """
