@@ -14,6 +14,7 @@ pytest.importorskip("skops")
 
 import joblib
 import skops.io
+import threadpoolctl
 from sklearn import datasets
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.decomposition import PCA
@@ -31,6 +32,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from modserve import Code, InferenceServer, ModserveError, Settings
+from modserve.backends.sklearn.accelerated import Accelerated
+from modserve.backends.sklearn.backend import SklearnInstance
+from modserve.backends.sklearn.shapes import features_of
+from modserve.core import dtypes
+from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.tensor import Array
 
 IRIS, SPECIES = datasets.load_iris(return_X_y=True)
@@ -205,6 +211,28 @@ async def test_the_estimator_decides_on_rows_without_a_number(tmp_path: Path, ki
     else:
         outputs = await served(tmp_path, "model", {"input-0": rows}, backend_config=PICKLES)
         np.testing.assert_allclose(outputs["predict"].ravel(), expected)
+
+
+def test_rows_for_the_estimator_keep_to_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    method = HistGradientBoostingRegressor.predict
+
+    def counted(self: Any, rows: Any) -> Any:
+        pools = threadpoolctl.threadpool_info()
+        threads.append(max(pool["num_threads"] for pool in pools if pool["user_api"] == "openmp"))
+        return method(self, rows)
+
+    monkeypatch.setattr(HistGradientBoostingRegressor, "predict", counted)
+    model = HistGradientBoostingRegressor(max_iter=5).fit(IRIS, SPECIES)
+    config = ModelConfig("m", "sklearn", inputs=(TensorSpec("input-0", dtypes.FP32, (-1, 4)),))
+    fast = Accelerated(None, None, "1", double=True)
+    instance = SklearnInstance(model, features_of(model), {"predict": "predict"}, config, 1, fast)
+    assert getattr(instance, "data_dependent", True)
+    rows = np.full((2, 4), np.nan, np.float32)
+    with threadpoolctl.threadpool_limits(2, user_api="openmp"):
+        expected = model.predict(rows)
+        assert np.array_equal(instance.execute({"input-0": rows}, ("predict",))["predict"].ravel(), expected)
+    assert threads == [2, 1]
 
 
 FRAME = """
