@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from . import backends
 from .backends.api import Backend
 from .backends.python.functions import FunctionRepository
 from .backends.registry import BackendRegistry
@@ -38,7 +39,7 @@ from .repository.local import local_repositories
 from .repository.manager import ModelManager
 from .repository.table import ModelTable
 from .resources import allocator, open_files
-from .resources.garbage import Freezer
+from .resources.garbage import Freezer, set_aside
 from .resources.machine_memory import allowed_memory
 from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
@@ -203,7 +204,8 @@ async def serve(
     server = InferenceServer(settings, logs=logs)
     loop = asyncio.get_running_loop()
     freezer = Freezer(loop, server.ready_models)
-    freezer.freeze()  # else the imports of large engines set off one full collection after the other
+    set_aside()  # else the imports of large engines set off one full collection after the other
+    backends.registry.after_import = set_aside
     if (library := allocator.glibc()) is not None:
         allocator.tune(library)
     with ExitStack() as stack:

@@ -423,6 +423,13 @@ def test_inputs_that_do_not_fit_are_the_clients_fault(tmp_path: Path) -> None:
     assert made.execute({"A": ones(2), "B": ones(2)}, ("SUM",))["SUM"].tolist() == [2, 2]
 
 
+def test_an_input_that_is_left_out_is_not_that_of_the_request_before(tmp_path: Path) -> None:
+    made = instance(save_sum(tmp_path / "model.xml", [-1]))
+    made.execute({"A": ones(2), "B": ones(2)}, ("SUM",))
+    with pytest.raises(ModserveError, match=r"needs all inputs of the model: \['B'\] are missing"):
+        made.execute({"A": ones(2)}, ("SUM",))
+
+
 def test_no_memory_for_an_execution(tmp_path: Path) -> None:
     zero = op.constant(np.float32(0))
     made = instance(save_one(tmp_path / "model.xml", lambda x: op.relu(op.broadcast(zero, x)), [2], "i64"))

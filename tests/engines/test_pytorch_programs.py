@@ -2,8 +2,10 @@
 # mypy: allow-subclassing-any, allow-untyped-defs, allow-incomplete-defs
 
 import hashlib
+import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -21,8 +23,10 @@ import torch
 from pytorch_models import export, floats, parameters, put, running, script, tensors
 
 from modserve import ModserveError
+from modserve.backends.pytorch.trust import is_arithmetic
 from modserve.core.errors import Code
 
+FORMULA = re.compile(r'"expr_str": "[^"]*"')
 ROWS = {0: torch.export.Dim("rows", max=64)}
 
 
@@ -144,6 +148,50 @@ class Pickled:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (self.file,)
+
+
+HARMFUL = "__import__('os').mkdir({!r})"
+
+
+async def test_formulas_in_an_archive_are_not_run(tmp_path: Path) -> None:
+    """PyTorch would evaluate them."""
+    ran = tmp_path / "ran"
+
+    def write(directory: Path) -> None:
+        export(Plain(), torch.ones(2, 4), dynamic=(ROWS,))(directory)
+        whole = directory / "whole.pt2"
+        (directory / "model.pt2").rename(whole)
+        formula = json.dumps(HARMFUL.format(str(ran)))
+        with zipfile.ZipFile(whole) as source, zipfile.ZipFile(directory / "model.pt2", "w") as target:
+            for name in source.namelist():
+                content = source.read(name).decode("latin-1")
+                target.writestr(name, FORMULA.sub(lambda _: f'"expr_str": {formula}', content).encode("latin-1"))
+
+    async with running(tmp_path / "models", None, write) as model:
+        assert "for the formula of a shape, which could run code: it is not loaded" in model.reason
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("formula", "harmless"),
+    [
+        ("Symbol('s17', positive=True, integer=True)", True),
+        ("Mul(Integer(2), Max(Integer(1), TruncToInt(Mul(Float('1.5', precision=53), ToFloat(Symbol('s0'))))))", True),
+        ("2*s0 + u1 <= 64", True),
+        ("oo", True),
+        ("open('/etc/passwd')", False),
+        ("().__class__", False),
+        ("Add('open(1)')", False),
+        ("(lambda: 1)()", False),
+        ("[x for x in (1,)]", False),
+        ("s0.evil()", False),
+        ("1" * 20_000, False),
+        ("(" * 500, False),
+        ("", False),
+    ],
+)
+def test_what_a_formula_may_have(formula: str, harmless: bool) -> None:
+    assert is_arithmetic(formula) is harmless
 
 
 @pytest.mark.parametrize("entry", ["data/sample_inputs/model.pt", "data/constants/opaque_obj_0"])

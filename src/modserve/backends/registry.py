@@ -22,6 +22,14 @@ _ATTRIBUTES: dict[str, tuple[type, str]] = {
 _METHODS = ("gpu_count", "open")
 
 
+def _nothing() -> None:
+    pass
+
+
+after_import: Callable[[], None] = _nothing
+"""Called on the loading thread when a backend has been imported. Set by a process that is the server's own."""
+
+
 class BackendRegistry:
     """The backends of this process. Safe to use from several threads."""
 
@@ -69,7 +77,9 @@ class BackendRegistry:
                 f"backends are: {', '.join(self.names)}"
             )
         try:
-            return cast(Backend, entry.load()())
+            backend = cast(Backend, entry.load()())
+            after_import()
+            return backend
         except BaseException as error:  # SystemExit, too: the package may have been written to run as a program
             text = str(error) or type(error).__name__
             what = f"failed to load backend '{name}' ({entry.value})"

@@ -11,6 +11,10 @@ _HEAD_BYTES = 256
 _TAIL_BYTES = 4096
 _MOST_FIELDS = 10_000
 _MOST_FILES = 32
+_ASSETS = ("assets", "assets.extra", "code")
+_MODEL_SUFFIXES = frozenset(
+    (".onnx", ".pb", ".graphdef", ".pdmodel", ".xml", ".bin", ".pt", ".pt2", ".h5", ".keras", ".safetensors", ".data")
+)
 
 _LFS = b"version https://git-lfs"
 _WEB_PAGE = "a web page, not what the download should have been"
@@ -36,9 +40,9 @@ _CONTENTS: tuple[tuple[bytes, str, str], ...] = (
 """How files begin that are often in the place of a model, in lower case; what they are; and where that is right."""
 
 _IN_ZIP = (
-    ("constants.pkl", f"TorchScript: call it 'model.pt', for backend 'pytorch', or {EXPORT_TORCH}", ".pt"),
+    ("constants.pkl", f"TorchScript: call it 'model.pt', for backend 'pytorch', or {EXPORT_TORCH}", ".pt .pt2"),
     ("data.pkl", f"what torch.save makes, which no engine runs: {SAVE_TORCH}, or {EXPORT_TORCH}", ""),
-    ("archive_format", "what torch.export.save makes: call it 'model.pt2', for backend 'pytorch'", ".pt2"),
+    ("archive_format", "what torch.export.save makes: call it 'model.pt2', for backend 'pytorch'", ".pt .pt2"),
     ("schema.json", "what skops makes: call it 'model.skops', for backend 'sklearn'", ".skops"),
     ("metadata.json", "what Keras makes: save the model with model.export('model.savedmodel')", ".keras"),
 )
@@ -51,7 +55,8 @@ def problem(path: Path) -> str:
         files = _files(path)
     except OSError:
         return ""
-    return next(filter(None, map(_problem, files)), "")
+    problems = (_problem(file, of_model=file == path or not _is_beside(file.relative_to(path))) for file in files)
+    return next(filter(None, problems), "")
 
 
 def _files(path: Path) -> list[Path]:
@@ -62,16 +67,24 @@ def _files(path: Path) -> list[Path]:
     return files[:_MOST_FILES]
 
 
-def _problem(path: Path) -> str:
+def _is_beside(path: Path) -> bool:
+    """Whether a file in a directory may well be empty, or of any kind: vocabularies, code and the like."""
+    return path.parts[0] in _ASSETS or path.suffix.lower() not in _MODEL_SUFFIXES
+
+
+def _problem(path: Path, *, of_model: bool = True) -> str:
+    """`of_model` is False for a file that may be of any kind: only what is never right counts, a pointer of Git LFS."""
     try:
         size = path.stat().st_size
         if not size:
-            return f"'{path}' is empty"
+            return f"'{path}' is empty" if of_model else ""
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
             what = _foreign(path, head)
-            if what:
+            if what and (of_model or head.startswith(_LFS)):
                 return f"'{path}' is no model: it is {what}"
+            if not of_model:
+                return ""
             cut = _cut(path.suffix.lower(), head)
             missing = cut(file, head, size) if cut is not None else ""
     except (OSError, ValueError, IndexError):
@@ -94,11 +107,11 @@ def _zip_contents(path: Path, suffix: str) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             names = {name.rpartition("/")[2] for name in archive.namelist()}
-    except (zipfile.BadZipFile, ValueError):
+    except (zipfile.BadZipFile, RuntimeError, OSError, ValueError):  # RuntimeError: of features that Python lacks
         return ""
     for name, what, right in _IN_ZIP:
         if name in names:
-            return "" if right == suffix else what
+            return "" if suffix in right.split() else what
     return ""
 
 
@@ -177,10 +190,10 @@ def _cut_safetensors(file: io.BufferedReader, head: bytes, size: int) -> str:
     return f"its header has {length} bytes, and the file {size}" if head[8:9] == b"{" and length > size else ""
 
 
-def _ends_with(text: bytes) -> Cut:
+def _ends_with(*texts: bytes) -> Cut:
     def cut(file: io.BufferedReader, head: bytes, size: int) -> str:
         file.seek(max(0, size - _TAIL_BYTES))
-        return "" if text in file.read().rstrip()[-len(text) :] else f"there is no '{text.decode()}' at its end"
+        return "" if file.read().rstrip().endswith(texts) else f"there is no '{texts[0].decode()}' at its end"
 
     return cut
 
@@ -191,7 +204,7 @@ _CUT_BY_SUFFIX: dict[str, Cut] = {
     ".graphdef": _cut_protobuf,
     ".pdmodel": _cut_protobuf,
     ".xml": _ends_with(b">"),
-    ".json": _ends_with(b"}"),
+    ".json": _ends_with(b"}", b"]"),
     ".safetensors": _cut_safetensors,
 }
 

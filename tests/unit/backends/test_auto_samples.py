@@ -56,6 +56,20 @@ def test_the_model_sees_the_reshape() -> None:
     assert shapes_of(made_up.timed) == [{"IN": [2], "OTHER": [2, 2, 64]}]
 
 
+@pytest.mark.parametrize("file", ["../../secret", "/etc/hostname", "a/../../b"])
+def test_a_file_of_a_warm_up_is_in_its_folder(tmp_path: Path, file: str) -> None:
+    sample = {"inputs": {"IN": {"data_type": "TYPE_FP32", "dims": ["2"], "input_data_file": file}}}
+    with pytest.raises(ModserveError, match=f"input_data_file '{file}' is outside the model's folder 'warmup'"):
+        made(spec("IN", (2,)), warmup=[sample], directory=tmp_path)
+
+
+def test_a_file_of_a_warm_up_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "warmup" / "data").mkdir(parents=True)
+    sample = {"inputs": {"IN": {"data_type": "TYPE_FP32", "dims": ["2"], "input_data_file": "data"}}}
+    with pytest.raises(ModserveError, match="is no file"):
+        made(spec("IN", (2,)), warmup=[sample], directory=tmp_path)
+
+
 def test_the_same_data_each_time() -> None:
     first, second = (made(spec("IN", (5,))).timed[0]["IN"] for _ in range(2))
     assert first.tolist() == second.tolist()

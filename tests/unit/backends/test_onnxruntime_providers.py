@@ -40,6 +40,13 @@ def refused(config: ModelConfig, placement: Placement = CPU) -> str:
     return caught.value.message
 
 
+@pytest.mark.parametrize("listed", ["cpu", "xnnpack,cpu"])
+def test_a_gpu_needs_a_provider_that_runs_there(listed: str) -> None:
+    model = config(parameters={"execution_providers": listed})
+    assert "has an instance on GPU 3, but parameter 'execution_providers' names no provider" in refused(model, GPU)
+    assert requested(config(parameters={"execution_providers": "openvino"}), GPU)
+
+
 # Which, and in which order
 
 

@@ -125,6 +125,18 @@ def test_backends_given_by_hand_come_first() -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
+def test_an_import_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports: list[int] = []
+    monkeypatch.setattr("modserve.backends.registry.after_import", lambda: imports.append(1))
+    registry = BackendRegistry()
+    for _ in range(2):
+        registry.get("acme")
+    assert imports == [1]
+    refusal(registry, "broken")
+    assert imports == [1]
+
+
+@pytest.mark.usefixtures("elsewhere")
 def test_a_backend_from_another_package() -> None:
     registry = BackendRegistry()
     assert registry.names == sorted([*INSTALLED, "acme", "broken", "demanding", "missing"])

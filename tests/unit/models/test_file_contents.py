@@ -129,6 +129,32 @@ def test_the_files_of_a_directory(tmp_path: Path) -> None:
     assert text.startswith(f"'{saved}/variables/variables.index' is no model: it is the pointer of Git LFS")
 
 
+def test_files_beside_a_model_may_be_of_any_kind(tmp_path: Path) -> None:
+    saved = tmp_path / "model.savedmodel"
+    (saved / "assets").mkdir(parents=True)
+    (saved / "saved_model.pb").write_bytes(b"\x08\x01")
+    for name, content in (("vocab.json", b'["a"]'), ("empty.txt", b""), ("words.gz", b"\x1f\x8b"), ("m.onnx", b"")):
+        (saved / "assets" / name).write_bytes(content)
+    (saved / "notes.txt").write_bytes(b"")
+    assert file_contents.problem(saved) == ""
+    (saved / "assets" / "vocab.json").write_bytes(LFS)
+    assert "it is the pointer of Git LFS" in file_contents.problem(saved)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pt2"])
+@pytest.mark.parametrize("entry", ["constants.pkl", "archive_format"])
+def test_a_model_of_pytorch_may_have_either_name(tmp_path: Path, entry: str, name: str) -> None:
+    (tmp_path / name).write_bytes(zipped(entry))
+    assert file_contents.problem(tmp_path / name) == ""
+
+
+def test_an_archive_with_features_that_python_lacks(tmp_path: Path) -> None:
+    content = zipped("data.pkl")
+    place = content.rindex(b"PK\x01\x02") + 6  # the version that is needed to read an entry
+    (tmp_path / "model.pt").write_bytes(content[:place] + b"\x63" + content[place + 1 :])
+    assert file_contents.problem(tmp_path / "model.pt") == ""
+
+
 def test_weights_beside_the_model(tmp_path: Path) -> None:
     (tmp_path / "model.xml").write_bytes(b"<net></net>")
     (tmp_path / "model.bin").write_bytes(b"\x00" * 40)

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from modserve.core.errors import ModserveError
 from modserve.core.model_config import ModelDescription
 
 from ..api import Executor, InstanceSpec, ModelSource
@@ -71,7 +70,7 @@ class AutoBackend:
         if choice is not None:
             try:
                 opened = job.open(choice.candidate, _setting(choice))
-            except ModserveError as error:
+            except Exception as error:  # whatever an engine raises; what is wrong with the file shows below
                 what = choice.candidate.title
                 _log.warning("model '%s': %s was chosen before, but fails: %s", source.config.name, what, error)
             else:
@@ -111,6 +110,7 @@ class AutoBackend:
             "threads": [source.cpu_threads, source.cpu_instances],
             "tolerance": [options.tolerance.limit, options.tolerance.reduced],
             "objective": options.objective,
+            "default_max_batch_size": source.options.get(auto_options.MAX_BATCH_SIZE, ""),
             "tune": list(options.tune),
             "samples": [options.sample_shape, warmup or "", content_digest(files) if warmup and files.is_dir() else ""],
             "model": [config.max_batch_size, *(f"{spec}" for spec in (*config.inputs, *config.outputs))],

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from modserve.core.tensor import Array, Shape, Tensor
 Inputs: TypeAlias = Mapping[str, Array]
 
 WARMUP_FOLDER = "warmup"
+_LARGEST_FILE = 1 << 30
 """In the model's directory, as in Triton: the files that ``input_data_file`` names."""
 
 _SIZE = 64
@@ -192,6 +194,8 @@ def _warmup_data(name: str, block: Any, batch: Shape, config: ModelConfig, direc
     if block.get("random_data"):
         return _values(name, datatype, shape, np.random.default_rng(0), 1)
     if file := block.get("input_data_file", ""):
+        if os.path.isabs(file) or os.path.normpath(file).split(os.sep)[0] == os.pardir:
+            raise invalid(f"{who}: input_data_file '{file}' is outside the model's folder '{WARMUP_FOLDER}'")
         return _file_data(directory / WARMUP_FOLDER / file, datatype, dims, math.prod(batch), who).reshape(shape)
     return _zeros(datatype, shape)
 
@@ -208,6 +212,10 @@ def _model_shape(name: str, config: ModelConfig, batch: Shape, dims: Shape) -> S
 def _file_data(path: Path, datatype: Datatype, dims: Shape, rows: int, who: str) -> Array:
     """The elements of a file, as they are in a request: of one row, which all rows have then, or of all rows."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would never end
+            raise invalid(f"{who}: '{path}' is no file")
+        if path.stat().st_size > _LARGEST_FILE:
+            raise invalid(f"{who}: '{path}' has {path.stat().st_size} bytes, at most {_LARGEST_FILE} are read")
         content = path.read_bytes()
     except OSError as error:
         raise invalid(f"{who}: cannot read '{path}': {error.strerror}") from None

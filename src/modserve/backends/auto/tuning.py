@@ -43,7 +43,9 @@ def _find_setting(job: Job, opened: Opened) -> tuple[Setting, dict[str, object]]
     batches = batch_sizes() if batch_open else [max(1, config.max_batch_size)]
     with ExitStack() as stack:
         crews = {count: _crew(job, opened.candidate, count, config, stack) for count in counts}
-        best, seconds = best_setting(crews, batches, made.checked[0], job.options.budget_s, job.clock, job.sleep)
+        sample = made.checked[0]
+        row = {name: array[:1] for name, array in sample.items()} if config.batching else sample
+        best, seconds = best_setting(crews, batches, row, job.options.budget_s, job.clock, job.sleep)
     rows = [
         {"instances": each.instances, "batch_size": each.batch, "rows_per_second": round(1 / took, 3)}
         for each, took in sorted(seconds.items())

@@ -96,6 +96,11 @@ def requested(config: ModelConfig, placement: Placement, threads: int = 1, shari
             options = {"intra_op_num_threads": str(threads), **options}
         providers.setdefault(provider, options)
     providers.pop(CPU, None)
+    if on_gpu and not any(provider in _BY_DEVICE or provider == OPENVINO for provider in providers):
+        raise invalid(
+            f"model '{config.name}' has an instance on GPU {placement.device}, but parameter '{PROVIDERS}' names no "
+            "provider that runs there; name 'cuda' or 'tensorrt', or use kind: KIND_CPU"
+        )
     return list(providers.items())
 
 

@@ -49,6 +49,9 @@ class OpenVinoInstance:
         self._own_outputs = [self._request.get_output_tensor(index) for index in range(len(self._outputs))]
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
+        if len(inputs) != len(self._types):  # an input that is left out would be that of the request before
+            missing = [name for name in self._graph.inputs if name not in inputs]
+            raise invalid(f"OpenVINO needs all inputs of the model: {missing} are missing")
         rows = self._rows(inputs)
         lent: list[int] = []
         tensors: list[Any] = []

@@ -42,7 +42,7 @@ def form_of(path: Path) -> Form:
     try:
         with zipfile.ZipFile(path) as archive:
             return _form(path, archive)
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError) as error:
         size = path.stat().st_size
         raise invalid(
             f"'{path}' is cut off or damaged: a zip archive of {size} bytes that cannot be read: {error}"

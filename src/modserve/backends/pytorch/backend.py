@@ -93,9 +93,21 @@ class PyTorchModel:
             )
         # Other threads than these would come on top of the server's.
         exact = options.threads
-        self._threads = SharedThreads(exact or source.cpu_threads, 1 if exact else source.cpu_instances)
+        # Compiled code is made for one number of threads, and made again for another.
+        fixed = exact or self._compiled or form is Form.COMPILED
+        self._threads = SharedThreads(exact or source.cpu_threads, 1 if fixed else source.cpu_instances)
+        if form is Form.COMPILED:
+            _log.warning(
+                "model '%s' is a compiled package: PyTorch runs it with Python's lock held, so that the whole server "
+                "waits for each execution; where these are not short, a model.py that runs the package is better",
+                source.config.name,
+            )
         self._devices: dict[str, None] = {}
         self._making = threading.Lock()
+
+    @property
+    def _compiled(self) -> bool:
+        return self._options.compile is not None and self._form in (Form.EXPORTED, Form.CLASS)
 
     def describe(self) -> ModelDescription | None:
         return self._program.describe()
@@ -127,7 +139,7 @@ class PyTorchModel:
             "file": self._path.name,
             "weights_shared": self._shares,
             "stateful": self._program.stateful,
-            "compiled": options.compile is not None and self._form in (Form.EXPORTED, Form.CLASS),
+            "compiled": self._compiled,
         }
 
     def close(self) -> None:

@@ -1,12 +1,9 @@
 """Programs of ``torch.export`` (``model.pt2``), and packages that were compiled ahead of time from them."""
 
-import io
-import json
 import logging
 import os
 import shutil
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -39,14 +36,11 @@ from .naming import (
 )
 from .options import MAX_BATCH_SIZE, Options
 from .program import Loaded, Run
+from .trust import check_archive
 
 _log = logging.getLogger(__name__)
 
 _DEFAULT_MAX_BATCH_SIZE = 4
-_OPAQUE = "/opaque_obj_"
-"""How entries of an archive are called that hold pickles of any object."""
-_TORCHBIND = "custom_obj_"
-"""And those of objects in C++, which PyTorch loads by itself."""
 
 
 class ExportedProgram:
@@ -56,7 +50,7 @@ class ExportedProgram:
         self._source = source
         self._options = options
         self._who = f"model '{source.config.name}'"
-        _check_pickles(source.path)
+        check_archive(source.path)
         program = self._load()
         signature = program.graph_signature
         written = _written(program)
@@ -325,38 +319,6 @@ def _returns_attributes(module: Any) -> bool:
         return True
     output = next(node for node in graph.nodes if node.op == "output")
     return any(node.op == "get_attr" for node in output.all_input_nodes)
-
-
-def _check_pickles(path: FilePath) -> None:
-    """Refuse what PyTorch would unpickle by running code from the file.
-
-    ``torch.export.load`` loads example inputs and odd tensors as pickles, and those that the safe loader refuses with
-    the other one (torch/_export/serde/serialize.py, `deserialize_torch_artifact`). Raises INVALID_ARG.
-    """
-    with zipfile.ZipFile(path) as archive:
-        for entry in archive.namelist():
-            if _OPAQUE in entry:
-                raise invalid(
-                    f"'{path}' holds a pickle of any object, '{entry}', which could run code: it is not loaded"
-                )
-        for entry in _pickles(archive):
-            try:
-                torch.load(io.BytesIO(archive.read(entry)), weights_only=True, map_location="cpu")
-            except Exception as error:
-                raise invalid(
-                    f"'{path}' holds a pickle, '{entry}', which could run code: it is not loaded. Export the model "
-                    f"again with tensors for example inputs ({one_line(str(error))[:120]})"
-                ) from error
-
-
-def _pickles(archive: zipfile.ZipFile) -> Iterator[str]:
-    """The entries that PyTorch loads as pickles: by their names, or because a table in the archive says so."""
-    entries = archive.namelist()
-    yield from (entry for entry in entries if entry.endswith(".pt"))
-    for table in (entry for entry in entries if entry.endswith("_config.json")):
-        for row in json.loads(archive.read(table)).get("config", {}).values():
-            if row.get("use_pickle") and not row["path_name"].startswith(_TORCHBIND):
-                yield f"{table.rpartition('/')[0]}/{row['path_name']}"
 
 
 def _load_failure(who: str, path: FilePath, error: Exception) -> ModserveError:

@@ -38,6 +38,7 @@ _HEARSAY = 0.5
 _KNOWN_SHAPES = 4096
 _NEW = 8  # executions in which all counts
 _SURPRISE = 1.5  # the first execution of a shape that takes so many times as long as expected prepared something
+_FORGIVEN = 3  # such executions in a row, in one cell or in all: if there are more, then what was expected is wrong
 
 
 class _Cell:
@@ -65,6 +66,8 @@ class Costs:
         self._places = [(int(place), place - int(place)) for place in places]
         self._cells: dict[tuple[int, int], _Cell] = {}
         self._shapes: set[tuple[int, int]] = set()
+        self._forgiven: dict[tuple[int, int] | None, int] = {}
+        """First executions in a row that did not count, by cell and, under None, in all."""
         self._level = 0.0
         self._due = 1
         self._noise = 0.01
@@ -87,16 +90,21 @@ class Costs:
 
     def observe(self, rows: int, length: int, ns: int) -> None:
         """A batch of `rows` rows that were `length` long, 1 for models without lengths, took `ns`."""
-        shape = rows, length
-        if shape not in self._shapes:
-            if len(self._shapes) < _KNOWN_SHAPES:
-                self._shapes.add(shape)
-            if self.count > _NEW and ns > _SURPRISE * self.of(length)[rows]:
+        shape, key = (rows, length), _cell_of(rows, length)
+        first = len(self._shapes) < _KNOWN_SHAPES and shape not in self._shapes
+        if first:
+            self._shapes.add(shape)
+        if self.count > _NEW and (first or self._forgiven):
+            if ns <= _SURPRISE * self.of(length)[rows]:
+                self._forgiven.pop(key, None)
+                self._forgiven.pop(None, None)
+            elif first and max(self._forgiven.get(key, 0), self._forgiven.get(None, 0)) < _FORGIVEN:
+                for place in (key, None):
+                    self._forgiven[place] = self._forgiven.get(place, 0) + 1
                 return  # the engine prepares itself for a new shape, once
         self.count += 1
         relative = log(max(1, ns)) - self._level
         log_rows, log_length = log(rows), log(length)
-        key = _cell_of(rows, length)
         cell = self._cells.get(key)
         if cell is None:
             self._cells[key] = _Cell(log_rows, log_length, relative, self.count)

@@ -31,12 +31,13 @@ def best_groups(
     weight: float,
     most_rows: int,
     most_elements: int = 0,
+    batch_sizes: tuple[int, ...] = (),
 ) -> tuple[list[int], float]:
     """Where each group of requests begins, in ascending order, and the price of all.
 
     `lengths` ascend, and `rows` has the batch size of each request. `times` gives the times by rows for a length.
     `weight` is as of `queue_weight`. Groups of several requests have up to `most_rows`, and no more rows times length
-    than `most_elements`, if that is not 0.
+    than `most_elements`, if that is not 0. There the rows are those that run: rounded up to one of `batch_sizes`.
     """
     before = list(accumulate(rows, initial=0))
     single = before[-1] == len(rows)  # each request has one row: then a group has as many rows as requests
@@ -48,7 +49,9 @@ def best_groups(
     for end, length in enumerate(lengths, 1):
         if length != known:
             known = length
-            limit = min(most_rows, most_elements // length) if most_elements else most_rows
+            limit = most_rows
+            if most_elements:
+                limit = min(most_rows, _most_within(most_elements // length, batch_sizes))
             most = max(limit, *rows)
             priced = [time * (weight + 0.5 * size) for size, time in enumerate(times(length)[: most + 1])]
         begin = end - 1
@@ -77,3 +80,10 @@ def best_groups(
         cuts.append(place)
     cuts.reverse()
     return cuts, prices[-1]
+
+
+def _most_within(room: int, batch_sizes: tuple[int, ...]) -> int:
+    """The most rows of requests that run as no more than `room`, by the rule of `core.merging.rows_of`."""
+    if not batch_sizes or room >= batch_sizes[-1]:
+        return room
+    return max((size for size in batch_sizes if size <= room), default=0)

@@ -140,6 +140,7 @@ class Measured:
             weight,
             largest,
             self._most_elements,
+            self._batch_sizes,
         )
         cuts, price = window.best()
         cuts.append(len(near))
@@ -209,14 +210,14 @@ class _Window:
         weight: float,
         most_rows: int,
         most_elements: int,
+        batch_sizes: tuple[int, ...],
     ) -> None:
         self.lengths = lengths
         self.rows = rows
         self.weight = weight
         self._times = times
         self._counts = counts
-        self._most_rows = most_rows
-        self._most_elements = most_elements
+        self._limits = most_rows, most_elements, batch_sizes
 
     def best(self) -> tuple[list[int], float]:
         return self._groups(self.lengths, self.rows)
@@ -229,7 +230,7 @@ class _Window:
         return price + rest[1]
 
     def _groups(self, lengths: list[int], rows: list[int]) -> tuple[list[int], float]:
-        return best_groups(lengths, rows, self._times, self._counts, self.weight, self._most_rows, self._most_elements)
+        return best_groups(lengths, rows, self._times, self._counts, self.weight, *self._limits)
 
 
 def _oldest_first(near: Sequence[Inflight], lengths: Sequence[int], begin: int, end: int, place: int) -> list[Inflight]:

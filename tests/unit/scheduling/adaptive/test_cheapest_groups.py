@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modserve.core.merging import rows_of
 from modserve.scheduling.adaptive.grouping import best_groups, counts_tried, queue_weight
 
 MOST = 6
@@ -24,10 +25,12 @@ def price(lengths: Sequence[int], rows: Sequence[int], cuts: Sequence[int], weig
     return total
 
 
-def allowed(lengths: Sequence[int], rows: Sequence[int], cuts: Sequence[int], most_elements: int) -> bool:
+def allowed(
+    lengths: Sequence[int], rows: Sequence[int], cuts: Sequence[int], most_elements: int, sizes: tuple[int, ...]
+) -> bool:
     for begin, end in itertools.pairwise([*cuts, len(lengths)]):
         size = sum(rows[begin:end])
-        too_many = size > MOST or (0 < most_elements < size * lengths[end - 1])
+        too_many = size > MOST or (0 < most_elements < rows_of(size, sizes) * lengths[end - 1])
         if too_many and end - begin > 1:
             return False
     return True
@@ -37,18 +40,21 @@ def allowed(lengths: Sequence[int], rows: Sequence[int], cuts: Sequence[int], mo
     st.lists(st.tuples(st.integers(1, 60), st.sampled_from([1, 1, 1, 2, 3])), min_size=1, max_size=7),
     st.floats(0, 50),
     st.sampled_from([0, 60, 200]),
+    st.sampled_from([(), (1, 2, 4, 8), (1, MOST), (2, 4), (4,)]),
 )
 @settings(max_examples=150, deadline=None)
-def test_no_other_groups_are_cheaper(requests: list[tuple[int, int]], weight: float, most_elements: int) -> None:
+def test_no_other_groups_are_cheaper(
+    requests: list[tuple[int, int]], weight: float, most_elements: int, sizes: tuple[int, ...]
+) -> None:
     requests.sort()
     lengths, rows = [length for length, _ in requests], [size for _, size in requests]
-    cuts, cost = best_groups(lengths, rows, times, counts_tried(MOST), weight, MOST, most_elements)
+    cuts, cost = best_groups(lengths, rows, times, counts_tried(MOST), weight, MOST, most_elements, sizes)
     assert cuts[0] == 0
     assert cost == pytest.approx(price(lengths, rows, cuts, weight))
-    assert allowed(lengths, rows, cuts, most_elements)
+    assert allowed(lengths, rows, cuts, most_elements, sizes)
     places = range(1, len(lengths))
     ways = ([0, *more] for count in range(len(lengths)) for more in itertools.combinations(places, count))
-    least = min(price(lengths, rows, way, weight) for way in ways if allowed(lengths, rows, way, most_elements))
+    least = min(price(lengths, rows, way, weight) for way in ways if allowed(lengths, rows, way, most_elements, sizes))
     assert cost == pytest.approx(least)
 
 

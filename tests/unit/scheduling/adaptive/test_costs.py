@@ -70,6 +70,86 @@ def test_the_first_execution_of_a_shape_may_prepare_something() -> None:
     assert costs.count == 800
 
 
+def lasting(count: int, factor: float = 1.0, shortest: int = 8, rows: int = 1) -> list[tuple[int, int, int]]:
+    """Executions whose lengths all differ: rows, length and nanoseconds."""
+    lengths = range(shortest, shortest + count)
+    return [(rows, length, int(factor * linear(rows, length))) for length in lengths]
+
+
+def test_where_lengths_never_repeat_what_was_expected_is_corrected() -> None:
+    def cost(rows: int, length: int) -> float:
+        return 2e5 + 1e3 * rows * length * length
+
+    costs = Costs(16)
+    for length in range(8, 17):
+        costs.observe(1, length, int(cost(1, length)))
+    for length in range(500, 1000):
+        costs.observe(1, length, int(cost(1, length)))
+    assert costs.count >= 9 + 490
+    assert costs.of(1000)[1] == pytest.approx(cost(1, 1000), rel=0.15)
+
+
+def test_surprises_among_what_is_known_are_corrected_too() -> None:
+    """Long requests, no two of them alike, now and then among short ones that are as expected."""
+    costs = Costs(16)
+    for number in range(400):
+        costs.observe(1, 8 + number % 4, 1_000_000)
+        if number > 20 and number % 4 == 0:
+            costs.observe(1, 500 + number, 50_000_000)
+    assert costs.of(700)[1] == pytest.approx(50_000_000, rel=0.15)
+    assert costs.of(9)[1] == pytest.approx(1_000_000 + OVERHEAD_NS, rel=0.15)
+
+
+def test_all_gets_slower_where_lengths_never_repeat() -> None:
+    costs = Costs(16)
+    for execution in lasting(400)[::2]:
+        costs.observe(*execution)
+    for execution in lasting(400, 3.0)[-41::2]:
+        costs.observe(*execution)
+    assert costs.of(400)[1] == pytest.approx(3 * linear(1, 400), rel=0.1)
+    assert costs.changes == 0
+
+
+def test_another_behaviour_is_noticed_where_lengths_never_repeat() -> None:
+    costs = Costs(16)
+    for short, long in zip(lasting(300, rows=2), lasting(300, shortest=1000), strict=True):
+        costs.observe(*short)
+        costs.observe(*long)
+    for short, long in zip(lasting(60, shortest=308, rows=2), lasting(60, 3.0, shortest=1300), strict=True):
+        costs.observe(*short)
+        costs.observe(*long)
+    assert costs.changes >= 1
+    assert costs.of(1360)[1] == pytest.approx(3 * linear(1, 1360), rel=0.2)
+
+
+def test_what_is_new_counts_once_no_more_shapes_can_be_kept() -> None:
+    costs = Costs(1)
+    for execution in lasting(4096):
+        costs.observe(*execution)
+    costs.observe(1, 5000, int(3 * linear(1, 5000)))
+    assert costs.count == 4097
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_an_engine_that_prepares_itself_for_each_shape(noise: float) -> None:
+    """Once it has, it takes the usual time: 4 ms more at first, as OpenVINO does, say nothing about later ones."""
+    prepared: set[tuple[int, int]] = set()
+
+    def cost(rows: int, length: int) -> float:
+        new = (rows, length) not in prepared
+        prepared.add((rows, length))
+        return 5e5 + 5e3 * rows * length + (4e6 if new else 0)
+
+    costs = taught(cost, noise=noise)
+    assert worst(costs, lambda rows, length: 5e5 + 5e3 * rows * length) < 1.3
+    count, changes = costs.count, costs.changes
+    for rows in (4, 6, 7):
+        costs.observe(rows, 44, int(4e6 + cost(rows, 44)))
+        costs.observe(8, 64, int(cost(8, 64)))
+    assert costs.count == count + 3
+    assert costs.changes == changes
+
+
 def test_a_single_slow_execution_changes_little() -> None:
     costs = taught(linear, noise=0)
     costs.observe(8, 64, int(50 * linear(8, 64)))

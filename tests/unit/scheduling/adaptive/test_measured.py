@@ -13,7 +13,7 @@ from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
 from modserve.core.timing import ExecutionTiming
 from modserve.scheduling.adaptive.measured import Measured
-from modserve.scheduling.batching import Dispatch, Reason, WaitUntil, dynamic
+from modserve.scheduling.batching import Dispatch, Reason, WaitUntil, dynamic, element_cost
 from modserve.scheduling.level_queue import LevelQueue
 from modserve.testing import inflight
 
@@ -189,6 +189,21 @@ def test_decisions() -> None:
     rule = measured()
     assert decided(rule, queue_of(24)) == ([24], Reason.IDLE_INSTANCE)
     assert decided(rule, queue_of(24, 96, 8)) == ([24], Reason.NO_GAIN)
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [((), 5), ((1, 8), 1), ((1, 4, 8), 4)])
+def test_a_limit_of_elements_counts_the_rows_that_run(sizes: tuple[int, ...], expected: int) -> None:
+    """Batches cost the same whatever their size: the more, the better. But five requests may run as eight rows of 8."""
+    policy = DynamicBatching((8,), max_batch_elements=40, batch_sizes=sizes)
+    model = replace(configured("measured", most=8), dynamic_batching=policy)
+    rule = Measured(model, dynamic(policy, 8, cost=element_cost(model)), lambda: 8, patient=True)
+    for number in range(60):
+        timing = ExecutionTiming((1, 4, 8)[number % 3], "full")
+        timing.compute_end_ns = 8 * MS
+        member = inflight()
+        member.length = 8
+        rule.observe(timing, [member])
+    assert decided(rule, queue_of(*[8] * 8))[0] == [8] * expected
 
 
 def test_nothing_is_known_at_first() -> None:
