@@ -31,6 +31,16 @@ class Greeting(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defined]
         return pandas.DataFrame({"text": texts, "length": [len(text) for text in texts]})
 
 
+class Dated(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defined]
+    """Of bytes their number, and a date that many days into 2024."""
+
+    def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+        lengths = [len(bytes(value)) for value in model_input["data"]]
+        return pandas.DataFrame(
+            {"length": lengths, "day": pandas.Timestamp(2024, 1, 1) + pandas.to_timedelta(lengths, "D")}
+        )
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     directory = Path(sys.argv[1])
@@ -48,7 +58,10 @@ def main() -> None:
     columns = Schema([ColSpec(DataType.string, "name"), ColSpec(DataType.long, "age")])
     results = Schema([ColSpec(DataType.string, "text"), ColSpec(DataType.long, "length")])
     several = Schema([ColSpec(DataType.float, "a", required=False), ColSpec(DataType.datetime, "b")])
+    data = Schema([ColSpec(DataType.binary, "data")])
+    days = Schema([ColSpec(DataType.long, "length"), ColSpec(DataType.datetime, "day")])
     signatures = {
+        "dated": (Dated(), ModelSignature(data, days)),
         "scaled": (Scaled(), ModelSignature(rows, rows, ParamSchema([ParamSpec("factor", DataType.double, 1.0)]))),
         "greeting": (Greeting(), ModelSignature(columns, results)),
         "unsigned": (Scaled(), None),

@@ -59,6 +59,7 @@ async def test_models_of_all_kinds(saved: Path, tmp_path: Path) -> None:
     install(saved, tmp_path, "scaled", 'backend: "mlflow"', below="model")
     install(saved, tmp_path, "greeting")
     install(saved, tmp_path, "unsigned", UNSIGNED)
+    install(saved, tmp_path, "dated")
     async with InferenceServer(Settings(model_repository=(tmp_path,))) as server:
         # Columns, and a scikit-learn model
         columns = {name: features[:, place : place + 1] for place, name in enumerate("abcd")}
@@ -78,6 +79,12 @@ async def test_models_of_all_kinds(saved: Path, tmp_path: Path) -> None:
         outputs = (await server.infer("greeting", inputs)).outputs
         assert outputs["text"].array.ravel().tolist() == [b"Ada is 36", "Jürgen is 5".encode()]
         assert outputs["length"].array.ravel().tolist() == [9, 11]
+
+        # Bytes that are no text, and dates
+        outputs = (await server.infer("dated", {"data": np.array([[b"\xff\xfe"], [b"a"]], object)})).outputs
+        assert outputs["length"].array.ravel().tolist() == [2, 1]
+        days = [text.decode()[:19] for text in outputs["day"].array.ravel().tolist()]
+        assert days == ["2024-01-03T00:00:00", "2024-01-02T00:00:00"]
 
         # No signature, and a model that fails
         response = await server.infer("unsigned", {"x": np.ones((1, 2))})

@@ -14,10 +14,16 @@ pytest.importorskip("skops")
 
 import joblib
 import skops.io
+import threadpoolctl
 from sklearn import datasets
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.decomposition import PCA
-from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.ensemble import (
+    GradientBoostingRegressor,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
@@ -26,6 +32,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
 from modserve import Code, InferenceServer, ModserveError, Settings
+from modserve.backends.sklearn.accelerated import Accelerated
+from modserve.backends.sklearn.backend import SklearnInstance
+from modserve.backends.sklearn.shapes import features_of
+from modserve.core import dtypes
+from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.tensor import Array
 
 IRIS, SPECIES = datasets.load_iris(return_X_y=True)
@@ -165,6 +176,63 @@ async def test_forests_are_accelerated(tmp_path: Path, classifies: bool) -> None
             np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
         else:
             assert np.array_equal(actual, expected)
+
+
+async def test_integers_that_fp32_does_not_hold(tmp_path: Path) -> None:
+    pytest.importorskip("treelite")
+    numbers = np.arange(2**24, 2**24 + 100)[:, None]
+    model = HistGradientBoostingRegressor(max_iter=5, min_samples_leaf=1, max_leaf_nodes=None)
+    model.fit(numbers, numbers.ravel() % 2)
+    config = """
+    backend: "sklearn"
+    max_batch_size: 256
+    input [ { name: "number" data_type: TYPE_INT64 dims: [ 1 ] } ]
+    """
+    write(tmp_path, "model", model, "model.pkl", config)
+    outputs = await served(tmp_path, "model", {"number": numbers}, backend_config=PICKLES)
+    assert np.array_equal(outputs["predict"].ravel(), model.predict(numbers))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", [GradientBoostingRegressor, HistGradientBoostingRegressor, RandomForestRegressor])
+async def test_the_estimator_decides_on_rows_without_a_number(tmp_path: Path, kind: Any, value: float) -> None:
+    pytest.importorskip("treelite")
+    model = kind(random_state=0, **({"max_iter": 5} if "Hist" in kind.__name__ else {"n_estimators": 5}))
+    model.fit(IRIS, IRIS.sum(1))
+    write(tmp_path, "model", model, "model.pkl")
+    rows = ROWS[:2].copy()
+    rows[1, 2] = value
+    try:
+        expected = model.predict(rows)
+    except ValueError:
+        with pytest.raises(ModserveError, match="refused the request: Input X contains") as caught:
+            await served(tmp_path, "model", {"input-0": rows}, backend_config=PICKLES)
+        assert caught.value.code is Code.INVALID_ARG
+    else:
+        outputs = await served(tmp_path, "model", {"input-0": rows}, backend_config=PICKLES)
+        np.testing.assert_allclose(outputs["predict"].ravel(), expected)
+
+
+def test_rows_for_the_estimator_keep_to_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    method = HistGradientBoostingRegressor.predict
+
+    def counted(self: Any, rows: Any) -> Any:
+        pools = threadpoolctl.threadpool_info()
+        threads.append(max(pool["num_threads"] for pool in pools if pool["user_api"] == "openmp"))
+        return method(self, rows)
+
+    monkeypatch.setattr(HistGradientBoostingRegressor, "predict", counted)
+    model = HistGradientBoostingRegressor(max_iter=5).fit(IRIS, SPECIES)
+    config = ModelConfig("m", "sklearn", inputs=(TensorSpec("input-0", dtypes.FP32, (-1, 4)),))
+    fast = Accelerated(None, None, "1", double=True)
+    instance = SklearnInstance(model, features_of(model), {"predict": "predict"}, config, 1, fast)
+    assert getattr(instance, "data_dependent", True)
+    rows = np.full((2, 4), np.nan, np.float32)
+    with threadpoolctl.threadpool_limits(2, user_api="openmp"):
+        expected = model.predict(rows)
+        assert np.array_equal(instance.execute({"input-0": rows}, ("predict",))["predict"].ravel(), expected)
+    assert threads == [2, 1]
 
 
 FRAME = """

@@ -1,6 +1,7 @@
 """Forests of scikit-learn on ONNX Runtime: a row takes microseconds, and scikit-learn's own code milliseconds.
 
-scikit-learn's trees compare FP32 features with FP64 thresholds; so does what is made here, exactly. Sums of leaves are
+scikit-learn's trees compare FP32 features with FP64 thresholds; so does what is made here, exactly. Those of
+HistGradientBoosting compare FP64 features: only types that FP32 holds exactly are computed here. Sums of leaves are
 FP32, so that probabilities may differ by a millionth or less. Used only where results for samples agree.
 """
 
@@ -28,20 +29,27 @@ _REGRESSORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Accelerated:
-    """`classes` are the labels of a classifier, None for a regressor; `predictor` is one of the backend ``fil``."""
+    """`classes` are the labels of a classifier, None for a regressor; `predictor` is one of the backend ``fil``.
+
+    `double`: the estimator compares features as FP64.
+    """
 
     predictor: Any
     classes: Array | None
     version: str
+    double: bool = False
 
     def compute(self, method: str, rows: Any) -> Array | None:
         """The result of a method of the estimator, as `shapes.as_tensor` has it; None if it is for the estimator."""
         classifies = self.classes is not None
         if method != "predict" and not (classifies and method == "predict_proba"):
             return None
-        if not isinstance(rows, np.ndarray) or rows.dtype == np.float64 or rows.dtype.kind not in "fiub":
+        if not isinstance(rows, np.ndarray) or not _computable(rows.dtype, self.double):
             return None
-        numbers: Array = self.predictor(np.ascontiguousarray(rows, np.float32))
+        features = np.ascontiguousarray(rows, np.float32)
+        if not np.isfinite(features).all():  # several estimators refuse these, each by rules of its own
+            return None
+        numbers: Array = self.predictor(features)
         if self.classes is None:
             return numbers.astype(np.float64)
         if numbers.shape[1] == 1:
@@ -50,6 +58,21 @@ class Accelerated:
             return numbers.astype(np.float64)
         labels: Array = self.classes[np.argmax(numbers, axis=1)]
         return labels[:, None]
+
+
+def computable(estimator: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether features of this type can be computed here, as far as precision goes."""
+    return _computable(dtype, _double(estimator))
+
+
+def _computable(dtype: np.dtype[Any], double: bool) -> bool:
+    if dtype.kind not in "fiub" or dtype == np.float64:
+        return False
+    return not double or np.can_cast(dtype, np.float32)
+
+
+def _double(estimator: Any) -> bool:
+    return type(estimator).__name__.startswith("HistGradientBoosting")
 
 
 def accelerated(estimator: Any, threads: int) -> Accelerated | None:
@@ -87,7 +110,7 @@ def _converted(estimator: Any, threads: int) -> Accelerated | None:
     classes = None
     if type(estimator).__name__ in _CLASSIFIERS:
         classes = as_tensor("classes_", estimator.classes_)[:, 0]
-    fast = Accelerated(OnnxPredictor(forest, threads), classes, OnnxPredictor.version)
+    fast = Accelerated(OnnxPredictor(forest, threads), classes, OnnxPredictor.version, _double(estimator))
     samples = np.nan_to_num(forest.arrays["samples"])
     method = "predict" if classes is None else "predict_proba"
     expected, actual = as_tensor(method, getattr(estimator, method)(samples)), fast.compute(method, samples)

@@ -22,7 +22,7 @@ from modserve.core.tensor import Array
 from ..api import InstanceSpec, ModelSource
 from ..options import integer
 from . import options
-from .accelerated import Accelerated, accelerated
+from .accelerated import Accelerated, accelerated, computable
 from .files import load
 from .options import METHODS
 from .shapes import Features, as_tensor, features_of, frame, inputs_of, output_of, sample
@@ -72,7 +72,7 @@ class SklearnModel:
             )
         self._features = features_of(self._estimator)
         _limit_jobs(self._estimator, source.cpu_threads)
-        fits = not any(spec.datatype is dtypes.FP64 for spec in config.inputs)
+        fits = all(computable(self._estimator, spec.datatype.numpy) for spec in config.inputs)
         wished = fits and options.accelerate(config)
         self._accelerated = accelerated(self._estimator, source.cpu_threads) if wished else None
         self.any_thread = self._accelerated is not None
@@ -187,7 +187,7 @@ class SklearnInstance:
         self._threads = threads
         self._limited = False
         self._fast = fast
-        self.data_dependent = fast is None or not {*methods.values()} <= {"predict", "predict_proba"}
+        self._controller = None if fast is None else threadpoolctl.ThreadpoolController()
         self._frame = features.columns is not None or len(config.inputs) > 1
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:
@@ -199,11 +199,18 @@ class SklearnInstance:
             method = self._methods[name]
             try:
                 fast = self._fast.compute(method, rows) if self._fast is not None else None
-                result = as_tensor(method, getattr(self._estimator, method)(rows)) if fast is None else fast
+                result = self._slow(method, rows) if fast is None else fast
             except (ValueError, TypeError, KeyError) as error:  # how estimators refuse what does not fit
                 raise invalid(f"scikit-learn refused the request: {' '.join(str(error).split())}") from error
             values[name] = result.astype(self._types.get(name, result.dtype), copy=False)
         return values
+
+    def _slow(self, method: str, rows: Any) -> Array:
+        """By the estimator. Where others than one thread may call this, each is limited for the call."""
+        if self._controller is None:
+            return as_tensor(method, getattr(self._estimator, method)(rows))
+        with self._controller.limit(limits=self._threads, user_api="openmp"):
+            return as_tensor(method, getattr(self._estimator, method)(rows))
 
     def _limit_threads(self) -> None:
         """OpenMP has a number of threads for each thread that calls it: this concerns nobody else."""

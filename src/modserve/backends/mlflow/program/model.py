@@ -35,6 +35,7 @@ class TritonPythonModel:
         ]
         self.inputs = [each["name"] for each in config["input"]]
         self.schema = self.model.metadata.get_input_schema()
+        self.binary = binary(self.schema, self.inputs)
         schema = self.model.metadata.get_params_schema() if hasattr(self.model.metadata, "get_params_schema") else None
         self.params = [spec.name for spec in schema.params] if schema is not None else []
 
@@ -48,12 +49,17 @@ class TritonPythonModel:
         """Requests next to each other that can be one call: those with the same parameters and the same inputs."""
         groups = []
         for request in requests:
-            key = self.parameters(request), tuple(tensor.name() for tensor in request.inputs())
+            key = self.parameters(request), self.names(request)
             if self.batches and groups and groups[-1][0] == key:
                 groups[-1][1].append(request)
             else:
                 groups.append((key, [request]))
         return [group for _, group in groups]
+
+    def names(self, request):
+        """The inputs that a request has, in the order of the configuration, which is that of the model's columns."""
+        present = {tensor.name() for tensor in request.inputs()}
+        return [name for name in self.inputs if name in present]
 
     def parameters(self, request):
         if not self.params:
@@ -62,16 +68,25 @@ class TritonPythonModel:
         return {name: values[name] for name in self.params if name in values}
 
     def respond(self, requests):
+        """Responses to requests that are one call. Where it fails, each is a call of its own: only bad ones fail."""
         try:
-            arrays = {}
-            for name in [tensor.name() for tensor in requests[0].inputs()]:
-                parts = [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
-                arrays[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            sizes = [len(request.inputs()[0].as_numpy()) if self.batches else 0 for request in requests]
-            results = self.results(self.predict(arrays, self.parameters(requests[0])), sum(sizes))
+            return self.responses(requests)
         except Exception as error:
-            failure = pb_utils.TritonError(f"the MLflow model failed: {type(error).__name__}: {error}")
-            return [pb_utils.InferenceResponse(error=failure) for _ in requests]
+            if len(requests) > 1:
+                return [response for request in requests for response in self.respond([request])]
+            if isinstance(error, Refused):
+                failure = pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG)
+            else:
+                failure = pb_utils.TritonError(f"the MLflow model failed: {type(error).__name__}: {error}")
+            return [pb_utils.InferenceResponse(error=failure)]
+
+    def responses(self, requests):
+        arrays = {}
+        for name in self.names(requests[0]):
+            parts = [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
+            arrays[name] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        sizes = [len(request.inputs()[0].as_numpy()) if self.batches else 0 for request in requests]
+        results = self.results(self.predict(arrays, self.parameters(requests[0])), sum(sizes))
         begin, responses = 0, []
         for request, size in zip(requests, sizes):
             names = set(request.requested_output_names())
@@ -85,7 +100,7 @@ class TritonPythonModel:
         return responses
 
     def predict(self, arrays, parameters):
-        data = self.data({name: texts(array) for name, array in arrays.items()})
+        data = self.data({name: array if name in self.binary else texts(name, array) for name, array in arrays.items()})
         return self.model.predict(data, params=parameters) if parameters else self.model.predict(data)
 
     def data(self, arrays):
@@ -97,7 +112,7 @@ class TritonPythonModel:
             return arrays if schema.has_input_names() else next(iter(arrays.values()))
         if schema.has_input_names():
             return frame(arrays)
-        return frame(dict(enumerate(arrays.values())))
+        return frame({self.inputs.index(name): array for name, array in arrays.items()})
 
     def results(self, prediction, rows):
         """The outputs of the configuration, by their names or in their order."""
@@ -109,38 +124,84 @@ class TritonPythonModel:
         missing = [name for name, _, _ in self.outputs if name not in columns]
         if missing:
             raise KeyError(f"the model gave {sorted(map(str, columns))}, and no {missing}")
-        return {name: self.shaped(columns[name], kind, dims, rows) for name, kind, dims in self.outputs}
+        return {name: self.shaped(name, columns[name], kind, dims, rows) for name, kind, dims in self.outputs}
 
-    def shaped(self, values, kind, dims, rows):
+    def shaped(self, name, values, kind, dims, rows):
         if hasattr(values, "toarray"):
             values = values.toarray()
         array = np.asarray(values)
         if kind == "TYPE_STRING":
-            flat = [each if isinstance(each, bytes) else str(each).encode() for each in array.ravel().tolist()]
-            shape, array = array.shape, np.empty(array.size, dtype=object)
-            array[:] = flat
-            array = array.reshape(shape)
+            array = encoded(array)
         else:
             array = array.astype(pb_utils.triton_string_to_numpy(kind), copy=False)
-        if array.ndim < len(dims) + self.batches and all(size > 0 for size in dims):
+        fixed = all(size > 0 for size in dims)
+        lone = rows == 1 and fixed and array.ndim <= len(dims) and array.size == np.prod(dims)
+        if self.batches and not lone and (array.ndim == 0 or len(array) != rows):
+            number = len(array) if array.ndim else 1
+            raise ValueError(
+                f"output '{name}' has {number} rows for {rows} rows of the inputs; a model that does not treat rows "
+                "one by one needs 'max_batch_size: 0'"
+            )
+        if array.ndim < len(dims) + self.batches and fixed:
             array = array.reshape(([rows] if self.batches else []) + dims)
         return array
 
 
-def texts(array):
-    """Texts where the tensor has bytes that are some."""
+class Refused(ValueError):
+    """What is wrong with the inputs of a request."""
+
+
+def binary(schema, names):
+    """The inputs that are columns of bytes, which are no texts."""
+    if schema is None or schema.is_tensor_spec():
+        return set()
+    labels = schema.input_names() if schema.has_input_names() else names
+    kinds = [getattr(spec.type, "name", "") for spec in schema.inputs]
+    return {name for name, kind in zip(labels, kinds) if kind == "binary"}
+
+
+def objects(values, shape):
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array.reshape(shape)
+
+
+def texts(name, array):
+    """Texts where the tensor has bytes."""
     if array.dtype != object:
         return array
-    flat = [each.decode("utf-8") if isinstance(each, bytes) else each for each in array.ravel().tolist()]
-    out = np.empty(len(flat), dtype=object)
-    out[:] = flat
-    return out.reshape(array.shape)
+    try:
+        flat = [each.decode("utf-8") if isinstance(each, bytes) else each for each in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise Refused(f"input '{name}' holds bytes that are no UTF-8: {error}") from None
+    return objects(flat, array.shape)
+
+
+def encoded(array):
+    """The elements as bytes: dates and times as ISO 8601 has them."""
+    if array.dtype.kind == "M":
+        array = np.datetime_as_string(array)
+    return objects([element(each) for each in array.ravel().tolist()], array.shape)
+
+
+def element(value):
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, np.datetime64):
+        return str(value).encode()
+    return (value.isoformat() if hasattr(value, "isoformat") else str(value)).encode()
 
 
 def frame(arrays):
+    for name, array in arrays.items():
+        if array.size != len(array):
+            raise Refused(
+                f"input '{name}' has the shape {list(array.shape)}, but a column of a frame has one element a row: a "
+                "model with several inputs, of which one has more, needs a signature that describes them as tensors"
+            )
     import pandas
 
-    return pandas.DataFrame({name: array.reshape(len(array), -1)[:, 0] for name, array in arrays.items()})
+    return pandas.DataFrame({name: array.reshape(len(array)) for name, array in arrays.items()})
 
 
 def by_name(prediction):
