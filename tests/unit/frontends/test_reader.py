@@ -324,6 +324,7 @@ def pieces(stream: bytes, cuts: Sequence[int]) -> list[bytes]:
     return [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
 
 
+TIMEOUTS = b"1\r\ngrpc-timeout: 1S\r\nX-Request-Timeout-Ms: 6", b"1\r\nX-Request-Timeout-Ms: 6\r\ngrpc-timeout: 1S"
 SAME = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nx: %b\r\n\r\nb"
 
 
@@ -333,6 +334,7 @@ SAME = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nx: 
 @example(parameters=(SAME % b"1" + SAME % b"2", []), cuts_of_second=[])
 @example(parameters=(SAME % b"1" + SAME % b"\r\n2", []), cuts_of_second=[])
 @example(parameters=(SAME % b"1" + SAME.replace(b"x: %b", b"Host: a"), []), cuts_of_second=[])
+@example(parameters=(SAME % TIMEOUTS[0] + SAME % TIMEOUTS[1], []), cuts_of_second=[])
 def test_known_heads_give_the_same_events(
     name: str, parameters: tuple[bytes, list[int]], cuts_of_second: list[int]
 ) -> None:

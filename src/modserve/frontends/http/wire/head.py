@@ -111,7 +111,7 @@ def read_head(
             content_encoding=single.get(b"content-encoding"),
             response_encoding=compression.choose(", ".join(accepted)),
             forwarded=header_forwarding.matching(options.header_pattern, lines.as_sent),
-            timeouts=tuple(timeouts),
+            timeouts=tuple(sorted(timeouts)),  # heads are remembered whatever the order of their lines is
             traceparent=single.get(b"traceparent"),
         )
     return head, framing
