@@ -40,7 +40,7 @@ def _entry(point: EntryPoint) -> Entry:
     if engine is not None:
         install = "" if engine.installed else engine.install
         shown = engine.stand_in or engine
-        return Entry(name, shown.library, shown.version, engine.loads, engine.usable, install)
+        return Entry(name, shown.library, shown.version, engine.loads, shown.installed, install)
     if name in _WITHOUT_LIBRARY:
         return Entry(name, "", "", _WITHOUT_LIBRARY[name], True)
     package = point.dist
