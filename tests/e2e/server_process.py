@@ -28,7 +28,7 @@ _STOP_SECONDS = 20.0
 GRPC_ENGINES = ("native", "grpcio")
 """Those that serve gRPC, the default one first."""
 
-_engine = contextvars.ContextVar("engine", default=os.environ.get("TEST_GRPC_ENGINE", ""))
+_engine: contextvars.ContextVar[str] = contextvars.ContextVar("engine")
 
 
 @contextmanager
@@ -68,7 +68,7 @@ class ServerProcess:
                 command += [port, "0"]
         if not any(option.startswith("--event-loop-warning-ms") for option in options):
             command += ["--event-loop-warning-ms", str(_LONGEST_STALL_MS)]
-        if engine := _engine.get():
+        if engine := _engine.get(""):
             command += ["--grpc-engine", engine]
         self._process = subprocess.Popen(
             [*command, *options],

@@ -53,6 +53,7 @@ class GrpcHead(Head):
         """`codings`: those for responses, the best one first; `most`: bytes that a header list may have."""
         super().__init__(fields)
         self.rpc: Rpc | None = None
+        """None for what is refused."""
         self.timeout_ns = -1
         """-1: none."""
         self.encoding = ""
@@ -87,12 +88,13 @@ class GrpcHead(Head):
             return refused(
                 RESOURCE_EXHAUSTED, f"the call has {self.size} bytes of metadata, at most {most} are possible"
             )
-        self.rpc = rpcs.get(self.pseudo[b":path"].decode("latin-1"))
-        if self.rpc is None:
+        rpc = rpcs.get(self.pseudo[b":path"].decode("latin-1"))
+        if rpc is None:
             return refused(UNIMPLEMENTED, "Method not found!")
         if self.encoding not in ("", "identity", *CODINGS):
             text = f"grpc-encoding '{self.encoding}' is not supported; supported are {ACCEPTED.decode()}"
             return HEADERS + _ACCEPT + trailers(UNIMPLEMENTED, text)
+        self.rpc = rpc
         return b""
 
     @property

@@ -4,9 +4,8 @@ A unary call is served when its message is complete, or when the client has ende
 by hand, as a task would, but without one: most calls of `ModelInfer` wait once, for the outcome of their request. Calls
 of every other kind are tasks.
 
-A message that comes in parts is collected in a `BytesIO`, whose bytes are handed over without another copy, and counts
-as held by the server from its first part on. What a client sends ahead on a stream of requests counts as well, and the
-client may send more when it has been read.
+What a client sends ahead on a stream of requests counts as held by the server, and the client may send more when it has
+been read.
 """
 
 import asyncio
@@ -14,17 +13,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
-from modserve.core.memory import MemoryExhaustedError
 from modserve.frontends import offload
-from modserve.frontends.http2.stream import Chunk, Stream
+from modserve.frontends.http2.stream import Chunk
 from modserve.protocol import compression
 
 from . import heads
+from .collecting import Collecting
 from .dispatch import NoMessageError
-from .heads import DEADLINE_EXCEEDED, INTERNAL, RESOURCE_EXHAUSTED, GrpcHead
+from .heads import DEADLINE_EXCEEDED, INTERNAL, GrpcHead
 from .rpc import ClientGoneError, Refusal, Rpc
 
 if TYPE_CHECKING:
@@ -34,20 +32,34 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-PREFIX: Final = 5
-"""Bytes before each message: whether it is compressed, and its length."""
-
 _COPIED: Final = 64 * 1024
 """Bytes of a message that is copied behind its prefix; a longer one is sent as it is."""
 
 
-class NativeCall(Stream):
+class NativeCall(Collecting):
     """Implements `rpc.RpcCall`."""
 
+    __slots__ = (
+        "_awaited",
+        "_bucket",
+        "_callbacks",
+        "_cancelling",
+        "_coroutine",
+        "_message",
+        "_messages",
+        "_reader",
+        "_started",
+        "_streaming",
+        "_task",
+        "_trailers",
+        "_waiting",
+        "_writer",
+        "deadline_ns",
+        "rpc",
+    )
+
     def __init__(self, site: "GrpcSite", connection: "Sending", number: int, head: GrpcHead, window: int, room: int):
-        super().__init__(connection, number, head, window, room)
-        self.port = site
-        self.call_head = head
+        super().__init__(site, connection, number, head, window, room)
         self.rpc: Rpc | None = head.rpc
         self.deadline_ns = 0
         self._streaming = False
@@ -60,12 +72,6 @@ class NativeCall(Stream):
         """With the bytes of each that are to be credited, and those that are held."""
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
-        self._prefix = b""
-        self._buffer: BytesIO | None = None
-        self._compressed = 0
-        self._announced = 0
-        self._size = 0
-        self._held = 0
         self._bucket = 0
         self._trailers: tuple[tuple[str, str], ...] = ()
         self._callbacks: list[Callable[[], None]] | None = None
@@ -77,6 +83,8 @@ class NativeCall(Stream):
             self.deadline_ns = time.monotonic_ns() + head.timeout_ns
         if self.rpc is not None:
             self._streaming = self.rpc.method.client_streaming
+        else:
+            self.full = True
 
     # As `RpcCall`
 
@@ -87,8 +95,8 @@ class NativeCall(Stream):
     async def read(self) -> bytes | None:
         if not self._streaming:
             message, self._message = self._message, None
-            self._release(self._held)
-            self._held = 0
+            self.release(self.held)
+            self.held = 0
             return message
         while not self._messages:
             if self.over:
@@ -101,7 +109,7 @@ class NativeCall(Stream):
             finally:
                 self._reader = None
         message, consumed, held = self._messages.popleft()
-        self._release(held)
+        self.release(held)
         self.credit(consumed)
         return message
 
@@ -145,24 +153,8 @@ class NativeCall(Stream):
 
     # The stream's side
 
-    def data_received(self, data: bytes, start: int, end: int) -> None:
-        if self.final is not None or self.rpc is None:
-            return  # it has its status already
-        if self._buffer is None and not self._prefix:
-            while end - start >= PREFIX:
-                size = int.from_bytes(data[start + 1 : start + PREFIX], "big")
-                stop = start + PREFIX + size
-                if stop > end:
-                    break
-                if not self._acceptable(data[start], size):
-                    return
-                self._take(data[start + PREFIX : stop], PREFIX + size, 0)
-                start = stop
-        if start < end:
-            self._collect(data, start, end)
-
     def end_received(self) -> None:
-        if self._buffer is not None or self._prefix:
+        if self.collecting:
             self.end(INTERNAL, "the client ended the call in the middle of a message")
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
@@ -208,7 +200,7 @@ class NativeCall(Stream):
             self._writer.set_result(None)
 
     def expects(self) -> bool:
-        return not self._started or self._buffer is not None or bool(self._prefix)
+        return not self._started or self.collecting
 
     def overdue(self) -> None:
         seconds = self.connection.site.limits.silence
@@ -247,13 +239,10 @@ class NativeCall(Stream):
         for waiting in (self._reader, self._writer):
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
-        if self._held and (not self._started or self._buffer is not None):
-            self._release(self._held)
-            self._held = 0
-        self._buffer = None
+        self.collect_no_more()
         if self._messages is not None:
             for _, _, held in self._messages:
-                self._release(held)
+                self.release(held)
             self._messages = None
         callbacks, self._callbacks = self._callbacks, None
         for callback in callbacks or ():
@@ -272,92 +261,24 @@ class NativeCall(Stream):
 
     # Messages
 
-    def _acceptable(self, compressed: int, size: int) -> bool:
-        """Whether a message may come that begins so; ends the call if not."""
-        most = self.port.max_message
-        if most and size > most:
-            self._fail(RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {most})")
-        elif compressed > 1:
-            self._fail(INTERNAL, f"a message begins with {compressed}; 0 or 1 says whether it is compressed")
-        elif compressed and self.call_head.encoding not in heads.CODINGS:
-            self._fail(INTERNAL, "a message is compressed, and the call has no grpc-encoding that says how")
-        else:
-            return True
-        return False
-
-    def _fail(self, status: int, message: str) -> None:
-        self._prefix, self._buffer = b"", None
+    def fail(self, status: int, message: str) -> None:
         self.end(status, message)
         self._cancel()
 
-    def _collect(self, data: bytes, start: int, end: int) -> None:
-        """What is not a whole message."""
-        self.moved = self.connection.site.seconds
-        while start < end and self.final is None and not self.over:
-            if self._buffer is None:
-                part = data[start : min(end, start + PREFIX - len(self._prefix))]
-                self._prefix += part
-                start += len(part)
-                self.credit(len(part))
-                if len(self._prefix) < PREFIX:
-                    break
-                compressed, size = self._prefix[0], int.from_bytes(self._prefix[1:], "big")
-                self._prefix = b""
-                if not self._acceptable(compressed, size):
-                    return
-                self._announced, self._size, self._buffer = size, 0, BytesIO()
-            part_end = min(end, start + self._announced - self._size)
-            if not self._keep(data, start, part_end):
-                return
-            start = part_end
-            if self._size == self._announced:
-                message, self._buffer = self._buffer.getvalue(), None
-                held, self._held = self._held, 0
-                self._take(message, 0, held)
-        if not self.watched and self.expects() and self.final is None and not self.over:
-            self.connection.watch(self)
-
-    def _keep(self, data: bytes, start: int, end: int) -> bool:
-        """Collect a part of the message; whether there is memory for it."""
-        size = end - start
-        try:
-            self.port.memory.take(size)
-        except MemoryExhaustedError as error:
-            self._fail(RESOURCE_EXHAUSTED, error.message)
-            return False
-        self._held += size
-        self._size += size
-        assert self._buffer is not None, "collected without a beginning: this is a bug"
-        self._buffer.write(memoryview(data)[start:end])
-        self.credit(size)
-        return True
-
-    def _take(self, message: bytes, consumed: int, held: int) -> None:
-        """A message is complete; `consumed` of its bytes are to be credited, `held` are those that it holds."""
+    def message_received(self, message: bytes, consumed: int, held: int) -> None:
         if not self._streaming:
-            if self._message is None and not self._started:
-                self._message, self._held = message, held
-                if self._waiting:
-                    self.connection.begin_soon(self)
-            else:  # a unary call has one
-                self._release(held)
+            self._message, self.held = message, held
+            self.full = True
+            if self._waiting:
+                self.connection.begin_soon(self)
             return
-        if not held:
-            try:
-                self.port.memory.take(len(message))
-            except MemoryExhaustedError as error:
-                self._fail(RESOURCE_EXHAUSTED, error.message)
-                return
-            held = len(message)
+        if not held and message and not (held := self.hold(len(message))):
+            return
         if self._messages is None:
             self._messages = deque()
         self._messages.append((message, consumed, held))
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-
-    def _release(self, held: int) -> None:
-        if held:
-            self.port.memory.give_back(held)
 
     async def _packed(self, message: bytes, coding: str) -> tuple[bytes, int]:
         """The message, compressed where that makes it shorter, and whether it is."""

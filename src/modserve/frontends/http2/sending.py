@@ -32,6 +32,32 @@ _SHARE: Final = 64 * 1024
 class Sending:
     """The streams and windows of a connection, and what goes out on it."""
 
+    __slots__ = (
+        "_control",
+        "_out",
+        "_scheduled",
+        "_sendable",
+        "_watched",
+        "closing",
+        "half_window",
+        "initial_window",
+        "longest_frame",
+        "moved",
+        "noise",
+        "paused",
+        "pinged",
+        "pings_sent",
+        "reading",
+        "ready",
+        "resets",
+        "site",
+        "streams",
+        "strikes",
+        "table_update",
+        "transport",
+        "window",
+    )
+
     def __init__(self, site: "Site") -> None:
         self.site = site
         self.transport: asyncio.Transport | None = None
@@ -266,21 +292,6 @@ class Sending:
         stream.watched = False
         if self._watched is not None:
             self._watched.discard(stream)
-
-    def check_streams(self, now: float) -> None:
-        """End those of the watched streams that have not got on for too long."""
-        limits = self.site.limits
-        for stream in list(self._watched or ()):
-            if stream.pending:
-                if now - stream.moved > limits.stall:
-                    self.reset(stream, frames.CANCEL)
-                    stream.lost()
-            elif not stream.expects():
-                self.unwatch(stream)
-            elif now - stream.moved > limits.silence:
-                stream.overdue()
-        if not self._watched:
-            self._watched = None
 
     # The transport
 

@@ -21,6 +21,24 @@ class Stream:
     `pending` holds the bytes of DATA frames that could not be sent yet, and `final` the header block behind them.
     """
 
+    __slots__ = (
+        "connection",
+        "consumed",
+        "ended",
+        "final",
+        "head",
+        "headers_sent",
+        "moved",
+        "number",
+        "opened",
+        "over",
+        "pending",
+        "queued",
+        "room",
+        "watched",
+        "window",
+    )
+
     def __init__(self, connection: "Sending", number: int, head: Head, window: int, room: int) -> None:
         self.connection = connection
         self.number = number
