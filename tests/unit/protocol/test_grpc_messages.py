@@ -16,6 +16,9 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.pb import inference as pb
 from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.grpc.infer_message import InferMessage, from_protobuf
+from modserve.protocol.grpc.request_reader import RequestReader
+from modserve.protocol.grpc.response_writer import ResponseWriter, encode_stream_error
 
 CONTENTS: dict[str, tuple[str, Any]] = {
     "bool_contents": ("BOOL", [True]),
@@ -46,7 +49,13 @@ def message(
 
 
 def decode(asked: pb.ModelInferRequest, limit_ns: int = 0) -> InferenceRequest:
-    return grpc_messages.decode_request(asked, limit_ns)
+    return grpc_messages.decode_request(plain(asked), limit_ns)
+
+
+def plain(asked: pb.ModelInferRequest) -> InferMessage:
+    """As a server reads it: the reader, or protobuf where that leaves it to it."""
+    data = asked.SerializeToString()
+    return RequestReader().read(data) or from_protobuf(pb.ModelInferRequest.FromString(data))
 
 
 def error(asked: pb.ModelInferRequest, code: Code = Code.INVALID_ARG) -> str:
@@ -211,7 +220,7 @@ def outputs_with(*classification: tuple[str, dict[str, Any]]) -> pb.ModelInferRe
 def test_class_counts() -> None:
     rows: list[tuple[str, dict[str, Any]]] = [("B", {"int64_param": 3}), ("A", {}), ("C", {"int64_param": 0})]
     asked = outputs_with(*rows)
-    assert grpc_messages.class_counts(asked) == {"B": 3}
+    assert grpc_messages.class_counts(plain(asked)) == {"B": 3}
     assert decode(asked).outputs == ("B", "A", "C")
 
 
@@ -226,7 +235,7 @@ def test_class_counts() -> None:
 )
 def test_class_counts_that_are_none(choice: dict[str, Any], text: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        grpc_messages.class_counts(outputs_with(("A", choice)))
+        grpc_messages.class_counts(plain(outputs_with(("A", choice))))
     assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, text)
 
 
@@ -265,7 +274,7 @@ def test_a_parameter(name: str, choice: dict[str, Any], value: object) -> None:
 def test_the_wish_for_an_empty_final_response_is_no_parameter_of_the_model(wanted: bool) -> None:
     message = with_parameter("triton_enable_empty_final_response", bool_param=wanted)
     assert decode(message).parameters == {}
-    assert grpc_messages.wants_empty_final(message) is wanted
+    assert grpc_messages.wants_empty_final(plain(message)) is wanted
 
 
 @pytest.mark.parametrize(
@@ -317,7 +326,7 @@ def test_the_timeout_is_no_deadline(timeout: int, limit_ns: int) -> None:
 
 
 def answered(response: InferenceResponse) -> pb.ModelInferResponse:
-    return pb.ModelInferResponse.FromString(grpc_messages.ResponseWriter().encode(response))
+    return pb.ModelInferResponse.FromString(ResponseWriter().encode(response))
 
 
 def test_an_answer() -> None:
@@ -360,7 +369,7 @@ def test_every_datatype_goes_out_raw(sample: Sample) -> None:
 @pytest.mark.parametrize("final", [True, False])
 def test_an_answer_on_a_stream_tells_whether_it_is_the_last(final: bool) -> None:
     response = InferenceResponse("m", 1, {}, "7", {"own": 3})
-    answer = pb.ModelStreamInferResponse.FromString(grpc_messages.ResponseWriter().encode_stream(response, final))
+    answer = pb.ModelStreamInferResponse.FromString(ResponseWriter().encode_stream(response, final))
     assert answer.error_message == ""
     assert answer.infer_response == pb.ModelInferResponse(
         model_name="m",
@@ -375,7 +384,7 @@ def test_an_answer_on_a_stream_tells_whether_it_is_the_last(final: bool) -> None
 
 @pytest.mark.parametrize("request_id", ["7", ""])
 def test_a_failure_on_a_stream_always_has_a_response(request_id: str) -> None:
-    answer = grpc_messages.encode_stream_error(ModserveError(Code.INTERNAL, "oops"), request_id)
+    answer = encode_stream_error(ModserveError(Code.INTERNAL, "oops"), request_id)
     assert answer.error_message == "oops"
     assert answer.HasField("infer_response")
     assert answer.infer_response == pb.ModelInferResponse(id=request_id)
