@@ -356,6 +356,48 @@ def test_an_answer() -> None:
     )
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8"), max_size=3) | st.just("n" * 130),
+        st.booleans()
+        | st.integers(-(2**70), 2**70)
+        | st.floats(allow_nan=False)
+        | st.text(st.characters(codec="utf-8"), max_size=3)
+        | st.just("v" * 300),
+        max_size=3,
+    ),
+    st.sampled_from(["", "7", "i" * 200]),
+)
+def test_parameters_of_an_answer(given: dict[str, ParameterValue], request_id: str) -> None:
+    """Each comes back as it was, but integers of more than 64 bits, which are doubles."""
+    answer = answered(InferenceResponse("m", 1, {}, request_id, given))
+    assert answer.id == request_id
+    values = {}
+    for name, parameter in answer.parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        assert choice is not None
+        values[name] = getattr(parameter, choice)
+    expected = {
+        name: float(value) if type(value) is int and not -(2**63) <= value < 2**64 else value
+        for name, value in given.items()
+    }
+    assert values == expected
+    assert {name: type(value) for name, value in values.items()} == {
+        name: type(value) for name, value in expected.items()
+    }
+
+
+def test_tensors_of_many_sizes() -> None:
+    writer = ResponseWriter()
+    for size in (0, 1, 127, 128, 20_000, *range(5_000), 1):
+        raw = bytes(size)
+        answer = pb.ModelInferResponse.FromString(
+            writer.encode(InferenceResponse("m", 1, {"OUT": Tensor.from_raw(dtypes.UINT8, (size,), raw)}))
+        )
+        assert (list(answer.outputs[0].shape), list(answer.raw_output_contents)) == ([size], [raw])
+
+
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
 def test_every_datatype_goes_out_raw(sample: Sample) -> None:
     answer = answered(InferenceResponse("m", 1, {"OUT": sample.tensor}))
@@ -380,6 +422,18 @@ def test_an_answer_on_a_stream_tells_whether_it_is_the_last(final: bool) -> None
             "triton_final_response": pb.InferParameter(bool_param=final),
         },
     )
+
+
+def test_a_model_cannot_say_that_its_answer_is_the_last() -> None:
+    response = InferenceResponse("m", 1, {}, "", {"triton_final_response": "own", "p": 1})
+    data = ResponseWriter().encode_stream(response, True)
+    answer = pb.ModelStreamInferResponse.FromString(data).infer_response
+    assert answer.parameters == {
+        "p": pb.InferParameter(int64_param=1),
+        "triton_final_response": pb.InferParameter(bool_param=True),
+    }
+    assert data.count(b"triton_final_response") == 1
+    assert answered(response).parameters["triton_final_response"].string_param == "own"
 
 
 @pytest.mark.parametrize("request_id", ["7", ""])
