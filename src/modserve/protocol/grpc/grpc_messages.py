@@ -247,7 +247,7 @@ _TYPED_PARAMETERS: Final[dict[str, tuple[str, ...]]] = {
 
 
 def _spelled(choices: tuple[str, ...]) -> str:
-    if choices is _ANY:
+    if len(choices) == len(_ANY):
         choices = _ANY[:3]  # Triton's text names no more
     if len(choices) < 3:
         return " or ".join(choices)
