@@ -8,7 +8,7 @@ and `end`s to hand requests over gets them run before `end` returns, if lately n
 import asyncio
 from collections.abc import Callable
 from typing import Final, final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 _SURE: Final = 16
 """So many turns with a single comer, one after the other, and the next comers do not wait for the end of theirs."""
@@ -23,7 +23,7 @@ class Turn:
     __slots__ = ("_alone", "_came", "_due", "_inside", "_loop", "_planned", "_trusted")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._loop = ref(loop)  # `_turns` must not keep the loop
         self._due: list[Callable[[], None]] = []
         self._came = 0
         """How many have come in this turn."""
@@ -60,9 +60,10 @@ class Turn:
             self._plan()
 
     def _plan(self) -> None:
-        if not self._planned:
+        loop = self._loop()
+        if not self._planned and loop is not None:
             self._planned = True
-            self._loop.call_soon(self._over)
+            loop.call_soon(self._over)
 
     def _over(self) -> None:
         self._planned = False
@@ -78,8 +79,9 @@ class Turn:
             try:
                 callback()
             except Exception as error:  # as the event loop has it: it costs nobody else anything
-                context = {"message": "what was due at the end of a turn failed", "exception": error}
-                self._loop.call_exception_handler(context)
+                loop = self._loop()
+                if loop is not None:
+                    loop.call_exception_handler({"message": "what a turn left to do failed", "exception": error})
 
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()
