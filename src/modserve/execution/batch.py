@@ -99,12 +99,15 @@ def split(outputs: Values, members: Sequence[Inflight], config: ModelConfig, ver
     rows = sum([inflight.batch_size for inflight in members]) if batching else 0
     alone = members[0] if len(members) == 1 else None
     columns = {name: _column(name, outputs, rows, config, alone) for name in requested_outputs(members)}
+    if alone is not None:
+        tensors = {name: columns[name].whole for name in alone.output_names}
+        return [InferenceResponse(config.name, version, tensors, alone.request.id)]
     responses: list[InferenceResponse] = []
     start = 0
     for inflight in members:
         size = inflight.batch_size
         end = start + size
-        tensors: dict[str, Tensor] = {}
+        tensors = {}
         for name in inflight.output_names:
             datatype, item, raw, row_bytes, whole = columns[name]
             if not batching or size == rows:

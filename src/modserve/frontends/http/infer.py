@@ -18,7 +18,7 @@ from modserve.protocol.compression import Inflater
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import JsonHeads, header_length
-from modserve.protocol.http.infer_response import Body
+from modserve.protocol.http.infer_response import Body, JsonTexts
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.reply import Reply
 from modserve.server import Server
@@ -30,7 +30,7 @@ _WHAT = "an inference request"
 class CallContext:
     """What all inference calls over HTTP share: the server, its options, and its memory of requests."""
 
-    __slots__ = ("heads", "limits", "max_json", "options", "server", "server_timing")
+    __slots__ = ("heads", "limits", "max_json", "options", "server", "server_timing", "texts")
 
     def __init__(self, server: Server, options: HttpSettings) -> None:
         self.server = server
@@ -39,6 +39,7 @@ class CallContext:
         self.max_json = options.max_json
         self.server_timing = options.server_timing
         self.heads = JsonHeads()
+        self.texts = JsonTexts()
 
 
 class InferCall(Call):
@@ -142,7 +143,7 @@ class InferCall(Call):
             self._finish(_compressed(body, encoding))
 
     def _write(self, response: InferenceResponse) -> Body:
-        body = infer_response.encode_response(self.render(response), self.reply)
+        body = infer_response.encode_response(self.render(response), self.reply, self._context.texts)
         return replace(body, server_timing=self.cost) if self._context.server_timing else body
 
     def _write_on_thread(self, write: Callable[[], Body]) -> None:
