@@ -32,6 +32,8 @@ def header_length(value: bytes | str | None, body_length: int) -> int | None:
     """
     if value is None:
         return None
+    if type(value) is bytes and value.isdigit() and len(value) < _MOST_DIGITS and (length := int(value)) <= body_length:
+        return length
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     number = text.strip()
     digits = number.removeprefix("-")
@@ -111,7 +113,6 @@ def decode_request(
     requests with tensors in shared memory, which raise UNSUPPORTED without it; the lease is the caller's to release,
     whatever is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have.
     """
-    binary: bytes | memoryview | None = None
     if json_length is None:
         header = _read_header(bytes(body), max_json_tensor)
     else:
@@ -120,8 +121,7 @@ def decode_request(
         header = _read_header(text, max_json_tensor) if known is None else known
         if known is None and heads is not None:
             heads.remember(text, header)
-        binary = memoryview(body)[json_length:] if len(body) > _SMALL else bytes(body[json_length:])
-    inputs = _bind(header, binary, model_name)
+    inputs = _bind(header, body, json_length, model_name)
     values = header.parameters
     limit_ns = timeout_ns(values) if values else 0
     request = InferenceRequest(
@@ -153,15 +153,18 @@ def _header(document: JsonObject, max_json_tensor: int) -> _Header:
     return _Header(request_id, values, inputs, places, outputs, look, bool(places or look.places))
 
 
-def _bind(header: _Header, binary: bytes | memoryview | None, model_name: str) -> dict[str, Tensor]:
+def _bind(header: _Header, body: Buffer, json_length: int | None, model_name: str) -> dict[str, Tensor]:
     """The inputs, with the binary data that follows the JSON."""
     inputs: dict[str, Tensor] = {}
-    position = 0
+    position = length = len(body)
+    binary = memoryview(body) if length > _SMALL else body
+    if json_length is not None:
+        position = json_length
     for name, datatype, shape, size, tensor in header.inputs:
         if tensor is not None:
             inputs[name] = tensor
             continue
-        if binary is None:
+        if json_length is None:
             if not size:  # nothing can be missing
                 inputs[name] = Tensor(datatype, shape, b"", None)
                 continue
@@ -170,14 +173,14 @@ def _bind(header: _Header, binary: bytes | memoryview | None, model_name: str) -
                 "when passing inputs in binary data format"
             )
         end = position + size
-        if end > len(binary):
+        if end > length:
             raise invalid(
-                f"unexpected size for input '{name}', expecting {end - len(binary)} additional bytes "
+                f"unexpected size for input '{name}', expecting {end - length} additional bytes "
                 f"for model '{model_name}'"
             )
         inputs[name] = Tensor(datatype, shape, binary[position:end], None)
         position = end
-    if binary is not None and position != len(binary):
+    if position != length:
         raise invalid(f"unexpected additional input data for model '{model_name}'")
     return inputs
 

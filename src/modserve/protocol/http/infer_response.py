@@ -61,34 +61,46 @@ class JsonTexts:
     def __init__(self) -> None:
         self.known: dict[tuple[object, ...], Pieces] = {}
 
-    def pieces(self, response: InferenceResponse, reply: Reply) -> Pieces:
-        """As `_pieces` without the id, which comes first."""
-        key: list[object] = [response.model_name, response.model_version, reply.all_binary, reply.binary]
-        for name, tensor in response.outputs.items():
-            datatype = tensor.datatype
-            if not datatype.size:
-                return _pieces(response, reply)  # the sizes of such tensors do not follow from their shapes
-            key += (name, datatype.name, tensor.shape)
-        look = tuple(key)
-        pieces = self.known.get(look)
-        if pieces is None:
-            pieces = _pieces(response, reply)
-            if len(self.known) >= _REMEMBERED:
-                self.known.clear()
-            if sum(map(len, pieces)) <= _MEMORABLE:
-                self.known[look] = pieces
-        return pieces
+    def look_up(self, response: InferenceResponse, reply: Reply) -> Pieces | None:
+        """As `_pieces`, if that is remembered of a response like this one."""
+        look = None if response.parameters else _look(response, reply)
+        return None if look is None else self.known.get(look)
+
+    def remember(self, response: InferenceResponse, reply: Reply, pieces: Pieces) -> None:
+        """For responses like this one, which is short."""
+        look = None if response.parameters or reply.places or reply.classes else _look(response, reply)
+        if look is None or sum(map(len, pieces)) > _MEMORABLE:
+            return
+        if len(self.known) >= _REMEMBERED:
+            self.known.clear()
+        self.known[look] = pieces
 
 
-def encode_response(response: InferenceResponse, reply: Reply, texts: JsonTexts | None = None) -> Body:
+def _look(response: InferenceResponse, reply: Reply) -> tuple[object, ...] | None:
+    """What the JSON of a response without parameters follows from, but for its id and data; None if that is too much.
+
+    The sizes of tensors of BYTES do not follow from their shapes.
+    """
+    look: list[object] = [response.model_name, response.model_version, reply.all_binary, reply.binary]
+    for name, tensor in response.outputs.items():
+        datatype = tensor.datatype
+        if not datatype.size:
+            return None
+        look += (name, datatype.name, tensor.shape)
+    return tuple(look)
+
+
+def encode_response(
+    response: InferenceResponse, reply: Reply, texts: JsonTexts | None = None, pieces: Pieces | None = None
+) -> Body:
     """The body of a response, whose JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry.
 
-    `texts` remembers what it has of the JSON, for the next response like this one.
+    `pieces` are those of `JsonTexts.look_up`. Without them `texts` remembers these, for responses like this one.
     """
-    if texts is None or response.parameters or reply.places:
+    if pieces is None:
         pieces = _pieces(response, reply)
-    else:
-        pieces = texts.pieces(response, reply)
+        if texts is not None:
+            texts.remember(response, reply, pieces)
     first = pieces[0] if not response.id else b'{"id":%b,%b' % (orjson.dumps(response.id), pieces[0][1:])
     binary: list[Buffer] = []
     parts: list[Buffer] = [first]
@@ -111,7 +123,8 @@ def encode_response(response: InferenceResponse, reply: Reply, texts: JsonTexts 
     length = 0
     for part in parts:
         length += len(part)
-    return Body([*parts, *binary], length)
+    parts += binary
+    return Body(parts, length)
 
 
 def _pieces(response: InferenceResponse, reply: Reply) -> Pieces:
