@@ -2,11 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, final
 
 from .tensor import Tensor
 
 ParameterValue: TypeAlias = bool | int | float | str
+
+
+@final
+class RequestForm:
+    """Stands for requests with the same outputs, and inputs of the same names, datatypes, shapes and sizes in bytes.
+
+    Who decodes the same description again gives its requests the same form: what a model found out about the first of
+    them it need not find out again. A form is equal to itself only.
+    """
+
+    __slots__ = ()
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that takes a microsecond longer
@@ -26,6 +37,7 @@ class InferenceRequest:
     parameters: Final[Mapping[str, ParameterValue]] = field(default_factory=dict)
     deadline_ns: Final[int] = 0
     timeout_ns: Final[int] = 0
+    form: Final[RequestForm | None] = None
 
     @property
     def label(self) -> str:
