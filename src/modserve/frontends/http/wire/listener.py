@@ -53,7 +53,8 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         app = create_app(self._server, self._options)
         self._streams = app.state.streams
-        context = self._context = HttpContext(self._server, app, self._tasks, loop, self._options)
+        whole = self._server.around_app(app)
+        context = self._context = HttpContext(self._server, whole, self._tasks, loop, self._options)
         factory: Callable[[], Connection] = lambda: Connection(context)  # noqa: E731
         tls: dict[str, Any] = {}
         if self._options.tls is not None:
