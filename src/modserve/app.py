@@ -1,10 +1,8 @@
 """The composition root: builds every object, opens and closes the ports, and orders start and shutdown."""
 
 import asyncio
-import errno
 import logging
 import signal
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -33,7 +31,7 @@ from .observability import prometheus
 from .observability.logging import Logs
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
-from .ports import PortError, opening
+from .ports import PortError, opening, probe_port
 from .repository.control import ALL, ControlMode, ControlOptions
 from .repository.local import local_repositories
 from .repository.manager import ModelManager
@@ -311,27 +309,8 @@ def _handle_signals(stopping: asyncio.Event) -> None:
         loop.add_signal_handler(number, ask)
 
 
-async def probe_port(address: str, port: int) -> None:
-    """See whether a port can be opened for listening, without doing so. Raises OSError.
-
-    Of a name's addresses those that this machine does not have may be left out, as long as one can be opened.
-    """
-    if port == 0:
-        return
-    loop = asyncio.get_running_loop()
-    places = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    failures = []
-    for family, kind, protocol, _, place in places:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(place)
-        except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                raise
-            failures.append(error)
-    if len(failures) == len(places):
-        raise failures[0]
+_FAREWELL = 1.0
+"""Seconds in which clients with idle connections may send a last request to a worker that ends."""
 
 
 class FrontEnds:
@@ -398,6 +377,8 @@ class FrontEnds:
     async def drain(self) -> bool:
         """Stop in order: take what has arrived, not ready, accept nothing, finish, unload, metrics last."""
         grace = self._settings.exit_timeout_secs
+        if self._member is not None:
+            await self._retire(self._member, grace)
         if self._grpc:
             await self._grpc.take_backlog()
         keepers = self._server.sequence_keepers()
@@ -413,6 +394,18 @@ class FrontEnds:
         if not in_time:
             _log.error("Exit timeout expired. Exiting immediately.")
         return in_time
+
+    async def _retire(self, member: Member, grace: float) -> None:
+        """Leave the ports to the other workers while everything is still served: then no client is refused.
+
+        Clients with sequences on gRPC streams keep these until they end.
+        """
+        async with asyncio.TaskGroup() as retiring:
+            if self._http:
+                retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.place.count / 2)))
+            if self._grpc and not self._server.sequence_keepers():
+                await self._grpc.take_backlog()
+                retiring.create_task(self._grpc.stop(grace))
 
     async def stop(self) -> None:
         """Close whatever is open, at once."""
