@@ -22,7 +22,7 @@ from ..api import ModelSource
 from .archive import Form, form_of
 from .exported import compiled
 from .failures import one_line
-from .naming import Argument, bind_arguments, fill, input_names
+from .naming import Argument, Notes, bind_arguments, fill, input_names
 from .options import Options
 from .program import Loaded
 
@@ -48,6 +48,7 @@ class PythonClass:
         self._class = _chosen(self._who, self._module, options.model_class, file)
         self._arguments = _arguments(self._class)
         self._defaults = _defaults(self._class)
+        self._note = Notes(_log)
         self._first: dict[Any, Any] = {}
         """For each device the first instance's module, with which the others share their parameters."""
 
@@ -68,7 +69,7 @@ class PythonClass:
         else:
             module = first
         names = input_names(config)
-        bound = bind_arguments(self._who, _expanded(self._arguments, names), names, lambda note: _log.info("%s", note))
+        bound = bind_arguments(self._who, _expanded(self._arguments, names), names, self._note)
         has_rest = any(argument.kind == "rest" for argument, _ in bound)
         defaults = self._defaults if has_rest else []
         callable_ = compiled(module, self._options, self._who)
