@@ -8,8 +8,8 @@ from modserve.core.request import InferenceRequest, ParameterValue
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.pb import inference as pb
-from modserve.protocol.grpc import grpc_messages
-from modserve.protocol.grpc.grpc_messages import ResponseWriter
+from modserve.protocol.grpc import grpc_messages, infer_message
+from modserve.protocol.grpc.response_writer import ResponseWriter
 
 _LARGEST_SIGNED = 2**63 - 1
 
@@ -32,7 +32,8 @@ def write_request(request: InferenceRequest) -> bytes:
 
 
 def read_request(data: bytes, deadline_ns: int) -> InferenceRequest:
-    return grpc_messages.decode_request(pb.ModelInferRequest.FromString(data), deadline_ns)
+    message = infer_message.from_protobuf(pb.ModelInferRequest.FromString(data))
+    return grpc_messages.decode_request(message, deadline_ns)
 
 
 class Responses:
