@@ -54,11 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"modserve: {error}", file=sys.stderr)
         print("modserve: see 'modserve --help'", file=sys.stderr)
         return 2
-    if place is None and line.settings.workers > 1:
+    if place is not None:
+        return run(line.settings, line.warnings if place.is_first else (), place)
+    if line.settings.workers > 1:
         return supervise_workers(line.settings, words)
-    if place is None and line.settings.supervise:
+    if line.settings.supervise:
         supervise(line.settings, words)
-    return run(line.settings, line.warnings if place is None or place.is_first else (), place)
+    return run(line.settings, line.warnings)
 
 
 def engines(words: Sequence[str]) -> int:
@@ -110,7 +112,6 @@ def _become(arguments: Sequence[str]) -> NoReturn:
 def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = None) -> int:
     """Serve on a fresh event loop, with uvloop where it is installed; at `place`, as one of several workers."""
     from .app import serve
-    from .workers.member import Member
 
     speaks = place is None or place.is_first
     logs = Logs(settings.log)
@@ -141,7 +142,11 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
             say(f"\n{hints(server, settings, opened[0].http)}\n")
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        member = None if place is None else Member(place, settings)
+        if place is None:
+            return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
+        from .workers.member import Member
+
+        member = Member(place, settings)
         return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded, member=member))
 
 

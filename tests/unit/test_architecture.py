@@ -56,7 +56,11 @@ RULES = {
     "app": Rule(EVERYTHING - {"cli", "console", "supervisor", "testing", "__init__", "__main__"}),
     "console": rule("backends.inventory core protocol.examples"),
     "supervisor": rule("core observability"),
-    "cli": rule("app backends.inventory console core settings observability supervisor", "uvloop"),
+    "ports": rule(),
+    "workers": rule(
+        "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
+    ),
+    "cli": rule("app backends.inventory console core ports settings observability supervisor workers", "uvloop"),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
     "__init__": rule("app backends core settings"),
     "__main__": rule("cli"),
