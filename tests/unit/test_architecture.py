@@ -31,7 +31,7 @@ def rule(ours: str = "", foreign: str = "") -> Rule:
 
 
 RULES = {
-    "core": rule(foreign="numpy ml_dtypes"),
+    "core": rule(foreign="numpy ml_dtypes mypy_extensions"),
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb", "google.protobuf"),
     "protocol": rule("core pb", "google.protobuf numpy orjson"),

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from mypy_extensions import mypyc_attr
+
 from .errors import ModserveError, internal, unsupported
 from .request import ParameterValue
 from .tensor import Tensor
@@ -68,6 +70,7 @@ class _Nobody:
 NOBODY: ResponseSink = _Nobody()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SingleResponseSink(ABC):
     """A sink for calls with one response: it expects exactly one from the model, whether that is decoupled or not.
 
