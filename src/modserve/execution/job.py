@@ -64,7 +64,10 @@ class Job:
         self.refused = False
         """The engine did not take the whole, and may take the members one by one."""
         self.rows = members if rows is None else rows
-        self.timing = ExecutionTiming(sum([inflight.batch_size or 1 for inflight in self.rows]), close_reason)
+        batch_size = 0
+        for inflight in self.rows:
+            batch_size += inflight.batch_size or 1
+        self.timing = ExecutionTiming(batch_size, close_reason)
         self.running: list[Running] = []
         self.requests: list[RunningRequest] = []
         """What the engine has of `running`."""
@@ -75,16 +78,13 @@ class Job:
 
     def drop_late(self, now_ns: int) -> None:
         """What is too late is not worth an execution. Not for jobs whose rows are kept."""
-        late = [
-            inflight
-            for inflight in self.members
-            if 0 < inflight.deadline_ns <= now_ns or 0 < inflight.queue_limit_ns <= now_ns
-        ]
-        if late:
-            self.late = late
-            gone = set(late)
+        for inflight in self.members:
+            if 0 < inflight.deadline_ns <= now_ns or 0 < inflight.queue_limit_ns <= now_ns:
+                self.late.append(inflight)
+        if self.late:
+            gone = set(self.late)
             self.rows = self.members = [inflight for inflight in self.members if inflight not in gone]
-            self.timing.batch_size -= sum([inflight.batch_size or 1 for inflight in late])
+            self.timing.batch_size -= sum([inflight.batch_size or 1 for inflight in self.late])
 
     def of_members(self, rows: list[InferenceResponse]) -> list[InferenceResponse]:
         """The responses to the members, of those to all rows."""

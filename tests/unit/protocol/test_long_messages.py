@@ -9,12 +9,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core import dtypes
+from modserve.core import dtypes, protobuf_wire
 from modserve.core.errors import Code, ModserveError
 from modserve.core.memory import MemoryBudget, MemoryExhaustedError
+from modserve.core.protobuf_wire import bytes_field as field
 from modserve.core.request import InferenceRequest
 from modserve.pb import inference as pb
-from modserve.protocol.grpc import grpc_messages, long_messages
+from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.long_messages import ManyFieldsError, Tensors, split
 
 LONG = 64 * 1024
@@ -53,10 +54,6 @@ def refusal(data: bytes, take: Take = nothing) -> str:
         decoded(data, take)
     assert caught.value.code is Code.INVALID_ARG
     return caught.value.message
-
-
-def field(number: int, data: bytes) -> bytes:
-    return long_messages.written(number << 3 | 2) + long_messages.written(len(data)) + data
 
 
 def request(datatype: str, count: int, contents: bytes) -> bytes:
@@ -121,7 +118,7 @@ def test_numbers_of_any_length(values: list[int]) -> None:
 
 
 def varints(*numbers: int) -> bytes:
-    return b"".join(map(long_messages.written, numbers))
+    return b"".join(map(protobuf_wire.varint, numbers))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +250,7 @@ def test_what_is_no_request(data: bytes) -> None:
         b"\x12\x05\x01",
         b"\x12\x02\x01\x80",
         b"\x12\x0b" + b"\xff" * 10 + b"\x01",
-        b"\x12" + long_messages.written(70_000) + b"\xff" * 69_999 + b"\x01",
+        b"\x12" + protobuf_wire.varint(70_000) + b"\xff" * 69_999 + b"\x01",
         b"\x10",
     ],
     ids=["ends early", "half a number", "eleven bytes", "a number of 70,000 bytes", "no number"],

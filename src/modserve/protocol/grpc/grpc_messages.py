@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
+from modserve.core.protobuf_wire import varint
 from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import LeaseFactory, Place
@@ -19,7 +20,7 @@ from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
 from modserve.protocol import failures, limits, parameters, shared_memory
 from modserve.protocol.grpc import typed_contents
-from modserve.protocol.grpc.long_messages import Tensors, written
+from modserve.protocol.grpc.long_messages import Tensors
 from modserve.protocol.grpc.typed_contents import ElementsError, FieldError, narrowed
 from modserve.protocol.limits import LIMITS
 from modserve.protocol.reply import Reply
@@ -270,14 +271,14 @@ class ResponseWriter:
     def encode_stream(self, response: InferenceResponse, final: bool) -> bytes:
         """A ``ModelStreamInferResponse``, which says whether the response is the request's last one."""
         parts = self._parts(response, {**response.parameters, _FINAL: final})
-        return b"".join((b"\x12", written(sum(map(len, parts))), *parts))
+        return b"".join((b"\x12", varint(sum(map(len, parts))), *parts))
 
     def _parts(self, response: InferenceResponse, parameters: Mapping[str, ParameterValue]) -> list[Buffer]:
         """A message, field by field in the order of their numbers; the tensors as they are."""
         parts: list[Buffer] = [self._model_fields(response.model_name, response.model_version)]
         if response.id:
             text = response.id.encode()
-            parts += (b"\x1a", written(len(text)), text)
+            parts += (b"\x1a", varint(len(text)), text)
         if parameters:
             message = pb.ModelInferResponse()
             for name, value in parameters.items():
@@ -305,7 +306,7 @@ def _output_field(name: str, datatype: str, shape: Shape) -> bytes:
 
 def _raw_tag(size: int) -> bytes:
     """What stands before a tensor in ``raw_output_contents``."""
-    return b"\x32" + written(size)
+    return b"\x32" + varint(size)
 
 
 def _parameters(messages: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:

@@ -10,6 +10,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Final
 
 import orjson
 
@@ -30,15 +31,15 @@ _GAP = b"\0"
 """Where JSON goes that is not copied into the rest; no other JSON has this byte."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Body:
     """A response body: JSON in one or more parts, and binary ones behind it, where `header_length` is the JSON's."""
 
-    parts: list[Buffer]
-    header_length: int | None
-    encoding: str | None = None
+    parts: Final[list[Buffer]]
+    header_length: Final[int | None]
+    encoding: Final[str | None] = None
     """How the parts are compressed; `header_length` is the JSON's before that."""
-    server_timing: str = ""
+    server_timing: Final[str] = ""
     """What the response has cost; empty if that is not sent."""
 
 

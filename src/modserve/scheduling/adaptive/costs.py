@@ -31,6 +31,7 @@ _DOUBTED = 0.2  # executions in a cell, after a change elsewhere
 _SETTLED = 6  # executions in a cell, before it has a say about the level
 _PRIORS = 0.3, 16.0  # how many executions a cell must have to be believed as much as the curve: least and most
 _REFITS = (4, 8, 16, 32, 64, 128)  # executions from one fit to the next: often at first
+_NEWS = 2  # the same after the first execution of a cell; there are few cells, so this is seldom
 _RIDGE = 1e-5  # so that points of one length, or of one size, have a curve too
 _TERMS = 5
 _HEARSAY = 0.5
@@ -108,6 +109,7 @@ class Costs:
         cell = self._cells.get(key)
         if cell is None:
             self._cells[key] = _Cell(log_rows, log_length, relative, self.count)
+            self._due = min(self._due, _NEWS)
         else:
             self._update(cell, log_rows, log_length, relative)
         self._due -= 1

@@ -62,6 +62,21 @@ def test_what_never_ran_has_a_price_too() -> None:
     assert costs.sureness(16, 16) == 0
 
 
+def test_what_ran_for_the_first_time_counts_soon() -> None:
+    """Not only when it is time for the next fit, which is a hundred executions away. Fits stay as few as before."""
+    costs = Costs(16)
+    for number in range(1024):
+        costs.observe(1, LENGTHS[number % 8], int(linear(1, LENGTHS[number % 8])))
+    before, version = costs.of(64)[16], costs.version
+    assert before == pytest.approx(linear(16, 64), rel=0.05), "a guess"
+    for _ in range(2):
+        costs.observe(16, 64, int(linear(16, 64) / 4))
+    assert costs.of(64)[16] < 0.5 * before
+    for _ in range(254):
+        costs.observe(16, 64, int(linear(16, 64) / 4))
+    assert costs.version <= version + 4
+
+
 def test_the_first_execution_of_a_shape_may_prepare_something() -> None:
     costs = taught(linear, noise=0)
     before = costs.of(44)[7]
