@@ -56,11 +56,12 @@ RULES = {
     "app": Rule(EVERYTHING - {"cli", "console", "supervisor", "testing", "__init__", "__main__"}),
     "console": rule("backends.inventory core protocol.examples"),
     "supervisor": rule("core observability"),
-    "cli": rule("app backends.inventory console core settings observability supervisor", "uvloop"),
+    "cli": rule("app backends.inventory console core form settings observability supervisor", "uvloop"),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
     "__init__": rule("app backends core settings"),
     "__main__": rule("cli"),
     "__about__": rule(),
+    "form": rule(),
 }
 
 
