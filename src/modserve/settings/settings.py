@@ -234,6 +234,10 @@ class Settings(BaseModel):
     )
     supervise: bool = option(False, "Run the server as a child process, and start it again when it crashes.", flag=True)
     """Not for the library."""
+    workers: Annotated[int, Field(ge=1, le=256)] = option(
+        1, "Processes that serve the same ports, each with instances and queues of its own."
+    )
+    """Not for the library."""
 
     request_memory_limit: Annotated[int | None, Field(ge=0)] = option(
         None,

@@ -182,7 +182,7 @@ class NativeCall(Collecting):
             return
         if rpc.method.server_streaming:
             self._task = self.port.loop.create_task(self._serve(rpc))
-        elif rpc.splits and not self.call_head.coding:
+        elif rpc.infers and not self.call_head.coding:
             self._coroutine = self.port.dispatcher.unary(rpc, self)
             self._step()
         else:

@@ -59,8 +59,8 @@ class Rpc(NamedTuple):
     method: Method
     handler: Handler
     restriction: Restriction | None = None
-    splits: bool = False
-    """A long message is split, and the handler takes its tensors too."""
+    infers: bool = False
+    """The handler takes its message as an `InferMessage`."""
 
 
 class Refusal(NamedTuple):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from modserve.frontends.certificates import Certificates
@@ -43,7 +44,8 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         app = create_app(self._server, self._options)
         self._streams = app.state.streams
-        context = self._context = HttpContext(self._server, app, self._tasks, loop, self._options)
+        whole = self._server.around_app(app)
+        context = self._context = HttpContext(self._server, whole, self._tasks, loop, self._options)
         factory: Callable[[], Connection] = lambda: Connection(context)  # noqa: E731
         tls: dict[str, Any] = {}
         if self._options.tls is not None:
@@ -57,6 +59,22 @@ class HttpListener:
         context.start_ticking()
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
+
+    async def retire(self, seconds: float) -> None:
+        """Take no new connections, and serve each of those that are open once more, for so many seconds at most.
+
+        Other processes have the same port: clients connect to those, and lose nothing.
+        """
+        context = self._context
+        if self._socket is None or context is None:
+            return
+        await asyncio.sleep(0)  # what waits to be accepted is
+        await asyncio.sleep(0)
+        self._socket.close()
+        context.closing = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await context.idle.wait()
 
     def stop_accepting(self) -> None:
         """Take no new connections; those that are open are served and then closed."""
