@@ -51,12 +51,16 @@ RULES = {
     "server": rule("core in_process repository resources observability"),
     "frontends": rule(
         "core protocol server pb settings",
-        "fastapi google.protobuf grpc httptools orjson pydantic starlette uvicorn",
+        "fastapi google.protobuf grpc hpack httptools orjson pydantic starlette uvicorn",
     ),
     "app": Rule(EVERYTHING - {"cli", "console", "supervisor", "testing", "__init__", "__main__"}),
     "console": rule("backends.inventory core protocol.examples"),
     "supervisor": rule("core observability"),
-    "cli": rule("app backends.inventory console core form settings observability supervisor", "uvloop"),
+    "ports": rule(),
+    "workers": rule(
+        "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
+    ),
+    "cli": rule("app backends.inventory console core form ports settings observability supervisor workers", "uvloop"),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
     "__init__": rule("app backends core settings"),
     "__main__": rule("cli"),

@@ -2,11 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from .tensor import Tensor
 
 ParameterValue: TypeAlias = bool | int | float | str
+
+
+@final
+class RequestForm:
+    """Stands for requests with the same outputs, and inputs of the same names, datatypes, shapes and sizes in bytes.
+
+    Who decodes the same description again gives its requests the same form: what a model found out about the first of
+    them it need not find out again. A form is equal to itself only.
+    """
+
+    __slots__ = ()
 
 
 @dataclass(init=False, slots=True, eq=False)
@@ -26,6 +37,7 @@ class InferenceRequest:
     parameters: Mapping[str, ParameterValue]
     deadline_ns: int
     timeout_ns: int
+    form: RequestForm | None
 
     def __init__(
         self,
@@ -37,6 +49,7 @@ class InferenceRequest:
         parameters: Mapping[str, ParameterValue] | None = None,
         deadline_ns: int = 0,
         timeout_ns: int = 0,
+        form: RequestForm | None = None,
     ) -> None:
         self.model_name = model_name
         self.inputs = inputs
@@ -46,6 +59,7 @@ class InferenceRequest:
         self.parameters = {} if parameters is None else parameters
         self.deadline_ns = deadline_ns
         self.timeout_ns = timeout_ns
+        self.form = form
 
     @property
     def label(self) -> str:

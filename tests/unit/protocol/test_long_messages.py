@@ -16,6 +16,7 @@ from modserve.core.protobuf_wire import bytes_field as field
 from modserve.core.request import InferenceRequest
 from modserve.pb import inference as pb
 from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.grpc.infer_message import from_protobuf
 from modserve.protocol.grpc.long_messages import ManyFieldsError, Tensors, split
 
 LONG = 64 * 1024
@@ -35,7 +36,7 @@ def apart(data: bytes) -> tuple[pb.ModelInferRequest, Tensors]:
 
 def decoded(data: bytes, take: Take = nothing) -> InferenceRequest:
     message, tensors = apart(data)
-    return grpc_messages.decode_request(message, tensors=tensors, take=take)
+    return grpc_messages.decode_request(from_protobuf(message, tensors), take=take)
 
 
 def read(request: InferenceRequest) -> Any:
@@ -45,7 +46,7 @@ def read(request: InferenceRequest) -> Any:
 
 def same(message: pb.ModelInferRequest) -> InferenceRequest:
     found = decoded(message.SerializeToString())
-    assert read(found) == read(grpc_messages.decode_request(message))
+    assert read(found) == read(grpc_messages.decode_request(from_protobuf(message)))
     return found
 
 
@@ -75,7 +76,7 @@ def test_raw_tensors_are_views_of_the_message() -> None:
     assert all(isinstance(raw, memoryview) and raw.obj is data for raw in tensors.raws)
     message.ClearField("raw_input_contents")
     assert short == message
-    request = grpc_messages.decode_request(short, tensors=tensors)
+    request = grpc_messages.decode_request(from_protobuf(short, tensors))
     assert [bytes(tensor.raw) for tensor in request.inputs.values()] == raws
 
 
@@ -152,7 +153,7 @@ def test_elements_written_in_other_ways(datatype: str, contents: bytes, values: 
     data = request(datatype, len(values), contents)
     found = decoded(data)
     assert found.inputs["IN"].array.tolist() == values
-    assert read(found) == read(grpc_messages.decode_request(pb.ModelInferRequest.FromString(data)))
+    assert read(found) == read(grpc_messages.decode_request(from_protobuf(pb.ModelInferRequest.FromString(data))))
 
 
 def test_contents_in_several_pieces_are_one() -> None:
@@ -174,7 +175,7 @@ def test_the_same_refusals() -> None:
     ):
         data = request(datatype, 2 if datatype == "INT8" else 1, contents)
         with pytest.raises(ModserveError) as caught:
-            grpc_messages.decode_request(pb.ModelInferRequest.FromString(data))
+            grpc_messages.decode_request(from_protobuf(pb.ModelInferRequest.FromString(data)))
         assert refusal(data) == caught.value.message
     nothing_there = pb.ModelInferRequest(model_name="m", inputs=[Input(name="IN", datatype="INT32", shape=[1])])
     assert refusal(nothing_there.SerializeToString()) == (

@@ -30,10 +30,6 @@ class Tensors:
     contents: list[Buffer | None] = field(default_factory=list)
     """``contents`` of each input, as bytes; None where it has none."""
 
-    @property
-    def typed_bytes(self) -> int:
-        return sum(len(contents) for contents in self.contents if contents is not None)
-
 
 class ManyFieldsError(ValueError):
     """There are too many fields."""
