@@ -22,7 +22,7 @@ from .core.metrics import MetricStore
 from .core.servable import Finisher, Servable
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
-from .frontends.grpc.aio import GrpcListener
+from .frontends.grpc.rpc import GrpcListener
 from .frontends.http.wire.listener import HttpListener
 from .frontends.metrics import MetricsListener
 from .models.advice import absent_backends
@@ -319,6 +319,22 @@ _FAREWELL = 1.0
 """Seconds in which clients with idle connections may send a last request to a worker that ends."""
 
 
+def _native() -> type[GrpcListener]:
+    from .frontends.grpc.native import NativeListener
+
+    return NativeListener
+
+
+def _grpcio() -> type[GrpcListener]:
+    from .frontends.grpc.aio import AioListener
+
+    return AioListener
+
+
+GRPC_ENGINES: Mapping[str, Callable[[], type[GrpcListener]]] = {"native": _native, "grpcio": _grpcio}
+"""What serves gRPC, by the option's value: only the one that is used is imported."""
+
+
 class FrontEnds:
     """The open ports of a server, closed from the outside in."""
 
@@ -342,7 +358,8 @@ class FrontEnds:
             http = replace(settings.http, max_connections=connections)
             self._http = HttpListener(server, http.address, http.port, http, tasks)
         if settings.grpc.allow:
-            self._grpc = GrpcListener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
+            listener = GRPC_ENGINES[settings.grpc.engine]()
+            self._grpc = listener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
         if settings.allow_metrics:
             self._registry.register(watchdog)
             self._metrics = MetricsListener(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from . import console, supervisor
 from .__about__ import __version__
 from .backends.inventory import inventory
+from .form import form
 from .observability.logging import Logs
 from .ports import PortError
 from .settings import OptionError, Settings, from_command_line, usage
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0 after an orderly stop, 1 for a failure, 2 for a wrong command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--version" in words:
-        print(f"modserve {__version__}")
+        print(f"modserve {__version__} ({form()})")
         return 0
     if "--help" in words or "-h" in words:
         print(usage.parser().format_help(), end="")
@@ -123,6 +124,7 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
     if place is not None:
         for handler in logging.getLogger().handlers:
             handler.addFilter(place.name_in_log)
+    _log.info("modserve %s, %s", __version__, form())
     for warning in warnings:
         _log.warning("%s", warning)
     opened: list[Ports] = []

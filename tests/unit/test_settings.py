@@ -52,6 +52,7 @@ TRITONSERVER_OPTIONS = re.findall(
 OWN_OPTIONS = [
     "default-backend",
     "event-loop-warning-ms",
+    "grpc-engine",
     "grpc-max-concurrent-streams",
     "grpc-max-message-size",
     "http-client-timeout",

@@ -196,7 +196,7 @@ class Loader:
             if not isinstance(error, ModserveError):
                 raise
             installed = self._registry.names
-            hint = advice.model_file(path, version, source.path, installed) if filename else ""
+            hint = advice.model_file(path, version, source.path, installed, str(error)) if filename else ""
             raise _advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:

@@ -118,6 +118,9 @@ class GrpcSettings(FrontEndSettings):
     """How gRPC is served; times are in milliseconds. The defaults are those of gRPC and Triton."""
 
     port: Port = option(8001, _PORT_HELP)
+    engine: Literal["native", "grpcio"] = option(
+        "grpcio", "What serves gRPC: native, a server of modserve's own, or grpcio, the one of gRPC's library."
+    )
     restrictions: values.GrpcRestrictions = option(
         {},
         "gRPC calls that need the header triton-grpc-protocol-HEADER; may be repeated.",

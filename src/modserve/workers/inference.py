@@ -9,8 +9,8 @@ from modserve.core.request import InferenceRequest, ParameterValue
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.pb import inference as pb
-from modserve.protocol.grpc import grpc_messages
-from modserve.protocol.grpc.grpc_messages import ResponseWriter
+from modserve.protocol.grpc import grpc_messages, infer_message
+from modserve.protocol.grpc.response_writer import ResponseWriter
 
 _LARGEST_SIGNED = 2**63 - 1
 _LARGE = "modserve_large_"
@@ -39,7 +39,7 @@ def read_request(data: bytes, deadline_ns: int) -> InferenceRequest:
     large = {name: message.parameters[name].string_param for name in message.parameters if name.startswith(_LARGE)}
     for name in large:
         del message.parameters[name]
-    request = grpc_messages.decode_request(message, deadline_ns)
+    request = grpc_messages.decode_request(infer_message.from_protobuf(message), deadline_ns)
     if not large:
         return request
     values = {name.removeprefix(_LARGE): int(text) for name, text in large.items()}

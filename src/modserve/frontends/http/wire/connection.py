@@ -79,6 +79,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = Reader(context.heads, context.options, context.memory)
         self._known = context.heads.exact
+        self._turn = context.turn
         self._phase = Phase.OPEN
         self._call: InferCall | AsgiCall | None = None
         self._head = _NO_HEAD
@@ -315,7 +316,10 @@ class Connection(asyncio.Protocol):
             self._read_no_more()
         self._head = head
         self._call = call = InferCall(self.context.calls, self._respond)
+        turn = self._turn
+        turn.begin()
         call.start(head.model, head.model_version, head, body, received_ns)
+        turn.end()
 
     # Responses out
 

@@ -1,0 +1,1 @@
+"""The parts of benchmarks/peers.py: models, requests, servers, load generators and the report."""
