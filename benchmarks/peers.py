@@ -31,9 +31,9 @@ import process_tree
 from modserve.execution.placement import available_cores
 from overhead import missing_programs, put_into_report
 from side_by_side import environments, report
-from side_by_side.dialects import WAYS
+from side_by_side.dialects import GRPC, WAYS
 from side_by_side.environments import Unavailable
-from side_by_side.loads import load
+from side_by_side.loads import Target, load, probe
 from side_by_side.models import MODELS, ROOT, write_files
 from side_by_side.report import Results, Server
 from side_by_side.running import Running, started
@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace, peers: Sequence[Peer]) -> Results:
     models, ways = selection(options.only)
     results = Results(options.connections)
     with ExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
+        home = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="peers-")))
         write_files(home / "files", [MODELS[name] for name in models])
         servers = _start(stack, home, peers, models, ways, options.cache, results)
         if not servers:
@@ -169,18 +169,26 @@ def _window(
 ) -> bool:
     """One window; whether there was one. One to get warm leaves no figures."""
     place = f"{model}, {way}, {connections} connections, {server.peer.name}"
-    request = server.peer.dialects[way].write(MODELS[model])
-    size = server.response_bytes.get(model, 0)
-    try:
-        window = load(server.process.pid, server.port(way), way, request, connections, seconds, size)
-    except (subprocess.SubprocessError, ValueError) as error:
-        results.notes.append(f"{place}: {error}")
-        progress.step(f"{place}: {error}")
+    if server.process.poll() is not None:
+        progress.step(f"{place}: the server has ended")
         return False
-    rate, times, cpu = report.figures(window)
-    progress.step(f"{place}: {'warm' if warm else f'{rate}/s; {times} ms; {cpu}'}")
+    request = server.peer.dialects[way].write(MODELS[model])
+    target = Target(server.process.pid, server.port(way), way, server.response_bytes.get(model, 0))
+    cell = (model, way, connections)
+    try:
+        rate = server.rates.get(cell, 0.0)
+        if way == GRPC and not rate:
+            rate = probe(target, request, connections)
+        window = load(target, request, connections, seconds, rate)
+    except (subprocess.SubprocessError, ValueError) as error:
+        reason = f"{error}; the process has ended with {code}" if (code := server.process.poll()) else str(error)
+        results.notes.append(f"{place}: {reason}")
+        progress.step(f"{place}: {reason}")
+        return False
+    server.rates[cell] = window.per_second
+    rate_text, times, cpu = report.figures(window)
+    progress.step(f"{place}: {'warm' if warm else f'{rate_text}/s; {times} ms; {cpu}'}")
     if not warm:
-        cell = (model, way, connections)
         results.windows.setdefault(cell, {}).setdefault(server.peer.name, []).append(window)
     return True
 
@@ -195,6 +203,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, default=environments.CACHE, help="of virtual environments; %(default)s")
     parser.add_argument("--compiled", type=Path, default=ROOT / "build" / "compiled", help="modserve's compiled form")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")
+    parser.add_argument("--keep", type=Path, help="a new folder for the servers' files and logs; default: none is left")
     parser.add_argument("--write", action="store_true", help="put the report into docs/performance.md")
     parser.add_argument("--list", action="store_true", help="name the servers, and end")
     parser.add_argument("--setup", action="store_true", help="make the virtual environments, and end")

@@ -48,7 +48,7 @@ def end(process: "subprocess.Popen[bytes]", seconds: float = 15.0) -> None:
             process.kill()
             process.wait()
     limit = time.monotonic() + 5.0
-    while (left := [each for each in members[1:] if _alive(each)]) and time.monotonic() < limit:
+    while (left := [each for each in members[1:] if alive(each)]) and time.monotonic() < limit:
         time.sleep(0.05)
     for each in left:
         try:
@@ -57,7 +57,8 @@ def end(process: "subprocess.Popen[bytes]", seconds: float = 15.0) -> None:
             continue
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether it runs; not where it only waits to be waited for."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

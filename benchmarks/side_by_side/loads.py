@@ -5,7 +5,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import process_tree
@@ -27,6 +27,17 @@ class Window:
     errors: int
 
 
+@dataclass(frozen=True)
+class Target:
+    """A server's process, and one of its listeners."""
+
+    pid: int
+    port: int
+    way: str
+    response_bytes: int = 0
+    """Over gRPC: the length of a right response's message."""
+
+
 _LUA = """wrk.method = "POST"
 wrk.body = io.open("{body}", "rb"):read("*a")
 {headers}
@@ -40,27 +51,39 @@ end
 """
 
 
-def load(
-    pid: int, port: int, way: str, request: Request, connections: int, seconds: int, response_bytes: int
-) -> Window:
-    """One window. Over gRPC, `response_bytes` is the length of a right response's message.
+def load(target: Target, request: Request, connections: int, seconds: int, rate: float) -> Window:
+    """One window. `rate` is about how many requests per second there will be.
 
-    Raises subprocess.CalledProcessError, and ValueError if the generator says nothing that can be read.
+    Raises subprocess.SubprocessError, and ValueError if the generator says nothing that can be read or the server has
+    ended.
     """
-    if way == GRPC:
-        return _h2load(pid, port, request, connections, seconds, response_bytes)
-    return _wrk(pid, port, request, connections, seconds)
+    before = process_tree.cpu_seconds(target.pid)
+    if target.way == GRPC:
+        count = max(connections, round(rate * seconds))
+        window = _h2load(target, request, connections, count, 4 * seconds)
+    else:
+        window = _wrk(target, request, connections, seconds)
+    spent = process_tree.cpu_seconds(target.pid) - before
+    if spent < 0 or not process_tree.alive(target.pid):
+        raise ValueError("a process of the server has ended")
+    return replace(window, cpu_us=spent / window.count * 1e6)
 
 
-def _wrk(pid: int, port: int, request: Request, connections: int, seconds: int) -> Window:
+def probe(target: Target, request: Request, connections: int) -> float:
+    """Requests per second, roughly, of some hundred milliseconds."""
+    count = 2 * connections + 20
+    first = _h2load(target, request, connections, count, 30)
+    second = _h2load(target, request, connections, count + round(first.per_second * 0.2), 30)
+    return second.per_second
+
+
+def _wrk(target: Target, request: Request, connections: int, seconds: int) -> Window:
     with tempfile.TemporaryDirectory() as directory:
         script, body = Path(directory) / "request.lua", Path(directory) / "body"
         body.write_bytes(request.body)
         script.write_text(lua(body, request.headers))
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "30s", "-s", str(script)]
-        before = process_tree.cpu_seconds(pid)
-        text = _run([*command, f"http://127.0.0.1:{port}{request.path}"], seconds)
-        return read_wrk(text, process_tree.cpu_seconds(pid) - before)
+        return read_wrk(_run([*command, f"http://127.0.0.1:{target.port}{request.path}"], seconds))
 
 
 def lua(body: Path, headers: Mapping[str, str]) -> str:
@@ -68,46 +91,44 @@ def lua(body: Path, headers: Mapping[str, str]) -> str:
     return _LUA.format(body=body, headers="\n".join(lines))
 
 
-def read_wrk(text: str, cpu_seconds: float) -> Window:
+def read_wrk(text: str) -> Window:
     """What wrk has printed, by the script above. Raises ValueError."""
     p50, p99, p999 = map(float, _search(r"percentiles (\d+) (\d+) (\d+)", text))
     count, duration, errors = map(int, _search(r"total (\d+) in (\d+) us, errors (\d+)", text))
-    right = max(0, count - errors)
-    return Window(
-        right / duration * 1e6 if duration else 0.0, p50, p99, p999, cpu_seconds / max(1, count) * 1e6, count, errors
-    )
+    if count == 0:
+        raise ValueError(f"no request was answered:\n{text}")
+    return Window(max(0, count - errors) / duration * 1e6, p50, p99, p999, 0.0, count, errors)
 
 
-def _h2load(pid: int, port: int, request: Request, connections: int, seconds: int, response_bytes: int) -> Window:
+def _h2load(target: Target, request: Request, connections: int, count: int, seconds: int) -> Window:
+    """A number of requests, and not a time: at its end a time would cancel the calls that are under way.
+
+    Triton 2.51 has ended with a segmentation fault when clients did that.
+    """
     with tempfile.TemporaryDirectory() as directory:
         body, log = Path(directory) / "message", Path(directory) / "log"
         body.write_bytes(frame(request.body))
-        command = ["h2load", "-t1", "-m1", f"-c{connections}", f"-D{seconds}", "-d", str(body), f"--log-file={log}"]
+        command = ["h2load", "-t1", "-m1", f"-c{connections}", f"-n{count}", "-d", str(body), f"--log-file={log}"]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
-        before = process_tree.cpu_seconds(pid)
-        text = _run([*command, f"http://127.0.0.1:{port}{request.path}"], seconds)
-        cpu_seconds = process_tree.cpu_seconds(pid) - before
-        return read_h2load(text, log.read_text(), cpu_seconds, len(frame(b"")) + response_bytes)
+        text = _run([*command, f"http://127.0.0.1:{target.port}{request.path}"], seconds)
+        return read_h2load(text, log.read_text(), len(frame(b"")) + target.response_bytes)
 
 
-def read_h2load(text: str, log: str, cpu_seconds: float, data_bytes: int) -> Window:
+def read_h2load(text: str, log: str, data_bytes: int) -> Window:
     """What h2load has printed, and its log: a line a request, with start, status and microseconds. Raises ValueError.
 
-    A gRPC error has status 200 and no message, so h2load does not see it; the bytes that came back tell.
+    A gRPC error has status 200 and no message, so h2load does not see it: `data_bytes` are those of a right response,
+    and tell how many there were.
     """
     (rate,) = _search(r"finished in \S+, ([\d.]+) req/s", text)
-    done, succeeded = map(int, _search(r"(\d+) done, (\d+) succeeded", text))
-    failed, errored, timeout = map(int, _search(r"(\d+) failed, (\d+) errored, (\d+) timeout", text))
+    total, done, succeeded = map(int, _search(r"requests: (\d+) total, \d+ started, (\d+) done, (\d+) succeeded", text))
     (data,) = _search(r"\((\d+)\) data", text)
-    whole = min(succeeded, int(data) // data_bytes) if data_bytes else succeeded
+    right = min(succeeded, int(data) // data_bytes)
     times = sorted(int(line.split("\t")[2]) for line in log.splitlines() if line.count("\t") >= 2)
-    if not times:
-        raise ValueError(f"h2load logged no request:\n{text}")
+    if not times or not done:
+        raise ValueError(f"no request was answered:\n{text}")
     p50, p99, p999 = (quantile(times, share) for share in (0.5, 0.99, 0.999))
-    errors = failed + errored + timeout + (succeeded - whole)
-    return Window(
-        float(rate) * whole / max(1, done), p50, p99, p999, cpu_seconds / max(1, done) * 1e6, max(1, done), errors
-    )
+    return Window(float(rate) * right / done, p50, p99, p999, 0.0, done, total - right)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

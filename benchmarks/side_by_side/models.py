@@ -148,7 +148,7 @@ def write_files(folder: Path, models: Sequence[Model]) -> None:
 
 
 def write_repository(folder: Path, files: Path, models: Sequence[Model], program: Path | None = None) -> Path:
-    """A model repository for modserve and Triton: for an ONNX engine, or as Python models that run `program`."""
+    """For modserve and Triton: models for an ONNX engine, or Python models of `program` and its onnx_models.py."""
     for model in models:
         version = folder / model.name / "1"
         version.mkdir(parents=True)
@@ -157,4 +157,5 @@ def write_repository(folder: Path, files: Path, models: Sequence[Model], program
             (version / "model.onnx").symlink_to(files / f"{model.name}.onnx")
         else:
             shutil.copyfile(program, version / "model.py")
+            shutil.copyfile(program.with_name("onnx_models.py"), version / "onnx_models.py")
     return folder

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -39,6 +40,8 @@ class Running:
     after_mb: float = 0.0
     response_bytes: dict[str, int] = field(default_factory=dict)
     """By model: the length of a right response's message over gRPC."""
+    rates: dict[tuple[str, str, int], float] = field(default_factory=dict)
+    """By model, way and connections: requests per second of the latest window."""
 
     def port(self, way: str) -> int:
         return self.site.grpc if way == GRPC else self.site.http
@@ -47,7 +50,7 @@ class Running:
 @contextmanager
 def started(peer: Peer, folder: Path, files: Path, models: Sequence[Model], cache: Path) -> Iterator[Running]:
     """The server, from its start to the first right response of its last model. Raises Unavailable."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     site = Site(folder, files, models, free_ports(5), cache)
     command = peer.prepare(site)
     variables = {**os.environ, "MODELS_FOLDER": str(files), "OMP_NUM_THREADS": "1", **command.variables}
@@ -106,8 +109,12 @@ def send(running: Running, way: str, request: Request) -> tuple[dict[str, str], 
             call = channel.unary_unary(request.path, request_serializer=None, response_deserializer=None)
             return {}, call(request.body, timeout=10.0)
     message = urllib.request.Request(f"http://{address}{request.path}", request.body, dict(request.headers))
-    with urllib.request.urlopen(message, timeout=10.0) as response:
-        return {name.lower(): value for name, value in response.headers.items()}, response.read()
+    try:
+        with urllib.request.urlopen(message, timeout=10.0) as response:
+            return {name.lower(): value for name, value in response.headers.items()}, response.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            raise OSError(f"status {error.code}: {error.read(300).decode(errors='replace')}") from None
 
 
 def _check(running: Running) -> None:
@@ -122,7 +129,7 @@ def _check(running: Running) -> None:
                 if dialect.is_v2:
                     compare(expected, _tritonclient(running, way, model))
             except _FAILURES as error:
-                raise Unavailable(f"{place}: {error!r}") from None
+                raise Unavailable(f"{place}: {type(error).__name__}: {error}") from None
             if way == GRPC:
                 running.response_bytes[model.name] = len(body)
 
@@ -154,9 +161,19 @@ def _tritonclient(running: Running, way: str, model: Model) -> dict[str, Tensor]
             tensor.set_data_from_numpy(values, binary_data=binary)
         outputs = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in model.outputs]
         with tritonclient.http.InferenceServerClient(address) as client:
-            result = client.infer(model.name, inputs, outputs=outputs)
+            headers = {} if binary else {"Content-Type": "application/json"}
+            result = client.infer(model.name, inputs, outputs=outputs, headers=headers)
     return {name: result.as_numpy(name) for name in model.outputs}
 
 
 def _signature(name: str, tensor: Tensor) -> tuple[str, list[int], str]:
     return name, list(tensor.shape), DATATYPES[str(tensor.dtype)]
+
+
+def ready(port: int) -> bool:
+    """Whether a server of the KServe protocol says so."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5.0) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False

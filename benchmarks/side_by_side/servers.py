@@ -114,7 +114,7 @@ def _triton_python(site: Site) -> Command:
     words += ["--http-address=127.0.0.1", "--grpc-address=127.0.0.1", f"--http-port={site.http}"]
     words += [f"--grpc-port={site.grpc}", f"--metrics-port={site.ports[2]}"]
     libraries = packages / "nvidia_pytriton.libs"
-    variables = {"PYTHONPATH": f"{packages}:{PROGRAMS}", "LD_LIBRARY_PATH": str(libraries)}
+    variables = {"PYTHONPATH": str(packages), "LD_LIBRARY_PATH": str(libraries)}
     return Command(words, {**variables, "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '')}"})
 
 

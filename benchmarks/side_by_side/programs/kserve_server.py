@@ -2,6 +2,7 @@
 
 import kserve
 from kserve import InferOutput, InferResponse
+from kserve.logging import KSERVE_LOG_CONFIG, configure_logging
 from kserve.utils.numpy_codec import from_np_dtype
 from onnx_models import NAMES, OnnxModel
 
@@ -20,7 +21,7 @@ class OnnxRuntime(kserve.Model):
             tensor.set_data_from_numpy(value, binary_data=payload.use_binary_outputs)
             tensors.append(tensor)
         return InferResponse(
-            response_id=payload.id,
+            response_id=payload.id or "",  # a response of its HTTP interface must have one
             model_name=self.name,
             infer_outputs=tensors,
             use_binary_outputs=payload.use_binary_outputs,
@@ -32,7 +33,11 @@ if __name__ == "__main__":
     models = [OnnxRuntime(name) for name in NAMES]
     for model in models:
         model.load()
+    loggers = {name: {**each, "level": "WARNING"} for name, each in KSERVE_LOG_CONFIG["loggers"].items()}
+    configure_logging({**KSERVE_LOG_CONFIG, "loggers": loggers})  # no line for each request, as elsewhere
     server = kserve.ModelServer(
-        http_port=arguments.http_port, grpc_port=arguments.grpc_port, enable_latency_logging=False, access_log_format=""
+        http_port=arguments.http_port,
+        grpc_port=arguments.grpc_port,
+        enable_latency_logging=False,
     )
     server.start(models)

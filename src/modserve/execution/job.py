@@ -88,8 +88,6 @@ class Job:
 
     def of_members(self, rows: list[InferenceResponse]) -> list[InferenceResponse]:
         """The responses to the members, of those to all rows."""
-        if self.rows is self.members:
-            return rows
         members = set(self.members)
         return [response for row, response in zip(self.rows, rows, strict=True) if row in members]
 
@@ -148,7 +146,7 @@ class Work:
         """Make the responses of what the engine returned."""
         rows, config = job.rows, self._config
         outputs: Values
-        if type(result) is not dict or self._reuses_outputs:
+        if self._reuses_outputs or type(result) is not dict:
             outputs = (copied if self._reuses_outputs else checked)(result, config)
         else:
             outputs = result
@@ -161,7 +159,7 @@ class Work:
             for row, inflight in enumerate(rows):
                 if inflight.states is not None:
                     inflight.states.keep(config.name, arrays, row if config.batching else None, len(rows))
-        job.responses = job.of_members(responses)
+        job.responses = responses if rows is job.members else job.of_members(responses)
 
     def requests(self, job: Job, deliver: Deliver) -> list[RunningRequest]:
         """The members as an engine gets them that responds to each by itself."""

@@ -1,7 +1,7 @@
 """The RPCs of ``inference.GRPCInferenceService``, and the table of all that the port serves."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from google.protobuf.message import Message
 
@@ -168,7 +168,15 @@ def _sent(call: Call) -> None:
 def rpc_table(
     server: Server, options: GrpcSettings, inflating: Inflating, streams: InferStreams | None = None
 ) -> Mapping[str, Rpc]:
-    """All that the port serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
+    """All that the port serves, by path; where there are several workers, some calls concern all of them."""
+    around: Callable[[Mapping[str, Rpc]], Mapping[str, Rpc]] = server.around_rpcs
+    return around(own_rpcs(server, options, inflating, streams))
+
+
+def own_rpcs(
+    server: Server, options: GrpcSettings, inflating: Inflating, streams: InferStreams | None = None
+) -> Mapping[str, Rpc]:
+    """All that this process serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
     inference = InferenceService(server, options)
     reflection = ReflectionService((pb.SERVICE, health_pb.SERVICE, *REFLECTION), inflating)
     rpcs: dict[str, Rpc] = {}

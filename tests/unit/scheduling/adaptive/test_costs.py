@@ -165,6 +165,19 @@ def test_an_engine_that_prepares_itself_for_each_shape(noise: float) -> None:
     assert costs.changes == changes
 
 
+def test_what_a_shape_takes_at_first_is_not_held_against_it() -> None:
+    """The preparation is less than a surprise here. Only short lengths repeat."""
+    costs = Costs(16)
+    prepared: set[tuple[int, int]] = set()
+    for number in range(600):
+        rows, length = ROWS[number % 7], LENGTHS[number % 3] if number < 500 else 8 + number
+        ns = 4e6 + 5e4 * rows * length + (0 if (rows, length) in prepared else 3e6)
+        prepared.add((rows, length))
+        costs.observe(rows, length, int(ns))
+    for length in (512, 560, 600):
+        assert costs.of(length)[1] == pytest.approx(4e6 + 5e4 * length + OVERHEAD_NS, rel=0.03)
+
+
 def test_a_single_slow_execution_changes_little() -> None:
     costs = taught(linear, noise=0)
     costs.observe(8, 64, int(50 * linear(8, 64)))
