@@ -1,12 +1,9 @@
 """The composition root: builds every object, opens and closes the ports, and orders start and shutdown."""
 
 import asyncio
-import contextlib
-import errno
 import logging
 import signal
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,7 +22,7 @@ from .core.metrics import MetricStore
 from .core.servable import Finisher, Servable
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
-from .frontends.grpc.aio import GrpcListener
+from .frontends.grpc.rpc import GrpcListener
 from .frontends.http.wire.listener import HttpListener
 from .frontends.metrics import MetricsListener
 from .models.advice import absent_backends
@@ -34,6 +31,7 @@ from .observability import prometheus
 from .observability.logging import Logs
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
+from .ports import PortError, opening, probe_port
 from .repository.control import ALL, ControlMode, ControlOptions
 from .repository.local import local_repositories
 from .repository.manager import ModelManager
@@ -45,6 +43,7 @@ from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
 from .server import Server
 from .settings import GrpcSettings, Settings
+from .workers.member import Member
 
 _log = logging.getLogger(__name__)
 
@@ -62,14 +61,20 @@ class InferenceServer(Server):
 
     Entering loads all models; `index` lists those that fail, with the reason. Leaving finishes what is in flight, for
     at most `exit_timeout_secs`, and unloads. `backends` adds engines by name to the installed ones. Clients may change
-    `logs` by the log settings calls, which are refused without it.
+    `logs` by the log settings calls, which are refused without it. `member` is there in one of several workers.
     """
 
     def __init__(
-        self, settings: Settings, *, backends: dict[str, Backend] | None = None, logs: Logs | None = None
+        self,
+        settings: Settings,
+        *,
+        backends: dict[str, Backend] | None = None,
+        logs: Logs | None = None,
+        member: Member | None = None,
     ) -> None:
         self.settings = settings
         threads, memory = settings.model_load_thread_count, settings.request_memory_limit
+        workers = 1 if member is None else member.place.count
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="load")
         self._ending = asyncio.Lock()
         self._ended_in_time: bool | None = None
@@ -79,12 +84,13 @@ class InferenceServer(Server):
         self.engine_metrics = MetricStore(prometheus.RESERVED)
         """What engines show on the metrics page."""
         options = LoaderOptions(
-            cores=available_cores(),
+            cores=max(1, available_cores() // workers),
             auto_complete=not settings.disable_auto_complete_config,
             backend_options=backend_options(settings, registry.names),
             response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
             metrics=self.engine_metrics,
             measured=settings.default_backend == "auto",
+            around=None if member is None else member.around_model,
         )
         table = ModelTable()
         table.expect(None)  # until the repositories have been looked through
@@ -101,9 +107,11 @@ class InferenceServer(Server):
                 ControlMode(settings.model_control_mode), models_to_load(settings), settings.repository_poll_secs
             ),
             shared_memory=SharedMemory(settings.allow_client_shm),
-            tracer=Tracer(settings.trace),
-            memory=MemoryBudget(allowed_memory() // 2 if memory is None else memory),
+            tracer=Tracer(settings.trace if member is None else member.trace(settings.trace)),
+            memory=MemoryBudget((allowed_memory() // 2 if memory is None else memory) // workers),
         )
+        if member is not None:
+            member.join(self)
 
     async def __aenter__(self) -> Self:
         try:
@@ -191,6 +199,7 @@ async def serve(
     logs: Logs | None = None,
     on_open: Callable[[Ports], None] = lambda ports: None,
     on_loaded: Callable[[InferenceServer], None] = lambda server: None,
+    member: Member | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, and return the process's exit code.
 
@@ -198,10 +207,13 @@ async def serve(
     not ready, accept nothing new, finish what is in flight for at most `exit_timeout_secs`, return 0 (1 if the time was
     too short). On a second signal the process exits at once. Also 1 if a port or repository cannot be opened, or, with
     `exit_on_error`, a model fails to load. Clients may change `logs` by the log settings calls.
+
+    As one of several workers (`member`), it takes part in what they do together. One that replaces another opens its
+    ports last, when it has loaded what the others have.
     """
     stopping = asyncio.Event()
     _handle_signals(stopping)
-    server = InferenceServer(settings, logs=logs)
+    server = InferenceServer(settings, logs=logs, member=member)
     loop = asyncio.get_running_loop()
     freezer = Freezer(loop, server.ready_models)
     set_aside()  # else the imports of large engines set off one full collection after the other
@@ -211,18 +223,37 @@ async def serve(
     with ExitStack() as stack:
         watchdog = Watchdog(settings.event_loop_warning_ms)
         async with asyncio.TaskGroup() as tasks:
-            front = FrontEnds(server, settings, tasks, watchdog)
-            try:
-                on_open(await front.start())
-            except (PortError, CertificateError) as error:
-                _log.error("%s", error)
+            front = FrontEnds(server, settings, tasks, watchdog, member)
+            if member is not None:
+                await member.start(tasks, front.page)
+
+            async def open_ports() -> bool:
+                try:
+                    on_open(await front.start())
+                except (PortError, CertificateError) as error:
+                    _log.error("%s", error)
+                    return False
+                return True
+
+            async def load() -> bool:
+                loaded = await _load(server, settings, freezer, on_loaded if opened else lambda server: None)
+                if member is None or not loaded:
+                    return loaded
+                await member.catch_up()
+                if not opened and not await open_ports():
+                    return False
+                member.served()
+                return True
+
+            opened = member is None or not member.replaces
+            if opened and not await open_ports():
                 await front.stop()
                 return 1
             stack.enter_context(watchdog)
             if library is not None:
                 stack.callback(allocator.Trimmer(loop, library).stop)
             stack.enter_context(server.changes.listening(freezer.changed))
-            loading = tasks.create_task(_load(server, settings, freezer, on_loaded))
+            loading = tasks.create_task(load())
             waiting = tasks.create_task(stopping.wait())
             await asyncio.wait((loading, waiting), return_when=asyncio.FIRST_COMPLETED)
             failed = loading.done() and not loading.result()
@@ -278,78 +309,65 @@ def _handle_signals(stopping: asyncio.Event) -> None:
         loop.add_signal_handler(number, ask)
 
 
-class PortError(Exception):
-    """A port cannot be opened; the text says which, why, and which option changes that."""
+_FAREWELL = 1.0
+"""Seconds in which clients with idle connections may send a last request to a worker that ends."""
 
 
-_ADVICE = {
-    errno.EADDRINUSE: "the port is in use, perhaps by another server; '--{0}-port' chooses another one",
-    errno.EACCES: "this user may not open it; '--{0}-port' chooses another one",
-    errno.EADDRNOTAVAIL: "this machine does not have that address; '--{0}-address' chooses another one",
-}
+def _native() -> type[GrpcListener]:
+    from .frontends.grpc.native import NativeListener
+
+    return NativeListener
 
 
-@contextlib.contextmanager
-def _opening(name: str, address: str, port: int) -> Iterator[None]:
-    """Raises PortError for the OSError with which a port of the front end `name` is refused."""
-    try:
-        yield
-    except OSError as error:
-        advice = _ADVICE.get(error.errno or 0) or f"{error}; see '--{{0}}-address' and '--{{0}}-port'"
-        place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        raise PortError(f"cannot open the {name} port {place}: {advice.format(name.lower())}") from error
+def _grpcio() -> type[GrpcListener]:
+    from .frontends.grpc.aio import AioListener
+
+    return AioListener
 
 
-async def probe_port(address: str, port: int) -> None:
-    """See whether a port can be opened for listening, without doing so. Raises OSError.
-
-    Of a name's addresses those that this machine does not have may be left out, as long as one can be opened.
-    """
-    if port == 0:
-        return
-    loop = asyncio.get_running_loop()
-    places = await loop.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    failures = []
-    for family, kind, protocol, _, place in places:
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(place)
-        except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                raise
-            failures.append(error)
-    if len(failures) == len(places):
-        raise failures[0]
+GRPC_ENGINES: Mapping[str, Callable[[], type[GrpcListener]]] = {"native": _native, "grpcio": _grpcio}
+"""What serves gRPC, by the option's value: only the one that is used is imported."""
 
 
 class FrontEnds:
     """The open ports of a server, closed from the outside in."""
 
     def __init__(
-        self, server: InferenceServer, settings: Settings, tasks: asyncio.TaskGroup, watchdog: Watchdog
+        self,
+        server: InferenceServer,
+        settings: Settings,
+        tasks: asyncio.TaskGroup,
+        watchdog: Watchdog,
+        member: Member | None = None,
     ) -> None:
         self._server = server
+        self._member = member
         self._settings = settings
         self._http: HttpListener | None = None
         self._grpc: GrpcListener | None = None
         self._metrics: MetricsListener | None = None
+        self._registry = prometheus.registry(server.ready_models, self._figures, server.engine_metrics)
         if settings.http.allow:
             connections = open_files.connections(settings.http.max_connections)
             http = replace(settings.http, max_connections=connections)
             self._http = HttpListener(server, http.address, http.port, http, tasks)
         if settings.grpc.allow:
-            self._grpc = GrpcListener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
+            listener = GRPC_ENGINES[settings.grpc.engine]()
+            self._grpc = listener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
         if settings.allow_metrics:
-            registry = prometheus.registry(server.ready_models, self._figures, server.engine_metrics)
-            registry.register(watchdog)
+            self._registry.register(watchdog)
             self._metrics = MetricsListener(
-                lambda: prometheus.render(registry),
+                self.page if member is None else member.page,
                 prometheus.CONTENT_TYPE,
                 settings.metrics_address or settings.http.address,
                 settings.metrics_port,
                 tasks,
+                reuse_port=member is not None,
             )
+
+    def page(self) -> bytes:
+        """The metrics of this process."""
+        return prometheus.render(self._registry)
 
     def _figures(self) -> prometheus.ServerFigures:
         server = self._server
@@ -363,19 +381,21 @@ class FrontEnds:
         settings = self._settings
         if self._grpc and not settings.grpc.reuse_port:
             # Tried beforehand, since gRPC's library writes lines of its own to standard error when it fails.
-            with _opening("gRPC", settings.grpc.address, settings.grpc.port):
+            with opening("gRPC", settings.grpc.address, settings.grpc.port):
                 await probe_port(settings.grpc.address, settings.grpc.port)
-        with _opening("HTTP", settings.http.address, settings.http.port):
+        with opening("HTTP", settings.http.address, settings.http.port):
             http = await self._http.start() if self._http else None
-        with _opening("gRPC", settings.grpc.address, settings.grpc.port):
+        with opening("gRPC", settings.grpc.address, settings.grpc.port):
             grpc = await self._grpc.start() if self._grpc else None
-        with _opening("metrics", settings.metrics_address or settings.http.address, settings.metrics_port):
+        with opening("metrics", settings.metrics_address or settings.http.address, settings.metrics_port):
             metrics = await self._metrics.start() if self._metrics else None
         return Ports(http, grpc, metrics)
 
     async def drain(self) -> bool:
         """Stop in order: take what has arrived, not ready, accept nothing, finish, unload, metrics last."""
         grace = self._settings.exit_timeout_secs
+        if self._member is not None:
+            await self._retire(self._member, grace)
         if self._grpc:
             await self._grpc.take_backlog()
         keepers = self._server.sequence_keepers()
@@ -392,6 +412,18 @@ class FrontEnds:
             _log.error("Exit timeout expired. Exiting immediately.")
         return in_time
 
+    async def _retire(self, member: Member, grace: float) -> None:
+        """Leave the ports to the other workers while everything is still served: then no client is refused.
+
+        Clients with sequences on gRPC streams keep these until they end.
+        """
+        async with asyncio.TaskGroup() as retiring:
+            if self._http:
+                retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.place.count / 2)))
+            if self._grpc and not self._server.sequence_keepers():
+                await self._grpc.take_backlog()
+                retiring.create_task(self._grpc.stop(grace))
+
     async def stop(self) -> None:
         """Close whatever is open, at once."""
         if self._http:
@@ -400,6 +432,8 @@ class FrontEnds:
             await self._grpc.stop(None)
         if self._metrics:
             await self._metrics.stop()
+        if self._member is not None:
+            await self._member.stop()
         await asyncio.to_thread(self._server.tracer.close)
 
 

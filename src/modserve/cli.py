@@ -5,14 +5,21 @@ import faulthandler
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from . import console, supervisor
 from .__about__ import __version__
 from .backends.inventory import inventory
+from .form import form
 from .observability.logging import Logs
+from .ports import PortError
 from .settings import OptionError, Settings, from_command_line, usage
+from .workers import supervising
+from .workers.place import Place
+from .workers.ports import reserve
 
 if TYPE_CHECKING:
     from .app import InferenceServer, Ports
@@ -27,13 +34,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0 after an orderly stop, 1 for a failure, 2 for a wrong command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--version" in words:
-        print(f"modserve {__version__}")
+        print(f"modserve {__version__} ({form()})")
         return 0
     if "--help" in words or "-h" in words:
         print(usage.parser().format_help(), end="")
         return 0
     if words[:1] == ["engines"]:
         return engines(words[1:])
+    place = None
+    if words[:1] == ["worker"]:  # the supervisor's own, and not for people
+        place, words = Place.parse(words[1]), words[2:]
     if words[:1] == ["serve"]:
         del words[0]
     try:
@@ -45,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"modserve: {error}", file=sys.stderr)
         print("modserve: see 'modserve --help'", file=sys.stderr)
         return 2
+    if place is not None:
+        return run(line.settings, line.warnings if place.is_first else (), place)
+    if line.settings.workers > 1:
+        return supervise_workers(line.settings, words)
     if line.settings.supervise:
         supervise(line.settings, words)
     return run(line.settings, line.warnings)
@@ -62,20 +76,55 @@ def engines(words: Sequence[str]) -> int:
 def supervise(settings: Settings, arguments: Sequence[str]) -> NoReturn:
     """Become the supervisor of a server with the same arguments."""
     server = [sys.executable, "-m", __package__, "serve", *arguments, "--supervise=false"]
+    _become(supervisor.arguments(settings.log, server))
+
+
+def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
+    """Become the supervisor of several workers with the same arguments; returns only if that fails."""
+    if sys.platform != "linux":
+        print(
+            "modserve: '--workers' above 1 needs Linux, which shares out connections among processes", file=sys.stderr
+        )
+        return 2
+    try:
+        Logs(settings.log).install()
+    except OSError as error:
+        print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
+        return 1
+    try:
+        reservation = reserve(settings)
+    except PortError as error:
+        _log.error("%s", error)
+        return 1
+    worker = [sys.executable, "-m", __package__, "worker", supervising.PLACE, "serve", *arguments]
+    worker += [*reservation.options, "--reuse-http-port=true", "--reuse-grpc-port=true"]
+    directory = Path(tempfile.mkdtemp(prefix="modserve-workers-"))
+    plan = supervising.Plan(settings.workers, settings.exit_timeout_secs, directory, worker)
+    descriptors = reservation.hand_over()
+    return _become(supervising.arguments(settings.log, plan, descriptors))
+
+
+def _become(arguments: Sequence[str]) -> NoReturn:
+    """Go on as another program of the same interpreter."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *supervisor.arguments(settings.log, server)])
+    os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def run(settings: Settings, warnings: Sequence[str] = ()) -> int:
-    """Serve on a fresh event loop, with uvloop where it is installed."""
+def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = None) -> int:
+    """Serve on a fresh event loop, with uvloop where it is installed; at `place`, as one of several workers."""
     from .app import serve
 
+    speaks = place is None or place.is_first
     logs = Logs(settings.log)
     try:
         logs.install()
     except OSError as error:
         print(f"modserve: cannot open the log file; '--log-file' names another: {error}", file=sys.stderr)
         return 1
+    if place is not None:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(place.name_in_log)
+    _log.info("modserve %s, %s", __version__, form())
     for warning in warnings:
         _log.warning("%s", warning)
     opened: list[Ports] = []
@@ -87,14 +136,20 @@ def run(settings: Settings, warnings: Sequence[str] = ()) -> int:
             ("gRPC", settings.grpc.address, ports.grpc),
             ("metrics", settings.metrics_address or settings.http.address, ports.metrics),
         ):
-            if port is not None:
+            if port is not None and speaks:
                 say(f"{name} listening on {address}:{port}")
 
     def on_loaded(server: "InferenceServer") -> None:
-        say(f"\n{hints(server, settings, opened[0].http)}\n")
+        if speaks:
+            say(f"\n{hints(server, settings, opened[0].http)}\n")
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
+        if place is None:
+            return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
+        from .workers.member import Member
+
+        member = Member(place, settings)
+        return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded, member=member))
 
 
 def say(text: str) -> None:

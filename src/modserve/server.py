@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from typing import Any
 
 from .__about__ import __version__
 from .core.errors import Code, ModserveError, invalid, unavailable
@@ -118,6 +119,10 @@ class Server:
         """What requests hold, against the server's limit."""
         self.failure_log = FailureLog()
         """The front ends record each request that failed in it."""
+        self.around_app: Callable[[Any], Any] = lambda app: app
+        """What the HTTP port puts in front of its application: one of several workers shares some calls with others."""
+        self.around_rpcs: Callable[[Any], Any] = lambda rpcs: rpcs
+        """The same for the gRPC port's table of calls."""
 
     def _check_running(self) -> None:
         if self.phase is Phase.STOPPING:

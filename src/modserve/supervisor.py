@@ -81,7 +81,7 @@ class BackOff:
         return 0.0 if self._crashes == 1 else min(_LONGEST_DELAY_S, 2.0 ** min(self._crashes - 2, 16))
 
 
-class _Signals:
+class Signals:
     """A stream of signal numbers, of those that request the end and of SIGCHLD; `next` waits for one."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ def supervise(command: Sequence[str]) -> int:
     Does not start it again after an exit code of 0, 1 or 2, or after a signal that requests the end. Passes on every
     such signal.
     """
-    signals, back_off = _Signals(), BackOff()
+    signals, back_off = Signals(), BackOff()
     while True:
         pid, start_s = start(command), time.monotonic()
         _log.info("supervising the server, process %d", pid)
@@ -147,7 +147,7 @@ def supervise(command: Sequence[str]) -> int:
             return end.code
 
 
-def _watch(pid: int, signals: _Signals) -> tuple[Ending, bool]:
+def _watch(pid: int, signals: Signals) -> tuple[Ending, bool]:
     """Waits for the end of the child, passes signals on and reaps orphans. The ending, and whether it was requested."""
     stopping = False
     while True:
@@ -175,7 +175,7 @@ def _reap(pid: int) -> Ending | None:
             end = ending(status)
 
 
-def _stopped_within(delay: float, signals: _Signals) -> bool:
+def _stopped_within(delay: float, signals: Signals) -> bool:
     """Waits `delay` seconds. True as soon as a signal requests the end."""
     until = time.monotonic() + delay
     while (left := until - time.monotonic()) > 0:

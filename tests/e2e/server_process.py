@@ -1,5 +1,6 @@
 """A real server: ``python -m modserve serve`` on free ports, its log at hand, ended by its process id."""
 
+import contextvars
 import os
 import re
 import signal
@@ -23,6 +24,22 @@ _BETWEEN_BEATS_S = 0.05
 """What the loop may compute between two beats of its watchdog without being late."""
 _START_SECONDS = 30.0
 _STOP_SECONDS = 20.0
+
+GRPC_ENGINES = ("native", "grpcio")
+"""Those that serve gRPC, the default one first."""
+
+_engine: contextvars.ContextVar[str] = contextvars.ContextVar("engine")
+
+
+@contextmanager
+def grpc_engine(name: str) -> Iterator[None]:
+    """Servers that are started meanwhile serve gRPC with this engine, unless their options say otherwise."""
+    token = _engine.set(name)
+    try:
+        yield
+    finally:
+        _engine.reset(token)
+
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -51,6 +68,8 @@ class ServerProcess:
                 command += [port, "0"]
         if not any(option.startswith("--event-loop-warning-ms") for option in options):
             command += ["--event-loop-warning-ms", str(_LONGEST_STALL_MS)]
+        if engine := _engine.get(""):
+            command += ["--grpc-engine", engine]
         self._process = subprocess.Popen(
             [*command, *options],
             stdin=subprocess.DEVNULL,

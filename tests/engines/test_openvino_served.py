@@ -60,8 +60,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def shown_configurations() -> list[str]:
-    blocks = re.findall(r"^```\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    return [block for block in blocks if "backend:" in block]
+    return re.findall(r"^```\n(backend: .*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")

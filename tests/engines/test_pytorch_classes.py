@@ -83,6 +83,43 @@ async def test_a_class_with_weights(tmp_path: Path) -> None:
     np.testing.assert_array_equal(x, kept)
 
 
+MORE = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def forward(self, x, y=None, *more, scale=1):
+        out = x + (1000 if y is None else y)
+        for place, each in enumerate(more):
+            out = out + 10 ** (place + 1) * each
+        return {"out": out}
+"""
+
+
+async def test_what_follows_an_argument_that_was_left_out_keeps_its_place(tmp_path: Path) -> None:
+    names = ("x", "y", "more[0]", "more[1]")
+    inputs = ", ".join(
+        f'{{ name: "{name}" data_type: TYPE_FP32 dims: [ 1 ] {"" if name == "x" else "optional: true"} }}'
+        for name in names
+    )
+    config = f'backend: "pytorch"\nruntime: "model.py"\nmax_batch_size: 8\ninput [ {inputs} ]\n'
+    config += tensors("output", ("out", "FP32", "1"))
+    one = np.ones((1, 1), np.float32)
+    async with running(tmp_path, config, python_class(MORE)) as model:
+        assert model.reason == ""
+
+        async def out(*present: str) -> float:
+            return float((await model(dict.fromkeys(present, one)))["out"][0, 0])
+
+        assert await out(*names) == 112
+        assert await out("x", "more[0]", "more[1]") == 1111
+        assert await out("x", "more[0]") == 1011
+        assert await out("x") == 1001
+        assert await out("x", "y") == 2
+        with pytest.raises(Exception, match="needs all inputs before 'more\\[1\\]'"):
+            await out("x", "more[1]")
+
+
 CLASSES = {
     "several": (NET, {}, None, "has several classes that derive from torch.nn.Module (Block, Net); Block is served"),
     "no such class": (NET, {"MODEL_CLASS": "Nit"}, "'MODEL_CLASS' is 'Nit', but the classes of", ""),

@@ -45,7 +45,7 @@ class Text(torch.nn.Module):
 
 # The configurations of docs/engines/pytorch.md
 PAGE = (Path(__file__).parents[2] / "docs" / "engines" / "pytorch.md").read_text(encoding="utf-8")
-CONFIG, CLASS_CONFIG = re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+CONFIG, CLASS_CONFIG = re.findall(r"^```\n((?:backend|platform): .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 CLASS = """
 import torch
 

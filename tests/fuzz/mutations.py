@@ -234,6 +234,7 @@ _STRUCTURES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "http_binary": _binary,
     "bytes_tensor": _bytes,
     "grpc_message": _message,
+    "request_reader": _message,
     "generate_body": _json,
     "predict_body": _json,
     "control_body": _behind_digit,

@@ -25,6 +25,9 @@ from modserve.pb import inference as pb
 from modserve.protocol import classification, compression
 from modserve.protocol.control import logging_settings, regions, repository, trace_settings
 from modserve.protocol.grpc import grpc_messages, long_messages
+from modserve.protocol.grpc.infer_message import InferMessage, from_protobuf
+from modserve.protocol.grpc.request_reader import RequestReader
+from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.http import (
     generate,
     infer_body,
@@ -152,7 +155,7 @@ def grpc_message(data: bytes) -> None:
     region = _Region()
     apart = _decoded_apart(data, region)
     try:
-        message = pb.ModelInferRequest.FromString(data)
+        message = from_protobuf(pb.ModelInferRequest.FromString(data))
     except DecodeError:
         return
     request = grpc_messages.decode_request(message, 2 * _ONE_SECOND_NS, lambda: region)
@@ -165,7 +168,7 @@ def grpc_message(data: bytes) -> None:
     grpc_messages.output_places(message, lambda: region)
     counts = grpc_messages.class_counts(message)
     grpc_messages.wants_empty_final(message)
-    pb.ModelInferResponse.FromString(grpc_messages.ResponseWriter().encode(_ranked(_echo(request), counts)))
+    pb.ModelInferResponse.FromString(ResponseWriter().encode(_ranked(_echo(request), counts)))
 
 
 def _decoded_apart(data: bytes, region: "_Region") -> InferenceRequest | None:
@@ -173,9 +176,41 @@ def _decoded_apart(data: bytes, region: "_Region") -> InferenceRequest | None:
     try:
         split = long_messages.split(data)
         assert split is not None
-        return grpc_messages.decode_request(split[0], 2 * _ONE_SECOND_NS, lambda: region, split[1])
+        return grpc_messages.decode_request(from_protobuf(*split), 2 * _ONE_SECOND_NS, lambda: region)
     except (DecodeError, ModserveError, long_messages.ManyFieldsError):
         return None
+
+
+def request_reader(data: bytes) -> None:
+    """A ModelInferRequest as the hand-written reader has it: as protobuf has it, or left to that."""
+    messages = [RequestReader(most_short).read(data) for most_short in (len(data), len(data) // 2, 40)]
+    remembering = RequestReader()
+    remembering.read(_USUAL)
+    messages += [remembering.read(data), remembering.read(data)]
+    try:
+        whole = from_protobuf(pb.ModelInferRequest.FromString(data))
+    except DecodeError:
+        assert messages == [None] * len(messages)
+        raise ModserveError(Code.INVALID_ARG, "no message") from None
+    for message in messages:
+        assert message is None or _values(message) == _values(whole)
+    grpc_messages.decode_request(messages[0] or whole, 2 * _ONE_SECOND_NS, _Region)
+
+
+_USUAL = b"\x0a\x05model\x2a\x0e\x0a\x02IN\x12\x05INT32\x1a\x01\x02\x32\x05\x0a\x03OUT\x3a\x08" + bytes(8)
+
+
+def _values(message: InferMessage) -> list[object]:
+    """All that it says; texts stand for doubles, among which some are not equal to themselves."""
+    head = message.head
+    contents = [None if each.contents is None else each.contents.SerializeToString() for each in head.inputs]
+    return [
+        *(message.model_name, message.model_version, message.id, head.input_count, head.output_count),
+        *(head.output_names, head.plain_inputs, head.plain_outputs, contents, [bytes(raw) for raw in message.raws]),
+        *sorted((name, repr(value)) for name, value in message.parameters.items()),
+        *[(each.name, each.datatype, each.shape, repr(each.parameters)) for each in head.inputs],
+        *[(each.name, repr(each.parameters)) for each in head.outputs],
+    ]
 
 
 def generate_body(data: bytes) -> None:
@@ -215,6 +250,7 @@ _TARGETS: dict[str, tuple[Target, frozenset[Code]]] = {
     "http_binary": (http_binary, _BLAMES_CLIENT),
     "bytes_tensor": (bytes_tensor, _BLAMES_CLIENT),
     "grpc_message": (grpc_message, _BLAMES_CLIENT),
+    "request_reader": (request_reader, _BLAMES_CLIENT),
     "generate_body": (generate_body, _BLAMES_CLIENT),
     "predict_body": (predict_body, _BLAMES_CLIENT),
     "control_body": (control_body, _CONTROL),

@@ -52,6 +52,7 @@ TRITONSERVER_OPTIONS = re.findall(
 OWN_OPTIONS = [
     "default-backend",
     "event-loop-warning-ms",
+    "grpc-engine",
     "grpc-max-concurrent-streams",
     "grpc-max-message-size",
     "http-client-timeout",
@@ -67,6 +68,7 @@ OWN_OPTIONS = [
     "request-memory-limit",
     "server-timing",
     "supervise",
+    "workers",
 ]
 """Those that tritonserver does not have."""
 CERTIFICATES = ["--grpc-server-cert=cert.pem", "--grpc-server-key=key.pem", "--grpc-root-cert=root.pem"]

@@ -36,18 +36,19 @@ class BackendRegistry:
     def __init__(self, extra: dict[str, Backend] | None = None) -> None:
         self._entries = {entry.name: entry for entry in entry_points(group=GROUP)}
         self._loaded: dict[str, Backend] = dict(extra or {})
+        self._extra = frozenset(self._loaded)
         # An import may take many seconds, during which models of other backends go on loading: a lock for each name.
         self._locks = {name: threading.Lock() for name in self._entries}
 
     @property
     def names(self) -> list[str]:
         """The backends that can run models here: those whose library is installed, or a stand-in for it."""
-        return sorted({*catalogue.available(self._entries), *self._loaded})
+        return sorted({*catalogue.available(self._entries), *self._extra})
 
     @property
     def known(self) -> frozenset[str]:
         """The names of all backends, also of those whose library is not installed."""
-        return frozenset({*self._entries, *self._loaded})
+        return frozenset({*self._entries, *self._extra})
 
     def get(self, name: str) -> Backend:
         """The backend called `name`.

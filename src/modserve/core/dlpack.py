@@ -23,6 +23,8 @@ class Device(NamedTuple):
 
 CPU: Final = 1
 CUDA: Final = 2
+EXTENSION: Final = 12
+"""What DLPack keeps for tests of devices that it does not know."""
 HOST_TYPES: Final = frozenset({CPU, 3, 11})
 """Memory that the processor reads as its own: plain, and pinned for CUDA and for ROCm."""
 
@@ -49,7 +51,7 @@ class Layout(NamedTuple):
     capsule: object
 
 
-class _Tensor(ctypes.Structure):
+class RawTensor(ctypes.Structure):
     """``DLTensor``, with which a ``DLManagedTensor`` begins."""
 
     _fields_ = (
@@ -66,17 +68,19 @@ class _Tensor(ctypes.Structure):
     )
 
 
-_INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
+TYPE_CODES: Final[dict[str, int]] = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+"""A numpy ``kind`` → ``DLDataTypeCode``."""
+_BFLOAT = 4
 _DATATYPES = {
-    **{(_INT, 8 * row.size): row for row in (dtypes.INT8, dtypes.INT16, dtypes.INT32, dtypes.INT64)},
-    **{(_UINT, 8 * row.size): row for row in (dtypes.UINT8, dtypes.UINT16, dtypes.UINT32, dtypes.UINT64)},
-    **{(_FLOAT, 8 * row.size): row for row in (dtypes.FP16, dtypes.FP32, dtypes.FP64)},
+    **{(TYPE_CODES["i"], 8 * row.size): row for row in (dtypes.INT8, dtypes.INT16, dtypes.INT32, dtypes.INT64)},
+    **{(TYPE_CODES["u"], 8 * row.size): row for row in (dtypes.UINT8, dtypes.UINT16, dtypes.UINT32, dtypes.UINT64)},
+    **{(TYPE_CODES["f"], 8 * row.size): row for row in (dtypes.FP16, dtypes.FP32, dtypes.FP64)},
     (_BFLOAT, 16): dtypes.BF16,
-    (_BOOL, 8): dtypes.BOOL,
+    (TYPE_CODES["b"], 8): dtypes.BOOL,
 }
 """Code and bits of a ``DLDataType`` → ours."""
 
-_NAME = b"dltensor"
+CAPSULE_NAME: Final = b"dltensor"
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -90,7 +94,7 @@ def device_of(source: Exporter) -> Device:
 def layout_of(source: Exporter) -> Layout:
     """Where an array is and what is in it. Raises INVALID_ARG for elements of a type that the protocol lacks."""
     capsule = source.__dlpack__()
-    tensor = _Tensor.from_address(_pointer_of(capsule, _NAME))
+    tensor = RawTensor.from_address(_pointer_of(capsule, CAPSULE_NAME))
     datatype = _DATATYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if datatype is None:
         what = f"DLPack type {tensor.code} of {tensor.bits} bits in {tensor.lanes} lanes"

@@ -7,23 +7,35 @@ dimension, batch size, and then each input's datatype, shape and byte size.
 import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import Final, NamedTuple
 
 from . import dtypes
 from .errors import ModserveError, invalid
 from .inflight import Inflight
 from .merging import Padding
 from .model_config import ModelConfig, TensorSpec
-from .request import InferenceRequest
+from .request import InferenceRequest, RequestForm
 from .response import ResponseSink
 from .tensor import Buffer, Shape, Tensor, TruncatedError, as_reshape, format_shape
 
 _MOST = 2**63 - 1
 _SHOWN = 10
+_MOST_FORMS: Final = 256
+"""Forms of requests that are remembered. If there are more, all are forgotten."""
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
+
+
+class _Known(NamedTuple):
+    """What is the same for all requests of a form."""
+
+    output_names: tuple[str, ...]
+    batch_size: int
+    shape_key: object
+    length: int
 
 
 class Signature:
@@ -45,9 +57,25 @@ class Signature:
         )
         self.alike = self._padding is None and not self._ragged and not self._keyed
         """Whether all requests may share a batch: `accept` gives all of them the same `shape_key`."""
+        self._same_inputs = all(spec.reshape is None and spec.datatype is not dtypes.BYTES for spec in config.inputs)
+        """What is accepted has the request's own inputs, and their elements do not matter."""
+        self._forms: dict[RequestForm, _Known] = {}
 
     def accept(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         """Make a request ready to be queued, in the model's own shapes. Raises INVALID_ARG."""
+        form = request.form
+        known = None if form is None else self._forms.get(form)
+        if known is None:
+            return self._accept(request, sink, now_ns)
+        names, batch_size, shape_key, length = known
+        deadline_ns = request.deadline_ns
+        inflight = Inflight(request, sink, request.inputs, names, batch_size, shape_key, now_ns, deadline_ns)
+        if length:
+            inflight.length = length
+        return inflight
+
+    def _accept(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        """The same for a request that may be the first of its form."""
         config = self.config
         output_names = request.outputs or config.output_names
         if request.outputs:
@@ -101,6 +129,10 @@ class Signature:
         inflight = Inflight(request, sink, accepted, output_names, batch_size, shape_key, now_ns, request.deadline_ns)
         if length:
             inflight.length = length
+        if request.form is not None and self._same_inputs:
+            if len(self._forms) >= _MOST_FORMS:
+                self._forms.clear()
+            self._forms[request.form] = _Known(output_names, batch_size, shape_key, length)
         return inflight
 
     def _key(self, accepted: Mapping[str, Tensor]) -> object:

@@ -48,7 +48,7 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.buckets = [0] * (len(self.bounds) + 1)
-        self.total: float = 0
+        self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
         self.buckets[bisect_left(self.bounds, value)] += times
@@ -57,11 +57,32 @@ class Histogram:
 
 @dataclass(slots=True, eq=False)
 class BatchStatistics:
-    """How long executions of one batch size took."""
+    """How long the parts of executions took: of those of one batch size, or once for each request in them."""
 
-    compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
+    count: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+    def add(self, timing: ExecutionTiming, times: int = 1) -> None:
+        """Count an execution so many times."""
+        input_end_ns, output_start_ns = timing.compute_input_end_ns, timing.compute_output_start_ns
+        self.count += times
+        self.input_ns += times * (input_end_ns - timing.compute_start_ns)
+        self.infer_ns += times * (output_start_ns - input_end_ns)
+        self.output_ns += times * (timing.compute_end_ns - output_start_ns)
+
+    @property
+    def compute_input(self) -> Duration:
+        return Duration(self.count, self.input_ns)
+
+    @property
+    def compute_infer(self) -> Duration:
+        return Duration(self.count, self.infer_ns)
+
+    @property
+    def compute_output(self) -> Duration:
+        return Duration(self.count, self.output_ns)
 
 
 @dataclass(slots=True, eq=False)
@@ -164,9 +185,8 @@ class ModelStatistics:
         self.success = Duration()
         self.fail = Duration()
         self.queue = Duration()
-        self.compute_input = Duration()
-        self.compute_infer = Duration()
-        self.compute_output = Duration()
+        self._computed = BatchStatistics()
+        """Once for each request that succeeded."""
         self.cache_hit = Duration()
         self.cache_miss = Duration()
         self.failures = dict.fromkeys(FailureReason, 0)
@@ -177,7 +197,8 @@ class ModelStatistics:
         """Elements of requests in all batches, in models whose batches are filled up."""
         self.padding = 0
         """Elements that filled up all batches."""
-        self.recent: deque[BatchRecord] = deque(maxlen=RECENT_BATCHES)
+        self._recent: deque[tuple[int, int, int, ExecutionTiming]] = deque(maxlen=RECENT_BATCHES)
+        """Of the latest executions the end in Unix milliseconds, the requests, and how long the first one waited."""
         self.tuner: TunerStatistics | None = None
         """Only for models whose batching tunes itself."""
         self.choice: ChoiceStatistics | None = None
@@ -189,6 +210,35 @@ class ModelStatistics:
         self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
 
+    @property
+    def compute_input(self) -> Duration:
+        return self._computed.compute_input
+
+    @property
+    def compute_infer(self) -> Duration:
+        return self._computed.compute_infer
+
+    @property
+    def compute_output(self) -> Duration:
+        return self._computed.compute_output
+
+    @property
+    def recent(self) -> list[BatchRecord]:
+        """The latest executions, in order."""
+        return [
+            BatchRecord(
+                end_ms,
+                timing.batch_size,
+                requests,
+                timing.close_reason,
+                waited_ns,
+                timing.compute_end_ns - timing.compute_start_ns,
+                timing.elements,
+                timing.padding,
+            )
+            for end_ms, requests, waited_ns, timing in self._recent
+        ]
+
     def record_failure(self, inflight: Inflight, reason: FailureReason, now_ns: int) -> None:
         """Count an accepted request that failed."""
         self.fail.count += 1
@@ -197,22 +247,19 @@ class ModelStatistics:
 
     def record_execution(self, timing: ExecutionTiming, members: Sequence[Inflight], now_unix_ms: int) -> None:
         """Count one execution that succeeded."""
-        batch_size = timing.batch_size
         self.execution_count += 1
         reason = timing.close_reason
         self.close_reasons[reason] = self.close_reasons.get(reason, 0) + 1
-        waited_ns = timing.compute_start_ns - min([inflight.queue_start_ns for inflight in members])
-        compute_ns = timing.compute_end_ns - timing.compute_start_ns
-        elements, padding = timing.elements, timing.padding
-        self.elements += elements
-        self.padding += padding
-        record = BatchRecord(now_unix_ms, batch_size, len(members), reason, waited_ns, compute_ns, elements, padding)
-        self.recent.append(record)
+        self.elements += timing.elements
+        self.padding += timing.padding
+        queued_ns = members[0].queue_start_ns
+        for inflight in members:
+            if inflight.queue_start_ns < queued_ns:
+                queued_ns = inflight.queue_start_ns
+        self._recent.append((now_unix_ms, len(members), timing.compute_start_ns - queued_ns, timing))
         self.last_inference_ms = now_unix_ms
-        batch = self.batches[batch_size]
-        _add(batch.compute_input, timing.compute_input_end_ns - timing.compute_start_ns)
-        _add(batch.compute_infer, timing.compute_output_start_ns - timing.compute_input_end_ns)
-        _add(batch.compute_output, timing.compute_end_ns - timing.compute_output_start_ns)
+        batch_size = timing.batch_size
+        self.batches[batch_size].add(timing)
         self.batch_size_histogram.observe(batch_size)
 
     def record_response(self, index: int, kind: str, start_ns: int, output_start_ns: int, end_ns: int) -> None:
@@ -257,16 +304,17 @@ class ModelStatistics:
             request_histogram.observe(request_ns)
             queue_histogram.observe(waited_ns)
         self.inference_count += inferences
-        _add(self.success, total_ns, count)
-        _add(self.queue, queue_ns, count)
-        _add(self.compute_input, count * (timing.compute_input_end_ns - start_ns), count)
-        _add(self.compute_infer, count * (timing.compute_output_start_ns - timing.compute_input_end_ns), count)
-        _add(self.compute_output, count * (timing.compute_end_ns - timing.compute_output_start_ns), count)
+        success, queue = self.success, self.queue
+        success.count += count
+        success.ns += total_ns
+        queue.count += count
+        queue.ns += queue_ns
+        self._computed.add(timing, count)
         self.compute_histogram.observe(timing.compute_end_ns - start_ns, count)
 
 
-def _add(duration: Duration, ns: int, count: int = 1) -> None:
-    duration.count += count
+def _add(duration: Duration, ns: int) -> None:
+    duration.count += 1
     duration.ns += ns
 
 

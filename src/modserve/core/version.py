@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .errors import ModserveError, invalid, not_found, unavailable
 
@@ -11,6 +11,8 @@ _VERSION_DIRECTORY = re.compile(r"[1-9][0-9]*")
 _MOST_DIGITS = 1000
 """Python refuses to read much longer numbers; leading zeros may make a small number long."""
 _MOST_REASON = 1000
+_USUAL: Final[dict[str, int]] = {str(version): version for version in range(1, 100)}
+"""Versions as requests name them."""
 
 STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 """Why a model that is being unloaded refuses a request, in Triton's words."""
@@ -48,6 +50,9 @@ def parse_requested(text: str) -> int | None:
     """The version that a request names; None, the latest, for an empty text. Raises INVALID_ARG with Triton's texts."""
     if not text:
         return None
+    usual = _USUAL.get(text)
+    if usual is not None:
+        return usual
     if re.fullmatch(r"\s*[+-]?[0-9]+", text, re.ASCII) is None or not _fits_long(text):
         raise invalid(
             f"failed to get model version from specified version string '{text}' (details: stol), "

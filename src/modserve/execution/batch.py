@@ -23,7 +23,10 @@ def merge(members: Sequence[Inflight]) -> dict[str, Array]:
     """The inputs of one execution: one request's arrays as they are, those of several joined on the first dimension."""
     first = members[0]
     if len(members) == 1:
-        return {name: tensor.array for name, tensor in first.inputs.items()}
+        arrays: dict[str, Array] = {}
+        for name, tensor in first.inputs.items():
+            arrays[name] = tensor.array
+        return arrays
     return {name: join([inflight.inputs[name] for inflight in members]) for name in first.inputs}
 
 
@@ -95,16 +98,21 @@ def split(outputs: Values, members: Sequence[Inflight], config: ModelConfig, ver
     Raises INTERNAL if a requested output is missing, and when an output's type or number of rows is not what the
     configuration promises.
     """
+    tensors: dict[str, Tensor] = {}
+    if len(members) == 1:
+        alone = members[0]
+        for name in alone.output_names:
+            tensors[name] = _whole(name, outputs, alone.batch_size, config, alone)
+        return [InferenceResponse(config.name, version, tensors, alone.request.id)]
     batching = config.batching
     rows = sum([inflight.batch_size for inflight in members]) if batching else 0
-    alone = members[0] if len(members) == 1 else None
-    columns = {name: _column(name, outputs, rows, config, alone) for name in requested_outputs(members)}
+    columns = {name: _column(name, outputs, rows, config) for name in requested_outputs(members)}
     responses: list[InferenceResponse] = []
     start = 0
     for inflight in members:
         size = inflight.batch_size
         end = start + size
-        tensors: dict[str, Tensor] = {}
+        tensors = {}
         for name in inflight.output_names:
             datatype, item, raw, row_bytes, whole = columns[name]
             if not batching or size == rows:
@@ -176,7 +184,7 @@ def single(
     tensors = {
         name: _as_it_is(name, _placed(name, output, member), rows, config)
         if isinstance(output := outputs.get(name), Tensor)
-        else _column(name, outputs, rows, config, member).whole
+        else _whole(name, outputs, rows, config, member)
         for name in names
     }
     return InferenceResponse(config.name, version, tensors, member.request.id, parameters)
@@ -223,44 +231,55 @@ class _Column(NamedTuple):
     whole: Tensor
 
 
-def _column(
+def _column(name: str, outputs: Values, rows: int, config: ModelConfig) -> _Column:
+    whole = _whole(name, outputs, rows, config)
+    datatype = whole.datatype
+    item = whole.shape[1:] if config.batching else whole.shape
+    if datatype is dtypes.BYTES:
+        return _Column(datatype, item, b"", 0, whole)
+    raw = whole.raw
+    return _Column(datatype, item, raw, len(raw) // rows if rows else 0, whole)
+
+
+def _whole(
     name: str,
     outputs: Values,
     rows: int | None,
     config: ModelConfig,
     alone: Inflight | None = None,
-) -> _Column:
-    """`rows` None: any number of them. `alone` is a request that runs alone: what is on a device may stay there."""
+) -> Tensor:
+    """One output of an execution, checked. Raises INTERNAL as `split` does.
+
+    `rows` None: any number of them. `alone` is a request that runs alone: what is on a device may stay there.
+    """
     spec = config.outputs_by_name[name]
+    datatype = spec.datatype
     array: Array | Tensor | None = outputs.get(name)
     if type(array) is not np.ndarray:
         if type(array) is DeviceTensor and alone is not None and name in alone.device_outputs:
-            return _Column(array.datatype, array.shape, b"", 0, _as_it_is(name, array, rows, config))
+            return _as_it_is(name, array, rows, config)
         array = as_array(name, array, config)
-    batch: Shape = ()
-    item = array.shape
-    if config.batching:
-        _check_rows(name, item, rows, config)
-        batch, item = item[:1], item[1:]
+    shape: Shape = array.shape
+    if config.max_batch_size and (not shape or shape[0] != rows):
+        _check_rows(name, shape, rows, config)
     if spec.reshape is not None:
-        item = _as_configured(spec, item, array.shape, config)
-        array = array.reshape((*batch, *item))
-    datatype = spec.datatype
+        batch = shape[:1] if config.batching else ()
+        array = array.reshape((*batch, *_as_configured(spec, shape[len(batch) :], shape, config)))
+        shape = array.shape
     if datatype is dtypes.BYTES:
         for tensor in () if alone is None else alone.inputs.values():
             # An input that comes back as it was keeps its raw form.
             if tensor.datatype is dtypes.BYTES and tensor.array is outputs[name] and not array.flags.writeable:
-                return _Column(datatype, item, b"", 0, tensor.reshaped(array.shape))
+                return tensor.reshaped(shape)
         try:
-            return _Column(datatype, item, b"", 0, Tensor.from_array(array, datatype))
+            return Tensor.from_array(array, datatype)
         except ModserveError as error:
             raise internal(f"output '{name}' of model '{config.name}': {error.message}") from None
-    if array.dtype != datatype.numpy:
+    if array.dtype is not datatype.numpy and array.dtype != datatype.numpy:
         raise _of_type(array.dtype, spec, config)
     # Small outputs are copied once, which costs less than a view does.
-    raw = array.tobytes() if array.nbytes <= _SMALL else Tensor(datatype, array.shape, None, array).raw
-    whole = Tensor(datatype, array.shape, raw, None)
-    return _Column(datatype, item, raw, len(raw) // rows if rows else 0, whole)
+    raw = array.tobytes() if array.nbytes <= _SMALL else Tensor(datatype, shape, None, array).raw
+    return Tensor(datatype, shape, raw, None)
 
 
 def _of_type(actual: object, spec: TensorSpec, config: ModelConfig) -> ModserveError:

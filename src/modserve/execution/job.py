@@ -64,7 +64,10 @@ class Job:
         self.refused = False
         """The engine did not take the whole, and may take the members one by one."""
         self.rows = members if rows is None else rows
-        self.timing = ExecutionTiming(sum([inflight.batch_size or 1 for inflight in self.rows]), close_reason)
+        batch_size = 0
+        for inflight in self.rows:
+            batch_size += inflight.batch_size or 1
+        self.timing = ExecutionTiming(batch_size, close_reason)
         self.running: list[Running] = []
         self.requests: list[RunningRequest] = []
         """What the engine has of `running`."""
@@ -75,21 +78,16 @@ class Job:
 
     def drop_late(self, now_ns: int) -> None:
         """What is too late is not worth an execution. Not for jobs whose rows are kept."""
-        late = [
-            inflight
-            for inflight in self.members
-            if 0 < inflight.deadline_ns <= now_ns or 0 < inflight.queue_limit_ns <= now_ns
-        ]
-        if late:
-            self.late = late
-            gone = set(late)
+        for inflight in self.members:
+            if 0 < inflight.deadline_ns <= now_ns or 0 < inflight.queue_limit_ns <= now_ns:
+                self.late.append(inflight)
+        if self.late:
+            gone = set(self.late)
             self.rows = self.members = [inflight for inflight in self.members if inflight not in gone]
-            self.timing.batch_size -= sum([inflight.batch_size or 1 for inflight in late])
+            self.timing.batch_size -= sum([inflight.batch_size or 1 for inflight in self.late])
 
     def of_members(self, rows: list[InferenceResponse]) -> list[InferenceResponse]:
         """The responses to the members, of those to all rows."""
-        if self.rows is self.members:
-            return rows
         members = set(self.members)
         return [response for row, response in zip(self.rows, rows, strict=True) if row in members]
 
@@ -148,7 +146,7 @@ class Work:
         """Make the responses of what the engine returned."""
         rows, config = job.rows, self._config
         outputs: Values
-        if type(result) is not dict or self._reuses_outputs:
+        if self._reuses_outputs or type(result) is not dict:
             outputs = (copied if self._reuses_outputs else checked)(result, config)
         else:
             outputs = result
@@ -161,7 +159,7 @@ class Work:
             for row, inflight in enumerate(rows):
                 if inflight.states is not None:
                     inflight.states.keep(config.name, arrays, row if config.batching else None, len(rows))
-        job.responses = job.of_members(responses)
+        job.responses = responses if rows is job.members else job.of_members(responses)
 
     def requests(self, job: Job, deliver: Deliver) -> list[RunningRequest]:
         """The members as an engine gets them that responds to each by itself."""

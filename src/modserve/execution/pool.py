@@ -161,7 +161,8 @@ class InstancePool(Settlement):
             self._free.append(slot)
         else:
             self._set_free(slot, job)
-        self.tell_done(job.members)
+        if self.on_done is not None:
+            self.tell_done(job.members)
         self.settle(job)
 
     def remaining_ns(self, now_ns: int, run_ns: Callable[[int], int]) -> list[int]:

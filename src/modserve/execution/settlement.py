@@ -173,13 +173,12 @@ class Settlement:
         statistics, members, now_ns = self._statistics, job.members, time.monotonic_ns()
         try:
             statistics.record_execution(job.timing, members, int(time.time() * 1e3))
-            responded = members
-            if any(inflight.settled for inflight in members):
-                responded = [inflight for inflight in members if not inflight.settled]
-                for inflight in members:
-                    if inflight.settled:
-                        statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
-            statistics.record_successes(responded, job.timing, now_ns)
+            for inflight in members:
+                if inflight.settled:
+                    self._count_settled(members, job.timing, now_ns)
+                    break
+            else:
+                statistics.record_successes(members, job.timing, now_ns)
         except Exception:
             self.misbehaved("counting an execution")
         if len(members) > _AT_ONCE or self._to_tell:
@@ -190,6 +189,13 @@ class Settlement:
         for inflight, response in zip(members, job.responses, strict=True):
             inflight.settle(response)
         self._on_settled(len(members))
+
+    def _count_settled(self, members: list[Inflight], timing: ExecutionTiming, now_ns: int) -> None:
+        """Count the requests of an execution that some did not wait for."""
+        for inflight in members:
+            if inflight.settled:
+                self._statistics.record_failure(inflight, FailureReason.CANCELED, now_ns)
+        self._statistics.record_successes([each for each in members if not each.settled], timing, now_ns)
 
     def _tell_some(self) -> None:
         """Settle the requests of a very large batch, or as many as do not hold the event loop for long."""

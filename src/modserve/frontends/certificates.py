@@ -9,6 +9,7 @@ import logging
 import os
 import ssl
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +43,13 @@ class Certificates:
     Raises `CertificateError` if they cannot be used at the start.
     """
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: TlsFiles, protocols: Sequence[str] = ()) -> None:
+        """`protocols`: those that are offered to clients that say which they speak (RFC 7301)."""
         self._files = files
+        self._protocols = protocols
         self._lock = threading.Lock()
         self._seen = _stamp(files)
-        self._identity = _load(files)
+        self._identity = _load(files, protocols)
 
     def current(self) -> Identity:
         """What to present in a handshake that begins now. Never raises."""
@@ -55,7 +58,7 @@ class Certificates:
             if stamp != self._seen:
                 self._seen = stamp
                 try:
-                    self._identity = _load(self._files)
+                    self._identity = _load(self._files, self._protocols)
                     _log.info("certificate '%s' was read again", self._files.certificate)
                 except CertificateError as error:
                     _log.error("%s; the certificates read before stay in use", error)
@@ -63,7 +66,7 @@ class Certificates:
 
     def server_context(self) -> ssl.SSLContext:
         """A context for a listener, whose handshakes take the files as they are by then."""
-        context = _load(self._files).context
+        context = _load(self._files, self._protocols).context
 
         def renew(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, listening: ssl.SSLContext) -> None:
             connection.context = self.current().context
@@ -86,7 +89,7 @@ def _file_stamp(path: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _load(files: TlsFiles) -> Identity:
+def _load(files: TlsFiles, protocols: Sequence[str]) -> Identity:
     """Read all files, all from before or all from after a change. Raises CertificateError."""
     for _ in range(_ATTEMPTS):
         before = _stamp(files)
@@ -94,6 +97,8 @@ def _load(files: TlsFiles) -> Identity:
         key = _read(files.key, "private key", _PRIVATE_KEY)
         root = None if files.root is None else _read(files.root, "root certificate", _CERTIFICATE)
         context = _context(files)
+        if protocols:
+            context.set_alpn_protocols(protocols)
         if _stamp(files) == before:
             return Identity(certificate, key, root, context)
     raise CertificateError(f"cannot read certificate '{files.certificate}': the files keep changing")

@@ -6,7 +6,7 @@ It shares the event loop with them: the page is made between two of their reques
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
@@ -18,20 +18,28 @@ class MetricsListener:
     """Serves what `render` gives at ``/metrics``; other paths are empty, as in Triton."""
 
     def __init__(
-        self, render: Callable[[], bytes], content_type: str, address: str, port: int, tasks: asyncio.TaskGroup
+        self,
+        render: Callable[[], bytes | Awaitable[bytes]],
+        content_type: str,
+        address: str,
+        port: int,
+        tasks: asyncio.TaskGroup,
+        reuse_port: bool = False,
     ) -> None:
         self._render = render
         self._content_type = content_type.encode()
         self._address = address
         self._port = port
         self._tasks = tasks
+        self._reuse_port = reuse_port
         self._server: _Uvicorn | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Open the port and return its number. Raises OSError."""
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        listening = socket.create_server((self._address, self._port), family=family, backlog=128)
+        place = (self._address, self._port)
+        listening = socket.create_server(place, family=family, backlog=128, reuse_port=self._reuse_port)
         config = uvicorn.Config(
             self._app, interface="asgi3", lifespan="off", log_config=None, access_log=False, ws="none"
         )
@@ -48,7 +56,8 @@ class MetricsListener:
     async def _app(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         if scope["type"] != "http":
             return
-        body = self._render() if scope["path"] == "/metrics" else b""
+        rendered = self._render() if scope["path"] == "/metrics" else b""
+        body = rendered if isinstance(rendered, bytes) else await rendered
         headers = [(b"content-type", self._content_type), (b"vary", b"accept-encoding")]
         accepted = b", ".join(value for name, value in scope["headers"] if name == b"accept-encoding")
         encoding = compression.choose(accepted.decode("latin-1")) if body else None

@@ -17,6 +17,7 @@ from .foreign_files import BY_SUFFIX, ForeignFile, advice
 
 CONFIG_FILE = "config.pbtxt"
 _MISSPELT_CONFIGS = ("config.pbtext", "config.pbtx", "config.pb", "config.prototxt", "config.txt", "config.pbtxt.txt")
+_MLFLOW = "MLmodel"
 _MOST_NAMES = 10
 _MOST_BELOW = 5
 
@@ -94,15 +95,21 @@ def versions(directory: Path, present: Sequence[int], installed: Collection[str]
     return "\n".join([contents(directory), *_mistakes(directory, installed)])
 
 
-def model_file(directory: Path, version: int, path: Path, installed: Collection[str]) -> str:
-    """What to say where a version has no model file, or one that the engine does not take."""
+def model_file(directory: Path, version: int, path: Path, installed: Collection[str], reason: str) -> str:
+    """What to say where a version has no model file, or one that the engine does not take.
+
+    `path` is the file that the configuration or the backend names, `reason` the text of the engine's error. Where the
+    file is missing and the reason names another one that is there, the engine has read that one.
+    """
+    folder = directory / str(version)
+    below = _listed(folder)
     try:
         if path.exists():
             return file_contents.problem(path) or file_contents.beside(path)
+        if read := [folder / name for name in below if f"'{folder / name}'" in reason]:
+            return next(filter(None, map(file_contents.problem, read)), "")
     except OSError:
         return ""
-    folder = directory / str(version)
-    below = _listed(folder)
     if not below:
         return f"'{folder}' is empty"
     lines = [f"'{folder}' holds: {_some(below, _MOST_NAMES)}"]
@@ -158,6 +165,9 @@ def _mistakes(directory: Path, installed: Collection[str]) -> Iterator[str]:
                 filename = suffixes.get(Path(file).suffix, "")
                 if filename and filename not in below:
                     yield _rename(f"{name}/{file}", f"{name}/{filename}")
+                    break
+                if (directory / name / file / _MLFLOW).is_file():
+                    yield f"'{name}/{file}' was saved by MLflow: write backend: \"mlflow\" into {CONFIG_FILE}"
                     break
     files = [*names, *(f"{name}/{file}" for name in names for file in _listed(directory / name))]
     yield from _foreign(files, installed)

@@ -1,9 +1,12 @@
 """What a model file is by what it begins with, and whether its end is missing, where a few bytes tell that."""
 
 import io
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+
+from modserve.core.protobuf_wire import read_varint, value_span
 
 from .foreign_files import EXPORT_TORCH, SAVE_TORCH
 
@@ -155,34 +158,13 @@ def _cut_protobuf(file: io.BufferedReader, head: bytes, size: int) -> str:
             return ""
         file.seek(position)
         start = file.read(20)
-        key, at = _varint(start, 0)
-        number, kind = key >> 3, key & 7
-        if not 0 < number < 1000:
+        key, at = read_varint(start, 0)
+        if not 0 < key >> 3 < 1000:
             return ""  # no field of any model's format: it is another kind of file
-        if kind == 2:
-            length, at = _varint(start, at)
-            position += at + length
-        elif kind == 0:
-            position += _varint(start, at)[1]
-        elif kind in (1, 5):
-            position += at + (8 if kind == 1 else 4)
-        else:
-            return ""
+        position += value_span(start, at, sys.maxsize, key)[1]
         if position > size:
             return f"it should have {position} bytes or more, and has {size}"
     return ""
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of protobuf, and the position behind it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ValueError("a number of more than ten bytes")
 
 
 def _cut_safetensors(file: io.BufferedReader, head: bytes, size: int) -> str:

@@ -52,6 +52,8 @@ class LoaderOptions:
     """Of engines."""
     measured: bool = False
     """Backend `auto` runs models whose configuration names no backend."""
+    around: Callable[[Servable], Servable] | None = None
+    """Puts something in front of each model that is loaded."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,10 @@ class Loader:
         clock = self._clock = self._clock or LoopClock(loop)
         if isinstance(loaded, LoadedEnsemble):
             return wrapped(assemble(model_id, loaded, self._borrow, clock), clock, cache)
+        around = self._options.around
         try:
-            return assemble_model(model_id, loaded, clock, cache)
+            model = assemble_model(model_id, loaded, clock, cache)
+            return model if around is None else around(model)
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
             raise from_exception(error, doing) from error
@@ -192,7 +196,7 @@ class Loader:
             if not isinstance(error, ModserveError):
                 raise
             installed = self._registry.names
-            hint = advice.model_file(path, version, source.path, installed) if filename else ""
+            hint = advice.model_file(path, version, source.path, installed, str(error)) if filename else ""
             raise _advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:

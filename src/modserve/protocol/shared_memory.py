@@ -6,10 +6,10 @@ from dataclasses import replace
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid, unsupported
+from modserve.core.request import ParameterValue
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import Place, RegionLease
 from modserve.core.tensor import Buffer, Shape, Tensor
-from modserve.pb import inference as pb
 from modserve.protocol.json.json_text import JsonObject, JsonTypeError, unable
 
 REGION = "shared_memory_region"
@@ -70,22 +70,31 @@ def _json_number(options: JsonObject, key: str) -> int:
     return value
 
 
-def message_place(name: str, parameters: Mapping[str, pb.InferParameter]) -> Place | None:
-    """The place that the parameters of tensor `name` name, if they do. Raises INVALID_ARG."""
+def message_place(name: str, parameters: Mapping[str, tuple[str, ParameterValue | None]]) -> Place | None:
+    """The place that the parameters of tensor `name` name, if they do. Raises INVALID_ARG.
+
+    A parameter is the name of a field of ``InferParameter``, and its value.
+    """
     if REGION not in parameters:
         for key in (OFFSET, BYTE_SIZE):
             if key in parameters:
                 raise invalid(f"'{key}' can not be specified without '{REGION}' parameter for tensor '{name}'")
         return None
-    region = _typed(name, parameters, REGION, "string_param").string_param
-    offset = _typed(name, parameters, OFFSET, "int64_param").int64_param if OFFSET in parameters else 0
+    region = parameters[REGION][1]
+    if not isinstance(region, str):
+        raise _wrong_type(name, REGION, "string_param")
+    offset = _message_number(name, parameters, OFFSET) if OFFSET in parameters else 0
     if BYTE_SIZE not in parameters:
         raise invalid(f"'{BYTE_SIZE}' must be specified along with '{REGION}' parameter for tensor '{name}'")
-    return Place(region, offset, _typed(name, parameters, BYTE_SIZE, "int64_param").int64_param)
+    return Place(region, offset, _message_number(name, parameters, BYTE_SIZE))
 
 
-def _typed(name: str, parameters: Mapping[str, pb.InferParameter], key: str, expected: str) -> pb.InferParameter:
-    parameter = parameters[key]
-    if parameter.WhichOneof("parameter_choice") != expected:
-        raise invalid(f"invalid value type for '{key}' parameter for tensor '{name}', expected {expected}.")
-    return parameter
+def _message_number(name: str, parameters: Mapping[str, tuple[str, ParameterValue | None]], key: str) -> int:
+    choice, value = parameters[key]
+    if choice != "int64_param" or not isinstance(value, int):
+        raise _wrong_type(name, key, "int64_param")
+    return value
+
+
+def _wrong_type(name: str, key: str, expected: str) -> ModserveError:
+    return invalid(f"invalid value type for '{key}' parameter for tensor '{name}', expected {expected}.")

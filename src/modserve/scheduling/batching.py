@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from modserve.core.inflight import Inflight
 from modserve.core.merging import rows_of
@@ -38,13 +38,18 @@ class Reason(enum.Enum):
     """The engine refused the batch that this request was in, which ran once more by itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class Dispatch:
     """Run the first `count` requests as one batch, or the `members`, if it has any, which are so many."""
 
     count: int
     reason: Reason
-    members: Sequence[Inflight] = ()
+    members: Sequence[Inflight]
+
+    def __init__(self, count: int, reason: Reason, members: Sequence[Inflight] = ()) -> None:
+        self.count = count
+        self.reason = reason
+        self.members = members
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,8 @@ def direct(together: Together, now_ns: int) -> Decision:
     return _ALONE
 
 
-_ALONE = Dispatch(1, Reason.SINGLE)
+_ALONE: Final = Dispatch(1, Reason.SINGLE)
+_FIRST: Final = Dispatch(1, Reason.IDLE_INSTANCE)
 MARGIN_NS = 1_000_000
 """A request that must not be late begins so much earlier: timers of event loops count whole milliseconds."""
 
@@ -179,7 +185,7 @@ def dynamic(
             if cost(size, together.longest, together.elements) >= most_elements:
                 return read(together, now_ns)
         if not delay_ns:
-            return Dispatch(together.count, Reason.IDLE_INSTANCE)
+            return _FIRST if together.count == 1 else Dispatch(together.count, Reason.IDLE_INSTANCE)
         if together.stale:
             together.renew()
         return in_time(together.count, size, together.oldest_ns, together.deadline_ns, together.limit_ns, now_ns)

@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight
+from modserve.core.turn import turn_of
 
 from .timers import ExactTimers, exact_timers
 
@@ -87,7 +88,8 @@ class Clock(Protocol):
 
     def now_ns(self) -> int: ...
 
-    def call_soon(self, callback: Callable[[], None]) -> object: ...
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call back when this turn of the event loop is over, or when the front end has handed its request over."""
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         """Call back at `when_ns` or up to some milliseconds earlier: look at the clock then, and call this again."""
@@ -145,7 +147,7 @@ class LoopClock:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.now_ns = time.monotonic_ns
-        self.call_soon = loop.call_soon
+        self.call_soon = turn_of(loop).call_soon
 
     @cached_property
     def _exact(self) -> ExactTimers | None:

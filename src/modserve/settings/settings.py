@@ -118,6 +118,9 @@ class GrpcSettings(FrontEndSettings):
     """How gRPC is served; times are in milliseconds. The defaults are those of gRPC and Triton."""
 
     port: Port = option(8001, _PORT_HELP)
+    engine: Literal["native", "grpcio"] = option(
+        "grpcio", "What serves gRPC: native, a server of modserve's own, or grpcio, the one of gRPC's library."
+    )
     restrictions: values.GrpcRestrictions = option(
         {},
         "gRPC calls that need the header triton-grpc-protocol-HEADER; may be repeated.",
@@ -230,6 +233,10 @@ class Settings(BaseModel):
         parse=values.cache_size,
     )
     supervise: bool = option(False, "Run the server as a child process, and start it again when it crashes.", flag=True)
+    """Not for the library."""
+    workers: Annotated[int, Field(ge=1, le=256)] = option(
+        1, "Processes that serve the same ports, each with instances and queues of its own."
+    )
     """Not for the library."""
 
     request_memory_limit: Annotated[int | None, Field(ge=0)] = option(

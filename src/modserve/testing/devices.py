@@ -5,13 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from modserve.core import dlpack
 from modserve.core.tensor import Array, DeviceTensor, Tensor
 
-EXTENSION = 12
-"""The ``DLDeviceType`` that DLPack keeps for tests of devices that it does not know."""
-
-_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_NAME = b"dltensor"
 _capsule_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
@@ -20,26 +16,13 @@ _capsule_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char
 class _Managed(ctypes.Structure):
     """``DLManagedTensor``."""
 
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
+    _fields_ = (("tensor", dlpack.RawTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
 class FakeDevice:
     """Counts the arrays that are copied to it (`uploads`) and from it (`downloads`)."""
 
-    def __init__(self, type: int = EXTENSION, number: int = 0) -> None:
+    def __init__(self, type: int = dlpack.EXTENSION, number: int = 0) -> None:
         self.type = type
         self.number = number
         self.uploads = 0
@@ -66,15 +49,17 @@ class FakeDeviceArray:
         self._shape = (ctypes.c_int64 * there.ndim)(*there.shape)
         self._strides = (ctypes.c_int64 * there.ndim)(*(stride // there.itemsize for stride in there.strides))
         self._managed = _Managed(
-            data=there.ctypes.data,
-            device_type=device.type,
-            device_id=device.number,
-            ndim=there.ndim,
-            code=_CODES[there.dtype.kind],
-            bits=8 * there.itemsize,
-            lanes=1,
-            shape=ctypes.addressof(self._shape),
-            strides=ctypes.addressof(self._strides),
+            dlpack.RawTensor(
+                data=there.ctypes.data,
+                device_type=device.type,
+                device_id=device.number,
+                ndim=there.ndim,
+                code=dlpack.TYPE_CODES[there.dtype.kind],
+                bits=8 * there.itemsize,
+                lanes=1,
+                shape=self._shape,
+                strides=self._strides,
+            )
         )
 
     def download(self) -> Array:
@@ -83,7 +68,7 @@ class FakeDeviceArray:
         return np.array(self.there)
 
     def __dlpack__(self, **_: Any) -> object:
-        return _capsule_of(ctypes.addressof(self._managed), _NAME, None)
+        return _capsule_of(ctypes.addressof(self._managed), dlpack.CAPSULE_NAME, None)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device.type, self.device.number

@@ -268,6 +268,40 @@ async def test_the_time_is_over_before_all_have_run(bench: Workbench) -> None:
     assert whys(report)[1:] == ["the 0.01 s for measuring were over before it had run"] * 2
 
 
+async def test_a_slow_engine_overruns_the_time_by_one_execution_at_most(bench: Workbench) -> None:
+    """The reference stops after one of its samples, and there is nothing to compare others with."""
+    bench.write(budget_seconds=str(BASE / 2), tolerance="0.05")
+    async with bench.served() as server:
+        report: dict[str, Any] = metadata.engine_json(server.model("m"))
+    assert bench.clock.now == pytest.approx(BASE), "of two samples, and what is timed"
+    assert report["reason"] == (
+        "ONNX Runtime fp32 comes first; the 0.005 s for measuring were over before it had run all samples"
+    )
+    assert whys(report)[1:] == ["the 0.005 s for measuring were over before it had run"] * 2
+    assert report["measuring_seconds"] == pytest.approx(BASE)
+
+
+async def test_an_engine_that_has_no_time_for_all_samples_is_left_out(bench: Workbench) -> None:
+    """The reference takes 1 + 4 + 4 rows; the next one begins with one, before the time is over."""
+    bench.write(budget_seconds=str(9.5 * BASE), tolerance="0.05")
+    async with bench.served() as server:
+        report: dict[str, Any] = metadata.engine_json(server.model("m"))
+    assert bench.clock.now == pytest.approx(9.8 * BASE)
+    assert chosen(report) == (ORT, "fp32")
+    over = "the 0.095 s for measuring were over before it had run"
+    assert whys(report)[1:] == [f"{over} all samples", over]
+
+
+async def test_the_time_is_over_before_the_race(bench: Workbench) -> None:
+    """Then what the first executions took has to do."""
+    bench.write(budget_seconds=str(16 * BASE))
+    async with bench.served() as server:
+        report: dict[str, Any] = metadata.engine_json(server.model("m"))
+    assert bench.clock.now == pytest.approx(16.2 * BASE)
+    assert chosen(report) == (OV, "fp32")
+    assert [row.get("rounds") for row in report["candidates"]] == [1, 1, None]
+
+
 # What engines get
 
 
@@ -390,6 +424,17 @@ async def test_instances_that_are_faster_together(bench: Workbench) -> None:
     source = bench.engines[OV].sources[-1]
     assert source.cpu_instances == max(counts)
     assert source.cpu_threads * source.cpu_instances <= max(1, bench.engines[ORT].sources[0].cpu_threads)
+
+
+async def test_settings_that_were_left_out_for_time_are_in_the_report(bench: Workbench) -> None:
+    bench.write(tune="batch", budget_seconds="0.001", engines=OV)
+    bench.engines[OV].seconds = {"fp32": 1.0, "bf16": 1.0}
+    report = await bench.report()
+    assert report["tuned"]["batch_size"] == 1
+    assert report["tuned"]["settings"] == [
+        {"instances": 1, "batch_size": 1, "rows_per_second": 1.0},
+        {"instances": 1, "batch_size": 2, "why": "the 0.001 s for measuring were over before it had run"},
+    ]
 
 
 async def test_tuning_that_fails_changes_nothing(bench: Workbench, caplog: pytest.LogCaptureFixture) -> None:

@@ -86,8 +86,8 @@ def test_a_version_directory_that_is_a_saved_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "file", "message"),
     [
-        ([], "", "is a directory with nothing; backend 'auto' takes ONNX (.onnx), OpenVINO IR (.xml)"),
-        (["model.gguf"], "", "is a directory with model.gguf; backend"),
+        ([], "", "is empty; backend 'auto' takes ONNX (.onnx), OpenVINO IR (.xml)"),
+        (["model.gguf"], "", "holds model.gguf; backend"),
         (["a.onnx", "b.pt"], "", "holds several models (a.onnx, b.pt): 'default_model_filename' names one"),
         (["model.gguf"], "model.gguf", "is a file of another format; backend"),
         (["a.onnx"], "model.onnx", "unable to find model file"),

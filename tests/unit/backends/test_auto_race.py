@@ -87,12 +87,27 @@ def test_noise_does_not_drop_the_fastest() -> None:
     assert not track.timings["a"].dropped
 
 
-def test_the_budget_ends_it_but_each_runs_once() -> None:
+def test_the_budget_ends_it() -> None:
+    track = Track(a=1.0, b=1.0)
+    track.race(5.0)
+    assert track.turns == ["a", "b", "b", "a", "a"]
+
+
+@pytest.mark.parametrize(("budget_s", "turns"), [(0.0, []), (0.1, ["a"]), (10.0, ["a"]), (10.1, ["a", "b"])])
+def test_one_execution_at_most_ends_after_the_time_is_over(budget_s: float, turns: list[str]) -> None:
     track = Track(a=10.0, b=10.0)
-    assert track.race(0.0) == {"a": [10.0], "b": [10.0]}
-    again = Track(a=1.0, b=1.0)
-    again.race(5.0)
-    assert again.turns == ["a", "b", "b", "a", "a"]
+    track.race(budget_s)
+    assert track.turns == turns
+
+
+def test_neither_does_a_turn_of_many_executions_nor_its_warming_up() -> None:
+    track = Track(a=0.001, b=0.001)
+    track.race(0.0065, a=0.001, b=0.001)
+    assert track.clock.now - 100 < 0.0076
+    assert track.turns == ["a", "a"], "one to warm up, and six"
+    slow = Track(a=7.0)
+    slow.race(1.0, a=0.01)
+    assert slow.runners["a"].executions == 1, "that was expected to be quick"
 
 
 def test_short_executions_are_repeated_until_they_can_be_timed() -> None:

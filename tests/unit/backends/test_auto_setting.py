@@ -1,13 +1,14 @@
 """Batch size and number of instances are found by measuring, with a clock that only executions move."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from modserve.backends.auto.runner import Runner
-from modserve.backends.auto.setting import Crew, Setting, batch_sizes, best_setting, instance_counts
+from modserve.backends.auto.setting import Crew, Setting, Tried, batch_sizes, best_setting, instance_counts
 from modserve.core.tensor import Array
 
 ROW = {"IN": np.zeros((1, 2), np.float32)}
@@ -26,11 +27,10 @@ class Clock:
 class MadeUpCrew:
     """So many instances that execute side by side; a batch takes what a function of its size says."""
 
-    def __init__(self, clock: Clock, count: int, seconds: Callable[[int], float], most: int = 1000) -> None:
-        self._clock = clock
+    def __init__(self, hangar: "Hangar", count: int, seconds: Callable[[int], float]) -> None:
+        self._hangar = hangar
         self._count = count
         self._seconds = seconds
-        self._most = most
         self.sizes: list[int] = []
 
     def __len__(self) -> int:
@@ -38,20 +38,61 @@ class MadeUpCrew:
 
     def run(self, inputs: Mapping[str, Array], times: int) -> int:
         size = len(inputs["IN"])
-        if size > self._most:
+        assert self._count in self._hangar.open
+        if size > self._hangar.most:
             raise MemoryError("too large")
         self.sizes.append(size)
-        self._clock.now += self._seconds(size) * times
+        self._hangar.longest_s = max(self._hangar.longest_s, self._seconds(size))
+        self._hangar.clock.now += self._seconds(size) * times
+        self._hangar.executing_s += self._seconds(size) * times
         return times * self._count
 
 
+class Hangar:
+    """Opens crews. Of those whose seconds are none it says that there is no memory."""
+
+    def __init__(self, crews: Mapping[int, Callable[[int], float] | None], most: int, opening_s: float) -> None:
+        self.clock = Clock()
+        self.most = most
+        self.open: set[int] = set()
+        self.most_open = 0
+        self.executing_s = self.longest_s = 0.0
+        self.crews = {count: MadeUpCrew(self, count, seconds) for count, seconds in crews.items() if seconds}
+        self._opening_s = opening_s
+
+    @contextmanager
+    def crew(self, count: int) -> Iterator[Crew]:
+        if count not in self.crews:
+            raise MemoryError("no memory for another")
+        self.clock.now += self._opening_s
+        self.open.add(count)
+        self.most_open = max(self.most_open, len(self.open))
+        yield cast(Any, self.crews[count])
+        self.open.remove(count)
+
+
+def tried(
+    crews: Mapping[int, Callable[[int], float] | None],
+    budget_s: float = 1e9,
+    batches: Sequence[int] = (),
+    most: int = 1000,
+    opening_s: float = 0.0,
+) -> tuple[Tried, Hangar]:
+    hangar = Hangar(crews, most, opening_s)
+    clock = hangar.clock
+    best = best_setting(hangar.crew, list(crews), batches or batch_sizes(), ROW, budget_s, clock, clock.sleep)
+    assert not hangar.open
+    return best, hangar
+
+
 def best(
-    crews: Mapping[int, Callable[[int], float]], budget_s: float = 1e9, batches: Sequence[int] = (), most: int = 1000
-) -> tuple[Setting, dict[Setting, float], dict[int, MadeUpCrew]]:
-    clock = Clock()
-    made = {count: MadeUpCrew(clock, count, seconds, most) for count, seconds in crews.items()}
-    setting, seconds = best_setting(cast(Any, made), batches or batch_sizes(), ROW, budget_s, clock, clock.sleep)
-    return setting, seconds, made
+    crews: Mapping[int, Callable[[int], float] | None],
+    budget_s: float = 1e9,
+    batches: Sequence[int] = (),
+    most: int = 1000,
+) -> tuple[Setting, Mapping[Setting, float], dict[int, MadeUpCrew]]:
+    outcome, hangar = tried(crews, budget_s, batches, most)
+    return outcome.best, outcome.seconds, hangar.crews
 
 
 def test_a_batch_that_wins_nothing_is_not_made_larger() -> None:
@@ -96,6 +137,44 @@ def test_half_of_the_time_is_for_growing_batches() -> None:
     setting, seconds, _ = best({1: lambda size: 1.0}, budget_s=9.0)
     assert sorted(seconds) == [Setting(1, 1), Setting(2, 1)]
     assert setting == Setting(2, 1)
+
+
+@pytest.mark.parametrize("execution_s", [0.5, 1.0, 3.0, 9.0, 11.0, 25.0])
+@pytest.mark.parametrize("by_size", [False, True], ids=["constant", "in proportion"])
+def test_the_time_is_overrun_by_one_execution_at_most(execution_s: float, by_size: bool) -> None:
+    """And what was not tried for that reason is said. Opening takes time, too, which does not count."""
+
+    def seconds(size: int) -> float:
+        return execution_s * (size if by_size else 1)
+
+    outcome, hangar = tried(dict.fromkeys((1, 2, 4, 8), seconds), 10.0, opening_s=100.0)
+    assert hangar.executing_s < 10 + hangar.longest_s
+    never_ran = {count for count, crew in hangar.crews.items() if not crew.sizes}
+    assert {setting.instances for setting in outcome.left_out} >= never_ran
+    assert not outcome.left_out.keys() & outcome.seconds.keys()
+    assert set(outcome.left_out.values()) <= {"the 10 s for measuring were over before it had run"}
+    assert outcome.best in outcome.seconds
+    if execution_s >= 9:
+        assert never_ran >= {4, 8}
+
+
+def test_two_crews_at_most_are_open() -> None:
+    shares: dict[int, Callable[[int], float] | None] = {
+        count: lambda size, count=count: 0.1 * size * (2.0 if count == 4 else 0.9**count)  # type: ignore[misc]
+        for count in (1, 2, 4, 8)
+    }
+    outcome, hangar = tried(shares)
+    assert hangar.most_open == 2
+    assert outcome.best == Setting(1, 8)
+    assert {setting.instances for setting in outcome.seconds} == {1, 2, 4, 8}
+
+
+def test_a_crew_that_cannot_be_opened_ends_nothing() -> None:
+    outcome, _ = tried({1: lambda size: 0.1 * size, 2: None, 4: lambda size: 0.2 * size})
+    assert outcome.best == Setting(1, 4)
+    assert outcome.left_out == {Setting(1, 2): "no memory for another"}
+    with pytest.raises(MemoryError):
+        tried({1: None, 2: lambda size: 0.1})
 
 
 def test_a_size_that_the_configuration_says() -> None:

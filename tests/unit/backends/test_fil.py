@@ -12,6 +12,7 @@ from modserve.backends.fil.forest import Forest
 from modserve.backends.fil.options import ModelOptions, model_options, warnings
 from modserve.backends.fil.predictors import OnnxPredictor, agrees
 from modserve.backends.fil.results import result
+from modserve.core import protobuf_wire
 from modserve.core.errors import ModserveError
 from modserve.testing import config
 
@@ -187,7 +188,7 @@ def test_thresholds_are_rounded_without_changing_a_decision(comparison: int, thr
 
 def test_varints() -> None:
     numbers = np.array([0, 1, 127, 128, 16383, 16384, 2**21, 2**40])
-    assert graph._varints(numbers) == b"".join(graph._varint(number) for number in numbers.tolist())
+    assert graph._varints(numbers) == b"".join(protobuf_wire.varint(number) for number in numbers.tolist())
 
 
 def test_a_predictor_that_disagrees_is_noticed() -> None:

@@ -52,7 +52,7 @@ def model(
 ) -> Any:
     made = program.TritonPythonModel()
     made.model, made.batches, made.outputs, made.inputs = Calls(function), batches, [output], list(inputs)
-    made.schema, made.params, made.binary = schema, [], program.binary(schema, list(inputs))
+    made.schema, made.params, made.kinds = schema, [], program.kinds(schema, list(inputs))
     return made
 
 
@@ -174,3 +174,68 @@ def test_binary_columns_stay_bytes(program: ModuleType, names: Sequence[str], mo
     # In another order than that of the columns
     assert shown(served.execute([request(text=column(b"a"), x=column(b"\xff"))])) == [[[0]]]
     assert frames == [dict(zip(names or (0, 1), [[b"\xff"], ["a"]], strict=True))]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2024-02-29", "2024-02-29T00:00:00"),
+        ("2024-02-29 01:02", "2024-02-29T01:02:00"),
+        ("2024-02-29T01:02:03.5", "2024-02-29T01:02:03.5"),
+        ("2024-02-29T01:02:03.123456789Z", "2024-02-29T01:02:03.123456789"),
+        ("2024-02-29T01:02:03+05:30", "2024-02-28T19:32:03"),
+        ("2024-02-29T01:02:03-0100", "2024-02-29T02:02:03"),
+        ("NaT", "NaT"),
+    ],
+)
+def test_columns_of_dates(program: ModuleType, text: str, expected: str) -> None:
+    (value,) = program.converted("x", column(text.encode()), "datetime").ravel()
+    assert value.dtype == "datetime64[ns]"
+    assert str(value) == str(np.datetime64(expected, "ns"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("today", "'today' is none"),
+        ("29.2.2024", "'29.2.2024' is none"),
+        ("2023-02-29", "Day out of range"),
+        ("1600-01-01", "'1600-01-01' is too long ago or too far ahead"),
+    ],
+)
+def test_what_is_no_date(program: ModuleType, text: str, why: str) -> None:
+    served = model(program, lambda rows: rows, schema=Columns(["datetime"]))
+    responses = served.execute([request(x=column(text.encode()))])
+    (error,) = shown(responses)
+    assert error.startswith("input 'x' is of dates: ")
+    assert why in error
+    assert "such as 2024-02-29 or" in error
+    assert responses[0].error().code() == pb.TritonError.INVALID_ARG
+
+
+class Tensors(Columns):
+    """A schema of MLflow, of tensors without names."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.inputs = [SimpleNamespace(type=np.dtype(kind)) for kind in kinds]
+        self.names = []
+
+    def is_tensor_spec(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "dtype", "expected"),
+    [("S", b"a\xff", "S2", b"a\xff"), ("U", "é".encode(), "U1", "é"), ("O", "é".encode(), "O", "é")],
+)
+def test_tensors_of_bytes_and_texts(program: ModuleType, kind: str, value: bytes, dtype: str, expected: object) -> None:
+    types: list[Any] = []
+
+    def function(rows: Any) -> Array:
+        types.append(rows.dtype)
+        return column(0.0)
+
+    served = model(program, function, schema=Tensors(kind))
+    assert shown(served.execute([request(x=column(value))])) == [[[0]]]
+    assert types == [np.dtype(dtype)]
+    assert served.model.rows == [[[expected]]]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from modserve.backends.openvino.files import model_file
-from modserve.backends.openvino.messages import is_about_memory, load_hint, plain
+from modserve.backends.openvino.messages import is_about_memory, plain, with_hint
 from modserve.backends.openvino.names import Port, find, labels
 from modserve.core.errors import Code, ModserveError
 
@@ -70,8 +70,10 @@ def test_a_text_without_places_in_the_source() -> None:
 
 
 def test_hints() -> None:
-    assert "model.bin, must lie beside it" in load_hint("Empty weights data in bin file or bin file cannot be found!")
-    assert load_hint("Something else") == ""
+    assert "model.bin, must lie beside it" in with_hint("Empty weights data in bin file or bin file cannot be found!")
+    assert with_hint("Model can't be parsed") == "Model can't be parsed. The file is cut off or damaged."
+    assert with_hint("Model can't be parsed.") == "Model can't be parsed. The file is cut off or damaged."
+    assert with_hint("Something else") == "Something else"
     assert is_about_memory("Failed to allocate 12 bytes of memory")
     assert not is_about_memory("shapes mismatch")
 

@@ -1,6 +1,7 @@
 """Which tensor of a configuration is which argument or result of a PyTorch model. Without PyTorch."""
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -162,3 +163,13 @@ def test_fill() -> None:
 def test_a_list_has_its_slots() -> None:
     assert Node("list", (0,), (Node("leaf"),)).template(iter("a")) == ["a"]
     assert naming.result_slots([("k", 1)]) == [Slot(("k", 1), ("k[1]", "RESULT[k][1]"))]
+
+
+def test_instances_that_bind_the_same_names_write_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    note = naming.Notes(logging.getLogger("modserve.test"))
+    for _ in range(2):
+        naming.bind_arguments("m", TENSORS, ["first", "second"], note)
+    assert [record.message for record in caplog.records] == [
+        "m: inputs 'first', 'second' are taken in this order for 'x', 'y': they are neither called so, nor NAME__index"
+    ]

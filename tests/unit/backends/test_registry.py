@@ -117,6 +117,15 @@ def test_an_engine_that_another_stands_in_for(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+def test_a_backend_that_runs_nothing_here_is_not_among_the_installed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "is_installed", lambda module: module != "tensorrt")
+    registry = BackendRegistry()
+    registry.get("tensorrt")
+    assert "tensorrt" not in registry.names
+    assert "tensorrt" in registry.known
+    assert "tensorrt" in BackendRegistry({"tensorrt": PuppetBackend()}).names
+
+
 def test_backends_given_by_hand_come_first() -> None:
     puppet = PuppetBackend()
     registry = BackendRegistry({"identity": puppet})

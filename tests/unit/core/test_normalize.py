@@ -11,6 +11,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig, TensorSpec
 from modserve.core.normalize import Signature
+from modserve.core.request import RequestForm
 from modserve.core.tensor import Shape, Tensor, encode_elements
 from modserve.testing import RecordingSink, config, request, tensor
 
@@ -455,3 +456,55 @@ def test_messages_list_only_some_of_many_names() -> None:
     assert message == wrong_count(
         "expected 2 inputs but got 5000 inputs for model 'simple'.", f"{listed},...", "'A','B'"
     )
+
+
+# Forms
+
+
+def test_a_form_is_checked_once() -> None:
+    signature, form = Signature(SIMPLE), RequestForm()
+    first = request({"A": ints(2, 16), "B": ints(2, 16)}, "simple", form=form)
+    second = request({"A": ints(2, 16), "B": ints(2, 16)}, "simple", form=form, deadline_ns=7)
+    accepted = [signature.accept(each, RecordingSink(), 5) for each in (first, second)]
+    assert [each.inputs for each in accepted] == [first.inputs, second.inputs]
+    for each in accepted:
+        assert (each.output_names, each.batch_size, each.shape_key, each.request_start_ns) == (("OUT",), 2, None, 5)
+    assert [each.deadline_ns for each in accepted] == [0, 7]
+
+
+def test_a_refused_form_is_refused_again() -> None:
+    signature, form = Signature(SIMPLE), RequestForm()
+    for _ in range(2):
+        with pytest.raises(ModserveError, match="unexpected shape"):
+            signature.accept(request({"A": ints(2, 5), "B": ints(2, 5)}, "simple", form=form), RecordingSink(), 5)
+
+
+def test_the_elements_of_bytes_are_looked_at_each_time() -> None:
+    signature, form = Signature(TEXT), RequestForm()
+    signature.accept(request({"A": text((1, 1), encode_elements([b"four"]))}, "text", form=form), RecordingSink(), 5)
+    wrong = text((1, 1), encode_elements([b"", b""]))
+    with pytest.raises(ModserveError, match="unexpected number of string elements"):
+        signature.accept(request({"A": wrong}, "text", form=form), RecordingSink(), 5)
+
+
+def test_forms_that_are_reshaped_are_reshaped_each_time() -> None:
+    reshaping = config("m", inputs=(TensorSpec("A", INT32, (4,), reshape=(2, 2)),), outputs=OUTPUTS, max_batch_size=8)
+    signature, form = Signature(reshaping), RequestForm()
+    for _ in range(2):
+        accepted = signature.accept(request({"A": ints(1, 4)}, "m", form=form), RecordingSink(), 5)
+        assert accepted.inputs["A"].shape == (1, 2, 2)
+
+
+def test_forms_keep_what_batches_go_by() -> None:
+    signature, form = Signature(OPTIONAL), RequestForm()
+    inputs = {"A": ints(1, 1), "C": ints(1, 1)}
+    keys = [signature.accept(request(inputs, "o", form=form), RecordingSink(), 5).shape_key for _ in range(2)]
+    assert keys == [(None, (1,))] * 2
+
+
+def test_forms_that_are_remembered_are_bounded() -> None:
+    signature = Signature(SIMPLE)
+    inputs = {"A": ints(1, 16), "B": ints(1, 16)}
+    for _ in range(300):
+        signature.accept(request(inputs, "simple", form=RequestForm()), RecordingSink(), 5)
+    assert 0 < len(signature._forms) <= 256

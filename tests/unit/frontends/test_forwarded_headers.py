@@ -13,6 +13,7 @@ from modserve.frontends.grpc.aio import AioCall
 from modserve.frontends.grpc.service import InferenceService
 from modserve.pb import inference as pb
 from modserve.protocol import header_forwarding
+from modserve.protocol.grpc.infer_message import from_protobuf
 from modserve.settings import GrpcSettings, HttpSettings, header_pattern
 
 RESERVED = ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"]
@@ -140,7 +141,7 @@ async def test_over_grpc(tmp_path: Path) -> None:
         message.parameters["own"].int64_param = 1
         context = AioCall(FakeContext((("x-user", "a"), ("x-user", "b"), ("x-bin", b"\0"), ("other", "o"))))
         await InferenceService(on.server, GrpcSettings(header_pattern=header_pattern("X-"))).ModelInfer(
-            message, context
+            from_protobuf(message), context
         )
-        await InferenceService(on.server, GrpcSettings()).ModelInfer(message, context)
+        await InferenceService(on.server, GrpcSettings()).ModelInfer(from_protobuf(message), context)
         assert parameters(on) == [{"own": 1, "x-user": "a, b"}, {"own": 1}]

@@ -248,7 +248,7 @@ async def test_refusals_are_held_back_while_the_port_closes(server: Server) -> N
 
 async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simple: PuppetServable) -> None:
     """And before the port closes, those under way are answered."""
-    port = aio.GrpcListener(server, "127.0.0.1", 0, GrpcSettings())
+    port = aio.AioListener(server, "127.0.0.1", 0, GrpcSettings())
     simple.automatic = False
     under_way = asyncio.ensure_future(call(port._table, "ModelInfer", REQUEST))
     await turns()
@@ -264,7 +264,7 @@ async def test_calls_that_have_arrived_are_taken_over_first(server: Server, simp
 
 
 async def test_a_machine_that_stood_still_has_not_been_quiet(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = aio.GrpcListener(server, "127.0.0.1", 0, GrpcSettings())
+    port = aio.AioListener(server, "127.0.0.1", 0, GrpcSettings())
     late = [0.5, 0.5, 0.0]
     loop = asyncio.get_running_loop()
     offset, looks, now = 0.0, 0, loop.time

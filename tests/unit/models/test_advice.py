@@ -180,9 +180,26 @@ def test_the_versions_that_there_are(tmp_path: Path) -> None:
 )
 def test_a_model_file(tmp_path: Path, files: dict[str, bytes], expected: str) -> None:
     directory = made(tmp_path, files)
-    text = advice.model_file(directory, 1, directory / "1" / "model.onnx", INSTALLED)
+    path = directory / "1" / "model.onnx"
+    text = advice.model_file(directory, 1, path, INSTALLED, f"unable to find model file '{path}'")
     expected = expected.format(at=directory)
     assert text.startswith(expected) if expected else text == ""
+
+
+def test_the_file_that_the_engine_read_in_place_of_the_default(tmp_path: Path) -> None:
+    directory = made(tmp_path, {"1/model.pt": b"PK\x03\x04cut off", "1/model.onnx": b"\x08\x08\x12\x00"})
+    default, read, whole = (directory / "1" / name for name in ("model.xml", "model.pt", "model.onnx"))
+    text = advice.model_file(directory, 1, default, INSTALLED, f"failed to load '{read}'")
+    assert text == f"'{read}' is cut off: the directory at the end of a zip archive is missing; copy it anew"
+    assert advice.model_file(directory, 1, default, INSTALLED, f"failed to load '{whole}'") == ""
+    assert "holds: model.onnx, model.pt" in advice.model_file(directory, 1, default, INSTALLED, "it has no file")
+
+
+def test_a_model_of_mlflow_below_its_version(tmp_path: Path) -> None:
+    directory = made(tmp_path, {"1/iris/MLmodel": b"flavors: {}"})
+    assert "'1/iris' was saved by MLflow: write backend: \"mlflow\" into config.pbtxt" in advice.layout(
+        directory, INSTALLED
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from types import SimpleNamespace
 from typing import cast
 
+from modserve.core.inflight import Inflight
 from modserve.core.servable import Servable
-from modserve.core.statistics import BatchRecord, ModelStatistics, TunerDecision, TunerStatistics
+from modserve.core.statistics import ModelStatistics, TunerDecision, TunerStatistics
+from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 from modserve.protocol.control import statistics
-from modserve.testing import config
+from modserve.testing import config, inflight
 
 MS = 1_000_000
 
@@ -18,14 +20,30 @@ def found(counts: ModelStatistics) -> dict[str, object]:
     )
 
 
+def execution(size: int, reason: str, ns: int) -> ExecutionTiming:
+    """It began ten milliseconds after the clock did."""
+    timing = ExecutionTiming(size, reason)
+    timing.compute_start_ns = 10 * MS
+    timing.compute_end_ns = 10 * MS + ns
+    return timing
+
+
+def waiting(count: int, ns: int) -> list[Inflight]:
+    """Requests of which the first has waited so long for it."""
+    requests = [inflight() for _ in range(count)]
+    for number, each in enumerate(requests):
+        each.queue_start_ns = 10 * MS - ns + number
+    return requests
+
+
 def test_batches() -> None:
     counts = ModelStatistics()
-    counts.close_reasons = {"full": 7, "delay": 1}
-    counts.recent += [BatchRecord(5, 8, 3, "full", 2 * MS, 4 * MS), BatchRecord(6, 1, 1, "delay", MS, MS)]
+    counts.record_execution(execution(8, "full", 4 * MS), waiting(3, 2 * MS), 5)
+    counts.record_execution(execution(1, "delay", MS), waiting(1, MS), 6)
     assert found(counts) == {
         "name": "m",
         "version": "2",
-        "close_reasons": {"full": 7, "delay": 1},
+        "close_reasons": {"full": 1, "delay": 1},
         "recent": [
             {
                 "end_ms": 6,

@@ -8,7 +8,7 @@ import pytest
 from modserve.core.errors import Code, ModserveError, OverloadedError, invalid, unavailable
 from modserve.protocol import failures
 from modserve.protocol.compression import UnsupportedEncodingError
-from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.grpc import response_writer
 from modserve.protocol.http import infer_response
 
 
@@ -79,4 +79,4 @@ def test_both_wires_cut_messages() -> None:
     told = failures.public_message(error)
     assert orjson.loads(infer_response.encode_error(error)) == {"error": told}
     assert orjson.loads(infer_response.encode_stream_error(error, "7", True))["error"] == told
-    assert grpc_messages.encode_stream_error(error, "7").error_message == told
+    assert response_writer.encode_stream_error(error, "7").error_message == told

@@ -16,6 +16,9 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.pb import inference as pb
 from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.grpc.infer_message import InferMessage, from_protobuf
+from modserve.protocol.grpc.request_reader import RequestReader
+from modserve.protocol.grpc.response_writer import ResponseWriter, encode_stream_error
 
 CONTENTS: dict[str, tuple[str, Any]] = {
     "bool_contents": ("BOOL", [True]),
@@ -46,7 +49,13 @@ def message(
 
 
 def decode(asked: pb.ModelInferRequest, limit_ns: int = 0) -> InferenceRequest:
-    return grpc_messages.decode_request(asked, limit_ns)
+    return grpc_messages.decode_request(plain(asked), limit_ns)
+
+
+def plain(asked: pb.ModelInferRequest) -> InferMessage:
+    """As a server reads it: the reader, or protobuf where that leaves it to it."""
+    data = asked.SerializeToString()
+    return RequestReader().read(data) or from_protobuf(pb.ModelInferRequest.FromString(data))
 
 
 def error(asked: pb.ModelInferRequest, code: Code = Code.INVALID_ARG) -> str:
@@ -211,7 +220,7 @@ def outputs_with(*classification: tuple[str, dict[str, Any]]) -> pb.ModelInferRe
 def test_class_counts() -> None:
     rows: list[tuple[str, dict[str, Any]]] = [("B", {"int64_param": 3}), ("A", {}), ("C", {"int64_param": 0})]
     asked = outputs_with(*rows)
-    assert grpc_messages.class_counts(asked) == {"B": 3}
+    assert grpc_messages.class_counts(plain(asked)) == {"B": 3}
     assert decode(asked).outputs == ("B", "A", "C")
 
 
@@ -226,7 +235,7 @@ def test_class_counts() -> None:
 )
 def test_class_counts_that_are_none(choice: dict[str, Any], text: str) -> None:
     with pytest.raises(ModserveError) as caught:
-        grpc_messages.class_counts(outputs_with(("A", choice)))
+        grpc_messages.class_counts(plain(outputs_with(("A", choice))))
     assert (caught.value.code, caught.value.message) == (Code.INVALID_ARG, text)
 
 
@@ -265,7 +274,7 @@ def test_a_parameter(name: str, choice: dict[str, Any], value: object) -> None:
 def test_the_wish_for_an_empty_final_response_is_no_parameter_of_the_model(wanted: bool) -> None:
     message = with_parameter("triton_enable_empty_final_response", bool_param=wanted)
     assert decode(message).parameters == {}
-    assert grpc_messages.wants_empty_final(message) is wanted
+    assert grpc_messages.wants_empty_final(plain(message)) is wanted
 
 
 @pytest.mark.parametrize(
@@ -317,7 +326,7 @@ def test_the_timeout_is_no_deadline(timeout: int, limit_ns: int) -> None:
 
 
 def answered(response: InferenceResponse) -> pb.ModelInferResponse:
-    return pb.ModelInferResponse.FromString(grpc_messages.ResponseWriter().encode(response))
+    return pb.ModelInferResponse.FromString(ResponseWriter().encode(response))
 
 
 def test_an_answer() -> None:
@@ -347,6 +356,48 @@ def test_an_answer() -> None:
     )
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8"), max_size=3) | st.just("n" * 130),
+        st.booleans()
+        | st.integers(-(2**70), 2**70)
+        | st.floats(allow_nan=False)
+        | st.text(st.characters(codec="utf-8"), max_size=3)
+        | st.just("v" * 300),
+        max_size=3,
+    ),
+    st.sampled_from(["", "7", "i" * 200]),
+)
+def test_parameters_of_an_answer(given: dict[str, ParameterValue], request_id: str) -> None:
+    """Each comes back as it was, but integers of more than 64 bits, which are doubles."""
+    answer = answered(InferenceResponse("m", 1, {}, request_id, given))
+    assert answer.id == request_id
+    values = {}
+    for name, parameter in answer.parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        assert choice is not None
+        values[name] = getattr(parameter, choice)
+    expected = {
+        name: float(value) if type(value) is int and not -(2**63) <= value < 2**64 else value
+        for name, value in given.items()
+    }
+    assert values == expected
+    assert {name: type(value) for name, value in values.items()} == {
+        name: type(value) for name, value in expected.items()
+    }
+
+
+def test_tensors_of_many_sizes() -> None:
+    writer = ResponseWriter()
+    for size in (0, 1, 127, 128, 20_000, *range(5_000), 1):
+        raw = bytes(size)
+        answer = pb.ModelInferResponse.FromString(
+            writer.encode(InferenceResponse("m", 1, {"OUT": Tensor.from_raw(dtypes.UINT8, (size,), raw)}))
+        )
+        assert (list(answer.outputs[0].shape), list(answer.raw_output_contents)) == ([size], [raw])
+
+
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
 def test_every_datatype_goes_out_raw(sample: Sample) -> None:
     answer = answered(InferenceResponse("m", 1, {"OUT": sample.tensor}))
@@ -360,7 +411,7 @@ def test_every_datatype_goes_out_raw(sample: Sample) -> None:
 @pytest.mark.parametrize("final", [True, False])
 def test_an_answer_on_a_stream_tells_whether_it_is_the_last(final: bool) -> None:
     response = InferenceResponse("m", 1, {}, "7", {"own": 3})
-    answer = pb.ModelStreamInferResponse.FromString(grpc_messages.ResponseWriter().encode_stream(response, final))
+    answer = pb.ModelStreamInferResponse.FromString(ResponseWriter().encode_stream(response, final))
     assert answer.error_message == ""
     assert answer.infer_response == pb.ModelInferResponse(
         model_name="m",
@@ -373,9 +424,21 @@ def test_an_answer_on_a_stream_tells_whether_it_is_the_last(final: bool) -> None
     )
 
 
+def test_a_model_cannot_say_that_its_answer_is_the_last() -> None:
+    response = InferenceResponse("m", 1, {}, "", {"triton_final_response": "own", "p": 1})
+    data = ResponseWriter().encode_stream(response, True)
+    answer = pb.ModelStreamInferResponse.FromString(data).infer_response
+    assert answer.parameters == {
+        "p": pb.InferParameter(int64_param=1),
+        "triton_final_response": pb.InferParameter(bool_param=True),
+    }
+    assert data.count(b"triton_final_response") == 1
+    assert answered(response).parameters["triton_final_response"].string_param == "own"
+
+
 @pytest.mark.parametrize("request_id", ["7", ""])
 def test_a_failure_on_a_stream_always_has_a_response(request_id: str) -> None:
-    answer = grpc_messages.encode_stream_error(ModserveError(Code.INTERNAL, "oops"), request_id)
+    answer = encode_stream_error(ModserveError(Code.INTERNAL, "oops"), request_id)
     assert answer.error_message == "oops"
     assert answer.HasField("infer_response")
     assert answer.infer_response == pb.ModelInferResponse(id=request_id)

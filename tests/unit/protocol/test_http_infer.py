@@ -19,6 +19,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.protocol.http import infer_body, infer_request, infer_response
 from modserve.protocol.http.infer_request import JsonHeads
+from modserve.protocol.http.infer_response import JsonTexts
 from modserve.protocol.reply import Reply
 from modserve.testing import config
 
@@ -113,12 +114,19 @@ def test_binary_data_is_taken_in_the_order_of_the_inputs_beside_json_ones() -> N
     assert bytes(request.inputs["IN"].raw) == b"\x05" * 8
 
 
-def test_binary_data_is_not_copied() -> None:
-    body = ('{"inputs":[' + BINARY + "]}").encode() + EIGHT
-    request, _ = infer_request.decode_request("m", None, body, len(body) - 8)
+def test_much_binary_data_is_not_copied() -> None:
+    large = BINARY.replace("[1,2]", "[1,4096]").replace('"binary_data_size":8', '"binary_data_size":16384')
+    body = ('{"inputs":[' + large + "]}").encode() + bytes(16384)
+    request, _ = infer_request.decode_request("m", None, body, len(body) - 16384)
     raw = request.inputs["IN"].raw
     assert isinstance(raw, memoryview)
     assert raw.obj is body
+
+
+def test_little_binary_data_does_not_keep_its_body() -> None:
+    body = ('{"inputs":[' + BINARY + "]}").encode() + EIGHT
+    request, _ = infer_request.decode_request("m", None, body, len(body) - 8)
+    assert request.inputs["IN"].raw == EIGHT
 
 
 def test_a_header_seen_before_means_the_same_with_other_binary_data() -> None:
@@ -525,8 +533,54 @@ TEXT = Tensor.from_array(np.array([[b"ab", b""]], object), dtypes.BYTES)
 
 
 def encode(outputs: dict[str, Tensor], reply: Reply, **more: Any) -> tuple[bytes, int | None]:
-    body = infer_response.encode_response(InferenceResponse("m", 2, outputs, **more), reply)
-    return b"".join(body.parts), body.header_length
+    """What the first response like this one is, and those that find it remembered."""
+    response, texts = InferenceResponse("m", 2, outputs, **more), JsonTexts()
+    written: set[tuple[bytes, int | None]] = set()
+    for _ in range(2):
+        body = infer_response.encode_response(response, reply, texts, texts.look_up(response, reply))
+        written.add((b"".join(body.parts), body.header_length))
+    (only,) = written
+    return only
+
+
+def test_json_of_responses_is_remembered_but_for_id_and_data() -> None:
+    texts = JsonTexts()
+    for id, value in (("", 1), ("a", 2), ('"', 3)):
+        response = InferenceResponse("m", 2, {"OUT": Tensor.from_array(np.array([value], np.int32))}, id)
+        body = infer_response.encode_response(response, Reply(), texts, texts.look_up(response, Reply()))
+        document = json.loads(b"".join(body.parts))
+        assert (document.get("id", ""), document["outputs"][0]["data"]) == (id, [value])
+    assert len(texts.known) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (InferenceResponse("n", 2, {"OUT": SUM}), Reply()),
+        (InferenceResponse("m", 3, {"OUT": SUM}), Reply()),
+        (InferenceResponse("m", 2, {"OUTS": SUM}), Reply()),
+        (InferenceResponse("m", 2, {"OUT": Tensor.from_array(np.array([[1, 2]], np.int64))}), Reply()),
+        (InferenceResponse("m", 2, {"OUT": Tensor.from_array(np.array([1, 2], np.int32))}), Reply()),
+        (InferenceResponse("m", 2, {"OUT": SUM}, parameters={"a": 1}), Reply()),
+        (InferenceResponse("m", 2, {"OUT": TEXT}), Reply()),
+        (InferenceResponse("m", 2, {"OUT": SUM}), Reply(all_binary=True)),
+        (InferenceResponse("m", 2, {"OUT": SUM}), Reply(binary=frozenset({"OUT"}))),
+    ],
+    ids=["model", "version", "name", "datatype", "shape", "parameters", "texts", "all binary", "binary"],
+)
+def test_responses_that_are_not_like_each_other(other: tuple[InferenceResponse, Reply]) -> None:
+    texts = JsonTexts()
+    infer_response.encode_response(InferenceResponse("m", 2, {"OUT": SUM}), Reply(), texts)
+    assert texts.look_up(*other) is None
+
+
+def test_json_of_responses_that_is_remembered_is_bounded() -> None:
+    texts = JsonTexts()
+    for version in range(1025):
+        infer_response.encode_response(InferenceResponse("m", version, {"OUT": SUM}), Reply(), texts)
+    assert len(texts.known) == 1
+    infer_response.encode_response(InferenceResponse("m" * 5000, 1, {"OUT": SUM}), Reply(), texts)
+    assert len(texts.known) == 1
 
 
 def test_no_bytes_of_binary_data_need_no_header_length() -> None:
@@ -773,6 +827,17 @@ def test_json_that_comes_again_is_bound_to_other_data() -> None:
     assert list(heads.known) == [BINARY_TENSOR % b""]
     with pytest.raises(ModserveError, match="unexpected size"):
         decode_with(heads, BINARY_TENSOR % b"", b"\1")
+
+
+def test_json_that_comes_again_gives_the_same_form() -> None:
+    heads = JsonHeads()
+    first, second, other = (
+        infer_request.decode_request("m", None, json + b"\1\2", len(json), heads=heads)[0].form
+        for json in (BINARY_TENSOR % b"", BINARY_TENSOR % b"", BINARY_TENSOR % b" ")
+    )
+    assert first is None  # it is only known that it comes again when it does
+    assert second is not None
+    assert other is not second
 
 
 @pytest.mark.parametrize(

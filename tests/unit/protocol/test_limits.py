@@ -9,6 +9,7 @@ import pytest
 from modserve.core.errors import Code, ModserveError
 from modserve.pb import inference as pb
 from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.grpc.infer_message import from_protobuf
 from modserve.protocol.http import infer_request
 from modserve.protocol.limits import LIMITS
 
@@ -50,7 +51,7 @@ def test_dimensions_in_messages(contents: bool) -> None:
         given.contents.int_contents.append(1)
     else:
         message.raw_input_contents.append(b"1234")
-    assert DIMENSIONS.fullmatch(refusal(grpc_messages.decode_request, message))
+    assert DIMENSIONS.fullmatch(refusal(grpc_messages.decode_request, from_protobuf(message)))
 
 
 def test_inputs_and_outputs() -> None:
@@ -62,7 +63,7 @@ def test_inputs_and_outputs() -> None:
         message.inputs.add(name=str(index), datatype="INT32", shape=[1])
     text = f"the request has {count} inputs, at most {LIMITS.tensors} are possible"
     assert refusal(decode_json, {"inputs": inputs}) == text
-    assert refusal(grpc_messages.decode_request, message) == text
+    assert refusal(grpc_messages.decode_request, from_protobuf(message)) == text
 
     decode_json({"inputs": [], "outputs": some[1:]})
     text = text.replace("inputs", "outputs")
@@ -70,7 +71,7 @@ def test_inputs_and_outputs() -> None:
     message = pb.ModelInferRequest(model_name="model")
     for index in range(count):
         message.outputs.add(name=str(index))
-    assert refusal(grpc_messages.decode_request, message) == text
+    assert refusal(grpc_messages.decode_request, from_protobuf(message)) == text
 
 
 def test_parameters() -> None:
@@ -81,6 +82,6 @@ def test_parameters() -> None:
     message = pb.ModelInferRequest(model_name="model")
     for name in names:
         message.parameters[name].int64_param = 1
-    assert refusal(grpc_messages.decode_request, message) == text
+    assert refusal(grpc_messages.decode_request, from_protobuf(message)) == text
     del message.parameters["0"]
-    grpc_messages.decode_request(message)
+    grpc_messages.decode_request(from_protobuf(message))

@@ -9,12 +9,14 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modserve.core import dtypes
+from modserve.core import dtypes, protobuf_wire
 from modserve.core.errors import Code, ModserveError
 from modserve.core.memory import MemoryBudget, MemoryExhaustedError
+from modserve.core.protobuf_wire import bytes_field as field
 from modserve.core.request import InferenceRequest
 from modserve.pb import inference as pb
-from modserve.protocol.grpc import grpc_messages, long_messages
+from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.grpc.infer_message import from_protobuf
 from modserve.protocol.grpc.long_messages import ManyFieldsError, Tensors, split
 
 LONG = 64 * 1024
@@ -34,7 +36,7 @@ def apart(data: bytes) -> tuple[pb.ModelInferRequest, Tensors]:
 
 def decoded(data: bytes, take: Take = nothing) -> InferenceRequest:
     message, tensors = apart(data)
-    return grpc_messages.decode_request(message, tensors=tensors, take=take)
+    return grpc_messages.decode_request(from_protobuf(message, tensors), take=take)
 
 
 def read(request: InferenceRequest) -> Any:
@@ -44,7 +46,7 @@ def read(request: InferenceRequest) -> Any:
 
 def same(message: pb.ModelInferRequest) -> InferenceRequest:
     found = decoded(message.SerializeToString())
-    assert read(found) == read(grpc_messages.decode_request(message))
+    assert read(found) == read(grpc_messages.decode_request(from_protobuf(message)))
     return found
 
 
@@ -53,10 +55,6 @@ def refusal(data: bytes, take: Take = nothing) -> str:
         decoded(data, take)
     assert caught.value.code is Code.INVALID_ARG
     return caught.value.message
-
-
-def field(number: int, data: bytes) -> bytes:
-    return long_messages.written(number << 3 | 2) + long_messages.written(len(data)) + data
 
 
 def request(datatype: str, count: int, contents: bytes) -> bytes:
@@ -78,7 +76,7 @@ def test_raw_tensors_are_views_of_the_message() -> None:
     assert all(isinstance(raw, memoryview) and raw.obj is data for raw in tensors.raws)
     message.ClearField("raw_input_contents")
     assert short == message
-    request = grpc_messages.decode_request(short, tensors=tensors)
+    request = grpc_messages.decode_request(from_protobuf(short, tensors))
     assert [bytes(tensor.raw) for tensor in request.inputs.values()] == raws
 
 
@@ -121,7 +119,7 @@ def test_numbers_of_any_length(values: list[int]) -> None:
 
 
 def varints(*numbers: int) -> bytes:
-    return b"".join(map(long_messages.written, numbers))
+    return b"".join(map(protobuf_wire.varint, numbers))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +153,7 @@ def test_elements_written_in_other_ways(datatype: str, contents: bytes, values: 
     data = request(datatype, len(values), contents)
     found = decoded(data)
     assert found.inputs["IN"].array.tolist() == values
-    assert read(found) == read(grpc_messages.decode_request(pb.ModelInferRequest.FromString(data)))
+    assert read(found) == read(grpc_messages.decode_request(from_protobuf(pb.ModelInferRequest.FromString(data))))
 
 
 def test_contents_in_several_pieces_are_one() -> None:
@@ -177,7 +175,7 @@ def test_the_same_refusals() -> None:
     ):
         data = request(datatype, 2 if datatype == "INT8" else 1, contents)
         with pytest.raises(ModserveError) as caught:
-            grpc_messages.decode_request(pb.ModelInferRequest.FromString(data))
+            grpc_messages.decode_request(from_protobuf(pb.ModelInferRequest.FromString(data)))
         assert refusal(data) == caught.value.message
     nothing_there = pb.ModelInferRequest(model_name="m", inputs=[Input(name="IN", datatype="INT32", shape=[1])])
     assert refusal(nothing_there.SerializeToString()) == (
@@ -253,7 +251,7 @@ def test_what_is_no_request(data: bytes) -> None:
         b"\x12\x05\x01",
         b"\x12\x02\x01\x80",
         b"\x12\x0b" + b"\xff" * 10 + b"\x01",
-        b"\x12" + long_messages.written(70_000) + b"\xff" * 69_999 + b"\x01",
+        b"\x12" + protobuf_wire.varint(70_000) + b"\xff" * 69_999 + b"\x01",
         b"\x10",
     ],
     ids=["ends early", "half a number", "eleven bytes", "a number of 70,000 bytes", "no number"],

@@ -15,6 +15,8 @@ from modserve.core.tensor import Buffer, DeviceTensor, Tensor
 from modserve.pb import inference as pb
 from modserve.protocol import shared_memory
 from modserve.protocol.grpc import grpc_messages
+from modserve.protocol.grpc.infer_message import from_protobuf
+from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.http import infer_request, infer_response
 from modserve.protocol.reply import Reply
 from modserve.testing import FakeDevice, FakeDeviceArray
@@ -235,7 +237,7 @@ def test_raw_data_is_only_there_for_the_other_inputs() -> None:
         raw_input_contents=[b"\x03\0\0\0" * 2, b"\x04\0\0\0" * 2],
     )
     region = OneRegion()
-    found = grpc_messages.decode_request(asked, 0, lend=region.lend).inputs
+    found = grpc_messages.decode_request(from_protobuf(asked), 0, lend=region.lend).inputs
     region.content[8] = 9
     assert {name: tensor.array.tolist() for name, tensor in found.items()} == {
         "A": [[3, 3]],
@@ -248,7 +250,7 @@ def test_typed_contents_and_shared_memory_mix() -> None:
     typed = message_input("A")
     typed.contents.int_contents.extend([5, 6])
     asked = pb.ModelInferRequest(model_name="m", inputs=[message_input("B", **SHARED), typed])
-    found = grpc_messages.decode_request(asked, 0, lend=OneRegion().lend).inputs
+    found = grpc_messages.decode_request(from_protobuf(asked), 0, lend=OneRegion().lend).inputs
     assert [tensor.array.tolist() for tensor in found.values()] == [[[1, 2]], [[5, 6]]]
 
 
@@ -257,9 +259,9 @@ def test_places_of_outputs_in_a_message() -> None:
     asked = pb.ModelInferRequest(
         outputs=[message_output("A", **SHARED), message_output("B"), message_output("C", classification=1)]
     )
-    assert grpc_messages.output_places(asked, region.lend) == {"A": Place("r", 0, 8)}
+    assert grpc_messages.output_places(from_protobuf(asked), region.lend) == {"A": Place("r", 0, 8)}
     assert region.reserved == [Place("r", 0, 8)]
-    assert grpc_messages.class_counts(asked) == {"C": 1}
+    assert grpc_messages.class_counts(from_protobuf(asked)) == {"C": 1}
 
 
 def shared_with_contents() -> pb.ModelInferRequest.InferInputTensor:
@@ -306,8 +308,8 @@ def shared_with_contents() -> pb.ModelInferRequest.InferInputTensor:
 )
 def test_parameters_that_are_refused(given: dict[str, Any], code: Code, message: str) -> None:
     asked = pb.ModelInferRequest(inputs=[message_input("T", **given)], outputs=[message_output("T", **given)])
-    assert refusal(grpc_messages.decode_request, asked, 0, OneRegion().lend) == (code, message)
-    assert refusal(grpc_messages.output_places, asked, OneRegion().lend) == (code, message)
+    assert refusal(grpc_messages.decode_request, from_protobuf(asked), 0, OneRegion().lend) == (code, message)
+    assert refusal(grpc_messages.output_places, from_protobuf(asked), OneRegion().lend) == (code, message)
 
 
 @pytest.mark.parametrize(
@@ -333,14 +335,17 @@ def test_parameters_that_are_refused(given: dict[str, Any], code: Code, message:
     ids=["contents", "a raw buffer too many", "a raw buffer too few"],
 )
 def test_messages_that_are_refused(asked: pb.ModelInferRequest, message: str) -> None:
-    assert refusal(grpc_messages.decode_request, asked, 0, OneRegion().lend) == (Code.INVALID_ARG, message)
+    assert refusal(grpc_messages.decode_request, from_protobuf(asked), 0, OneRegion().lend) == (
+        Code.INVALID_ARG,
+        message,
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_classes_do_not_go_into_regions(count: int) -> None:
     asked = pb.ModelInferRequest(outputs=[message_output(**SHARED, classification=count)])
     expected = (Code.INVALID_ARG, "output can't set both 'shared_memory_region' and 'classification'")
-    assert refusal(grpc_messages.output_places, asked, OneRegion().lend) == expected
+    assert refusal(grpc_messages.output_places, from_protobuf(asked), OneRegion().lend) == expected
 
 
 # Outputs
@@ -363,7 +368,7 @@ def test_outputs_are_moved_into_regions() -> None:
         region.reserve(place)
     moved = shared_memory.moved(response(), places, region)
     assert region.content == EIGHT + b"\x01\0\0\0a\x02\0\0\0bc" + bytes(5)
-    message = pb.ModelInferResponse.FromString(grpc_messages.ResponseWriter().encode(moved))
+    message = pb.ModelInferResponse.FromString(ResponseWriter().encode(moved))
     assert [(each.name, each.datatype, list(each.shape)) for each in message.outputs] == [
         ("A", "INT32", [1, 2]),
         ("B", "BYTES", [2]),

@@ -7,6 +7,7 @@ From a file to an engine, each step a module that can be tested by itself:
 - `samples`: the inputs to measure with, from ``model_warmup`` or made up
 - `runner`: one execution, or several at a time, of whichever kind of instance
 - `comparison`: how far the outputs of one engine are from another's
+- `budget`: the time for executions
 - `race`: executions in turns until it is clear which engine is fastest, or the time is over
 - `choice`: the table of what was measured, and which row serves
 - `cache`: the choice on disk, for the next start

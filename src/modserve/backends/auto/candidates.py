@@ -123,8 +123,10 @@ def find_artifact(path: Path, model: str) -> Artifact:
     if known:
         listed = ", ".join(name for name, _ in known)
         raise invalid(f"model '{model}': '{path}' holds several models ({listed}): 'default_model_filename' names one")
-    there = f"a directory with {', '.join(names[:10]) or 'nothing'}" if path.is_dir() else "a file of another format"
-    raise invalid(f"model '{model}': '{path}' is {there}; backend 'auto' takes {takes}")
+    there = "is a file of another format"
+    if path.is_dir():
+        there = f"holds {', '.join(names[:10])}" if names else "is empty"
+    raise invalid(f"model '{model}': '{path}' {there}; backend 'auto' takes {takes}")
 
 
 def _format_of(path: Path) -> Format | None:

@@ -10,6 +10,7 @@ from modserve.core.errors import Code, ModserveError
 from modserve.core.model_config import ModelConfig
 from modserve.core.tensor import Array
 
+from .budget import Budget
 from .candidates import FP32, Candidate
 from .choice import Choice, Row, decide, not_admitted, refusal
 from .comparison import difference
@@ -63,8 +64,7 @@ class _Measurement:
         self._stack = stack
         self._keep: Opened | None = None
         self._failure: Exception | None = None
-        self._spent_s = 0.0
-        """On executions; what it takes to open engines does not count."""
+        self._budget = Budget(job.options.budget_s, job.clock)
 
     def choose(self) -> tuple[Choice, Opened]:
         tried = self._open()
@@ -95,7 +95,11 @@ class _Measurement:
         if not winners:
             raise self._refused()
         reference = ran[0].candidate
-        chosen, reason = decide([each.row for each in winners], reference)
+        if winners[0].row.seconds is None:
+            chosen = winners[0].row
+            reason = f"{reference.title} comes first; {self._budget.over_text} all samples"
+        else:
+            chosen, reason = decide([each.row for each in winners], reference)
         details = {
             "reference": reference.title,
             "objective": self._job.objective(first.config),
@@ -103,7 +107,7 @@ class _Measurement:
             "samples": made.source,
             "sample_shapes": shapes_of(made.timed),
             "tolerance": str(self._job.options.tolerance),
-            "measuring_seconds": round(self._spent_s, 3),
+            "measuring_seconds": round(self._budget.spent, 3),
         }
         return self._kept(next(each for each in winners if each.row is chosen), reason, details)
 
@@ -131,11 +135,11 @@ class _Measurement:
 
     def _check(self, able: Sequence[_Tried], made: Samples) -> None:
         """Run the samples on each, and compare the outputs with those of the first that can run them."""
-        budget_s, expected, reference = self._job.options.budget_s, list[Mapping[str, Array]](), None
+        budget, expected, reference = self._budget, list[Mapping[str, Array]](), None
         for each in able:
             row = each.row
-            if reference is not None and self._spent_s >= budget_s:
-                row.why = f"the {budget_s:g} s for measuring were over before it had run"
+            if reference is not None and not budget.left:
+                row.why = budget.over_text
                 continue
             try:
                 outputs = self._first_run(each, made)
@@ -149,6 +153,10 @@ class _Measurement:
                 each.runner = None
                 row.why = "there is nothing to compare it with: the engines before it could not run the samples"
                 continue
+            if len(outputs) < len(made.checked):
+                if each.candidate is not reference:
+                    row.why = f"{budget.over_text} all samples"
+                continue
             names = output_names(each.config)
             errors = [difference(ours, theirs, names) for ours, theirs in zip(outputs, expected, strict=True)]
             row.error, why = max(errors, key=lambda each: each[0])
@@ -156,29 +164,37 @@ class _Measurement:
             row.seconds, row.rounds = each.estimate_s, 1  # for people: what the engine would take
 
     def _first_run(self, tried: _Tried, made: Samples) -> list[Mapping[str, Array]]:
-        clock, alone = self._job.clock, self._job.objective(tried.config) == LATENCY
+        """The outputs of the samples: of the first, and of as many more as there is time for."""
+        alone = self._job.objective(tried.config) == LATENCY
         tried.runner = runner = self._job.runner(tried.opened, tried.config, made.timed, alone=alone)
         self._stack.callback(closed, runner.close, tried.candidate)
-        start = clock()
-        outputs = [runner.outputs(inputs) for inputs in made.checked]
-        warm = clock()
-        count = runner.run(1)
-        end = clock()
-        tried.estimate_s = (end - warm) / count
-        self._spent_s += end - start
+        outputs: list[Mapping[str, Array]] = []
+        with self._budget.running():
+            for inputs in made.checked:
+                if outputs and not self._budget.left:
+                    return outputs
+                start = self._job.clock()
+                outputs.append(runner.outputs(inputs))
+                if any(inputs is each for each in made.timed):
+                    tried.estimate_s += self._job.clock() - start
+            if self._budget.left:
+                warm = self._job.clock()
+                count = runner.run(1)
+                tried.estimate_s = (self._job.clock() - warm) / count
         return outputs
 
     def _race(self, ready: Sequence[_Tried]) -> None:
-        job = self._job
+        job, budget = self._job, self._budget
         entrants = {each.candidate.name: each.runner for each in ready if each.runner is not None}
         estimates = {each.candidate.name: each.estimate_s for each in ready}
-        start = job.clock()
-        timings = race(entrants, estimates, max(0.0, job.options.budget_s - self._spent_s), job.clock, job.sleep)
-        self._spent_s += job.clock() - start
+        with budget.running():
+            timings = race(entrants, estimates, budget.left, job.clock, job.sleep)
         for each in ready:
             timing = timings[each.candidate.name]
-            each.row.rounds, each.row.why = len(timing.seconds), timing.failure
-            each.row.seconds = timing.typical if timing.seconds else None
+            each.row.why = timing.failure
+            if timing.seconds or timing.failure:
+                each.row.rounds = len(timing.seconds)
+                each.row.seconds = timing.typical if timing.seconds else None
 
     def _kept(self, tried: _Tried, reason: str, details: Mapping[str, object]) -> tuple[Choice, Opened]:
         self._keep = tried.opened

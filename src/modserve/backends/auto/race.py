@@ -60,9 +60,9 @@ def race(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Timing]:
-    """The times of all entrants, at least one each, also when the first round takes longer than `budget_s`.
+    """The times of all entrants; none of those whose turn does not come within `budget_s`.
 
-    `estimates` are the seconds that an execution is likely to take.
+    `estimates` are the seconds that an execution is likely to take. What runs when the time is over is the last.
     """
     timings = {name: Timing() for name in entrants}
     expected = dict(estimates)
@@ -71,14 +71,16 @@ def race(
     for number in range(MOST_ROUNDS):
         turn = number % max(1, len(running))
         for name in running[turn:] + running[:turn]:
-            if number and clock() >= deadline:
+            if clock() >= deadline:
                 return timings
-            times = _times(expected[name])
             sleep(_REST_S)
             try:
                 if expected[name] < _WARM_BELOW_S:
                     entrants[name].run(1)
                 start = clock()
+                if start >= deadline:
+                    return timings
+                times = _times(expected[name], deadline - start)
                 count = entrants[name].run(times)
             except Exception as error:
                 timings[name].failure = str(error) or type(error).__name__
@@ -93,8 +95,11 @@ def race(
     return timings
 
 
-def _times(seconds: float) -> int:
-    return max(1, min(_MOST_TIMES, math.ceil(_TURN_S / seconds))) if seconds > 0 else _MOST_TIMES
+def _times(seconds: float, left_s: float) -> int:
+    """Of executions in a turn: as many as it needs to be timed, but only one that ends after the time is over."""
+    if seconds <= 0:
+        return _MOST_TIMES
+    return max(1, min(_MOST_TIMES, math.ceil(min(left_s, _TURN_S) / seconds)))
 
 
 def _without_slow(running: list[str], timings: Mapping[str, Timing]) -> list[str]:

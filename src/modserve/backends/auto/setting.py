@@ -1,17 +1,19 @@
 """How many instances of a model run best, with how many threads each, and in batches of which size.
 
-The instances share the threads that the server has for the model: two of them have half each. For each number of
-instances the batch grows until a row takes no less time any more; the best of all these settings then race.
+The instances share the threads that the server has for the model: two of them have half each. One number of instances
+comes after the other. For each the batch grows until a row takes no less time any more, and the best settings race
+against those that lead so far; the better crew stays open, the other is closed.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 
+from .budget import Budget
 from .race import race
 from .runner import AsyncRunner, Runner
 from .samples import Inputs
@@ -89,57 +91,147 @@ class _Entrant:
         return self.crew.run(self.inputs, max(1, times // (self.rows * len(self.crew)))) * self.rows
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The best setting, the seconds of a row by setting, and why others were not tried."""
+
+    best: Setting
+    seconds: Mapping[Setting, float]
+    left_out: Mapping[Setting, str]
+
+
 def best_setting(
-    crews: Mapping[int, Crew],
+    open_crew: Callable[[int], AbstractContextManager[Crew]],
+    counts: Sequence[int],
     batches: Sequence[int],
     row: Inputs,
     budget_s: float,
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
-) -> tuple[Setting, dict[Setting, float]]:
-    """The best of all numbers of instances, by their `crews`, and batch sizes, ascending; and the seconds of a row.
+) -> Tried:
+    """The best of all numbers of instances, `counts`, and batch sizes, ascending.
 
-    `row` is a batch of one row. What an instance raises with some size ends the trial of larger ones; with the smallest
-    it is raised.
+    `row` is a batch of one row. At most two crews are open: the one that leads, and the next, which races against it.
+    What an instance raises with some size ends the trial of larger ones, and what the opening of a crew raises that of
+    its number; with the first size of the first crew it is raised.
     """
-    start = clock()
-    entrants: dict[Setting, _Entrant] = {}
-    seconds: dict[Setting, float] = {}
-    for instances, crew in crews.items():
-        best, worse = float("inf"), 0
-        for size in batches:
-            setting, entrant = Setting(size, instances), _Entrant(crew, _batch(row, size), size)
+    search = _Search(batches, row, Budget(budget_s, clock), clock, sleep)
+    with ExitStack() as leading:
+        for place, count in enumerate(counts):
+            if search.leaders and not search.budget.left:
+                search.left_out[Setting(batches[0], count)] = search.budget.over_text
+                continue
+            with ExitStack() as stack:
+                try:
+                    crew = stack.enter_context(open_crew(count))
+                    search.grow(crew, count, 2 * (len(counts) - place))
+                except Exception as error:
+                    if not search.leaders:
+                        raise
+                    search.left_out[Setting(batches[0], count)] = str(error) or type(error).__name__
+                    continue
+                if search.best.instances == count:
+                    leading.close()
+                    leading.enter_context(stack.pop_all())
+        search.race(search.budget.left)
+    return Tried(search.best, search.seconds, search.left_out)
+
+
+class _Search:
+    """The settings of the crew that leads, which has to be open, and what came of all."""
+
+    def __init__(
+        self,
+        batches: Sequence[int],
+        row: Inputs,
+        budget: Budget,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.budget = budget
+        self.leaders: dict[Setting, _Entrant] = {}
+        self.seconds: dict[Setting, float] = {}
+        self.left_out: dict[Setting, str] = {}
+        self._batches = batches
+        self._row = row
+        self._clock = clock
+        self._sleep = sleep
+
+    @property
+    def best(self) -> Setting:
+        fastest = min(self.seconds[setting] for setting in self.leaders)
+        return min(setting for setting in self.leaders if self.seconds[setting] <= _AS_GOOD * fastest)
+
+    def grow(self, crew: Crew, count: int, parts: int) -> None:
+        """Try a crew with larger and larger batches, then let it race against the leaders.
+
+        Each takes one of so many equal parts of the time that is left.
+        """
+        with self.budget.running():
+            entrants = self._grown(crew, count, self.budget.left / parts)
+        both = bool(self.leaders)
+        self.leaders |= entrants
+        limit = _CONTENDERS * min(self.seconds[setting] for setting in self.leaders)
+        self.leaders = {setting: each for setting, each in self.leaders.items() if self.seconds[setting] <= limit}
+        if both and len({setting.instances for setting in self.leaders}) > 1:
+            self.race(self.budget.left / (parts - 1))
+        ahead = self.best.instances
+        self.leaders = {setting: each for setting, each in self.leaders.items() if setting.instances == ahead}
+
+    def _grown(self, crew: Crew, count: int, limit_s: float) -> dict[Setting, "_Entrant"]:
+        budget, entrants = self.budget, dict[Setting, _Entrant]()
+        end_s = budget.spent + limit_s
+        best, worse, execution_s = float("inf"), 0, 0.0
+        for size in self._batches:
+            setting, entrant = Setting(size, count), _Entrant(crew, _batch(self._row, size), size)
+            # A larger batch takes at least as long as the one before.
+            if entrants and (budget.spent >= end_s or execution_s > budget.left):
+                self.left_out[setting] = budget.over_text
+                break
             try:
-                entrant.run(1)
-                took = min(_timed(entrant, clock) for _ in range(_TRIALS))
-            except Exception:
+                took = self._timed(entrant, end_s)
+            except Exception as error:
                 if not entrants:
                     raise
+                self.left_out[setting] = str(error) or type(error).__name__
                 break
-            seconds[setting], entrants[setting] = took, entrant
-            worse = 0 if seconds[setting] < _GAIN * best else worse + 1
-            best = min(best, seconds[setting])
-            if worse == 2 or clock() - start >= budget_s / 2:
+            self.seconds[setting], entrants[setting] = took, entrant
+            execution_s = took * size * count
+            worse = 0 if took < _GAIN * best else worse + 1
+            best = min(best, took)
+            if worse == 2:
                 break
-    limit = _CONTENDERS * min(seconds.values())
-    contenders = {setting.name: setting for setting in sorted(seconds) if seconds[setting] <= limit}
-    timings = race(
-        {name: entrants[setting] for name, setting in contenders.items()},
-        {name: seconds[setting] for name, setting in contenders.items()},
-        max(0.0, budget_s - (clock() - start)),
-        clock,
-        sleep,
-    )
-    seconds |= {contenders[name]: timing.typical for name, timing in timings.items() if timing.seconds}
-    raced = {contenders[name]: timing.typical for name, timing in timings.items() if not timing.failure}
-    fastest = min(raced.values())
-    return min(setting for setting, took in raced.items() if took <= _AS_GOOD * fastest), seconds
+        return entrants
 
+    def _timed(self, entrant: "_Entrant", end_s: float) -> float:
+        """Seconds of a row, by the best of some executions after the first; by the first if the time is over."""
+        took: list[float] = []
+        for _ in range(1 + _TRIALS):
+            if took and self.budget.spent >= end_s:
+                break
+            start = self._clock()
+            rows = entrant.run(1)
+            took.append((self._clock() - start) / rows)
+        return min(took[1:] or took)
 
-def _timed(entrant: _Entrant, clock: Callable[[], float]) -> float:
-    start = clock()
-    rows = entrant.run(1)
-    return (clock() - start) / rows
+    def race(self, limit_s: float) -> None:
+        """Let the leaders run in turns. Who falls out leads no more."""
+        names = {setting.name: setting for setting in sorted(self.leaders)}
+        with self.budget.running():
+            timings = race(
+                {name: self.leaders[setting] for name, setting in names.items()},
+                {name: self.seconds[setting] for name, setting in names.items()},
+                limit_s,
+                self._clock,
+                self._sleep,
+            )
+        for name, timing in timings.items():
+            if timing.seconds:
+                self.seconds[names[name]] = timing.typical
+        able = {names[name] for name, timing in timings.items() if not timing.failure}
+        if not able:
+            raise RuntimeError("; ".join(timing.failure for timing in timings.values()))
+        self.leaders = {setting: each for setting, each in self.leaders.items() if setting in able}
 
 
 def _batch(row: Inputs, size: int) -> Inputs:

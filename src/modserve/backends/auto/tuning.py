@@ -1,8 +1,10 @@
 """Finds out how a chosen engine runs a model best, where the configuration leaves that open."""
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from modserve.core.model_config import ModelConfig
 
@@ -41,23 +43,25 @@ def _find_setting(job: Job, opened: Opened) -> tuple[Setting, dict[str, object]]
     threads = job.source.cpu_threads * job.source.cpu_instances
     counts = instance_counts(threads) if count_open else [job.source.cpu_instances]
     batches = batch_sizes() if batch_open else [max(1, config.max_batch_size)]
-    with ExitStack() as stack:
-        crews = {count: _crew(job, opened.candidate, count, config, stack) for count in counts}
-        sample = made.checked[0]
-        row = {name: array[:1] for name, array in sample.items()} if config.batching else sample
-        best, seconds = best_setting(crews, batches, row, job.options.budget_s, job.clock, job.sleep)
-    rows = [
-        {"instances": each.instances, "batch_size": each.batch, "rows_per_second": round(1 / took, 3)}
-        for each, took in sorted(seconds.items())
-    ]
+    sample = made.checked[0]
+    row = {name: array[:1] for name, array in sample.items()} if config.batching else sample
+    open_crew = partial(_crew, job, opened.candidate, config)
+    tried = best_setting(open_crew, counts, batches, row, job.options.budget_s, job.clock, job.sleep)
+    best = tried.best
+    said: dict[Setting, dict[str, object]] = {
+        **{setting: {"why": why} for setting, why in tried.left_out.items()},
+        **{setting: {"rows_per_second": round(1 / took, 3)} for setting, took in tried.seconds.items()},
+    }
+    rows = [{"instances": each.instances, "batch_size": each.batch, **said[each]} for each in sorted(said)]
     setting = Setting(best.batch if batch_open else 0, best.instances if count_open else 0)
     return setting, {"batch_size": setting.batch, "instances": setting.instances, "settings": rows}
 
 
-def _crew(job: Job, candidate: Candidate, count: int, config: ModelConfig, stack: ExitStack) -> Crew:
+@contextmanager
+def _crew(job: Job, candidate: Candidate, config: ModelConfig, count: int) -> Iterator[Crew]:
     opened = job.open(candidate, Setting(0, count))
-    stack.callback(closed, opened.model.close, candidate)
-
-    crew = Crew([lambda: job.runner(opened, config, ())] * count)
-    stack.callback(closed, crew.close, candidate)
-    return crew
+    with ExitStack() as stack:
+        stack.callback(closed, opened.model.close, candidate)
+        crew = Crew([lambda: job.runner(opened, config, ())] * count)
+        stack.callback(closed, crew.close, candidate)
+        yield crew

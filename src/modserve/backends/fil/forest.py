@@ -23,6 +23,8 @@ _LEAST_S = 60.0
 _BYTES_PER_S = 200_000
 """The slowest that Treelite reads, with ten times that to spare: a damaged file may keep it busy for ever."""
 _MOST_TEXT = 500
+_CHECKPOINT = "treelite_checkpoint"
+_CHECKPOINT_HINT = "The file is cut off or damaged, or another version of Treelite wrote it in a format of its own"
 
 
 @dataclass(frozen=True)
@@ -120,4 +122,5 @@ def _failure(path: Path, kind: str, ended: "subprocess.CompletedProcess[bytes]")
         return invalid(f"'{path}' is damaged, or no {kind} model: reading it ended with signal {-ended.returncode}")
     # The program's last words follow an empty line; before that, Treelite writes the same with its source lines.
     words = " ".join((text.rpartition("\n\n")[2] or text).split())[-_MOST_TEXT:]
-    return invalid(f"'{path}' cannot be read as a model of type '{kind}': {words}")
+    hint = f". {_CHECKPOINT_HINT}" if kind == _CHECKPOINT else ""
+    return invalid(f"'{path}' cannot be read as a model of type '{kind}': {words}{hint}")

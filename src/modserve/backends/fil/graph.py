@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from modserve.core.protobuf_wire import bytes_field, number_field
 from modserve.core.tensor import Array
 
 from .forest import Forest
@@ -39,11 +40,11 @@ def model(forest: Forest) -> bytes:
         nodes.append(_node(operator, inputs, f"step_{index}", attributes))
         before, last = last, f"step_{index}"
     nodes.append(_node("Identity", [last], OUTPUT, {}))
-    graph = b"".join(_field(1, node) for node in nodes) + _field(2, b"forest")
-    graph += b"".join(_field(5, constant) for constant in constants)
-    graph += _field(11, _value(INPUT, forest.features)) + _field(12, _value(OUTPUT, forest.columns))
-    opsets = (_field(1, domain.encode()) + _number(2, version) for domain, version in _OPSETS.items())
-    return _number(1, _IR_VERSION) + _field(7, graph) + b"".join(_field(8, opset) for opset in opsets)
+    graph = b"".join(bytes_field(1, node) for node in nodes) + bytes_field(2, b"forest")
+    graph += b"".join(bytes_field(5, constant) for constant in constants)
+    graph += bytes_field(11, _value(INPUT, forest.features)) + bytes_field(12, _value(OUTPUT, forest.columns))
+    opsets = (bytes_field(1, domain.encode()) + number_field(2, version) for domain, version in _OPSETS.items())
+    return number_field(1, _IR_VERSION) + bytes_field(7, graph) + b"".join(bytes_field(8, opset) for opset in opsets)
 
 
 _Attributes = Mapping[str, int]
@@ -93,7 +94,7 @@ def _ensemble(forest: Forest) -> bytes:
         _integers("nodes_nodeids", number_in_tree),
         _integers("nodes_featureids", np.where(leaf, 0, arrays["split"])),
         _floats("nodes_values", np.where(leaf, np.float32(0), _thresholds(forest, np.array(names, object)))),
-        _attribute("nodes_modes", b"".join([_field(9, name) for name in names]), _STRINGS),
+        _attribute("nodes_modes", b"".join([bytes_field(9, name) for name in names]), _STRINGS),
         _integers("nodes_truenodeids", np.where(leaf, 0, arrays["left"])),
         _integers("nodes_falsenodeids", np.where(leaf, 0, arrays["right"])),
         _integers("nodes_missing_value_tracks_true", np.where(leaf, 0, arrays["default_left"])),
@@ -101,11 +102,11 @@ def _ensemble(forest: Forest) -> bytes:
         _integers("target_nodeids", targets[1]),
         _integers("target_ids", targets[2]),
         _floats("target_weights", targets[3]),
-        _attribute("n_targets", _number(3, forest.columns), _INTEGER),
-        _attribute("aggregate_function", _field(4, b"AVERAGE" if forest.facts["average"] else b"SUM"), _STRING),
+        _attribute("n_targets", number_field(3, forest.columns), _INTEGER),
+        _attribute("aggregate_function", bytes_field(4, b"AVERAGE" if forest.facts["average"] else b"SUM"), _STRING),
     ]
-    head = _field(1, INPUT.encode()) + _field(2, b"sums") + _field(4, b"TreeEnsembleRegressor")
-    return head + b"".join(_field(5, attribute) for attribute in content) + _field(7, b"ai.onnx.ml")
+    head = bytes_field(1, INPUT.encode()) + bytes_field(2, b"sums") + bytes_field(4, b"TreeEnsembleRegressor")
+    return head + b"".join(bytes_field(5, attribute) for attribute in content) + bytes_field(7, b"ai.onnx.ml")
 
 
 def _thresholds(forest: Forest, modes: Array) -> Array:
@@ -147,15 +148,6 @@ def _chosen(index: int) -> slice:
 # Protocol buffers
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def _varints(values: Array) -> bytes:
     """All of them, one after the other; none is negative."""
     left = values.astype(np.uint64)
@@ -173,44 +165,38 @@ def _varints(values: Array) -> bytes:
     return encoded
 
 
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _field(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
-
-
 def _attribute(name: str, content: bytes, kind: int) -> bytes:
-    return _field(1, name.encode()) + content + _number(20, kind)
+    return bytes_field(1, name.encode()) + content + number_field(20, kind)
 
 
 def _integers(name: str, values: Array) -> bytes:
-    return _attribute(name, _field(8, _varints(values)), _INTEGERS)
+    return _attribute(name, bytes_field(8, _varints(values)), _INTEGERS)
 
 
 def _floats(name: str, values: Array) -> bytes:
-    return _attribute(name, _field(7, values.astype("<f4").tobytes()), _FLOATS)
+    return _attribute(name, bytes_field(7, values.astype("<f4").tobytes()), _FLOATS)
 
 
 def _node(operator: str, inputs: Sequence[str], output: str, attributes: _Attributes) -> bytes:
-    parts = [_field(1, name.encode()) for name in inputs]
-    parts += [_field(2, output.encode()), _field(4, operator.encode())]
-    parts += [_field(5, _attribute(name, _number(3, value), _INTEGER)) for name, value in attributes.items()]
+    parts = [bytes_field(1, name.encode()) for name in inputs]
+    parts += [bytes_field(2, output.encode()), bytes_field(4, operator.encode())]
+    parts += [bytes_field(5, _attribute(name, number_field(3, value), _INTEGER)) for name, value in attributes.items()]
     return b"".join(parts)
 
 
 def _constant(name: str, values: Array) -> bytes:
     return b"".join(
         [
-            _number(1, len(values)),
-            _number(2, _FLOAT),
-            _field(8, name.encode()),
-            _field(9, values.astype("<f4").tobytes()),
+            number_field(1, len(values)),
+            number_field(2, _FLOAT),
+            bytes_field(8, name.encode()),
+            bytes_field(9, values.astype("<f4").tobytes()),
         ]
     )
 
 
 def _value(name: str, columns: int) -> bytes:
-    shape = _field(1, _field(2, b"rows")) + _field(1, _number(1, columns))
-    return _field(1, name.encode()) + _field(2, _field(1, _number(1, _FLOAT) + _field(2, shape)))
+    shape = bytes_field(1, bytes_field(2, b"rows")) + bytes_field(1, number_field(1, columns))
+    return bytes_field(1, name.encode()) + bytes_field(
+        2, bytes_field(1, number_field(1, _FLOAT) + bytes_field(2, shape))
+    )

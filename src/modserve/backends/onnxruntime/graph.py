@@ -6,9 +6,8 @@ Walks the serialised ``onnx.ModelProto`` (github.com/onnx/onnx, onnx.proto) as f
 import mmap
 from pathlib import Path
 
+from modserve.core.protobuf_wire import fields
 from modserve.core.tensor import Buffer
-
-from .protobuf import fields
 
 MOST_NODES = 4096
 """A graph of more nodes takes long whatever they do."""

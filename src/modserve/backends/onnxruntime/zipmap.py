@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from modserve.core.protobuf_wire import Field, bytes_field, fields, integers, number_field
 from modserve.core.tensor import Buffer
-
-from .protobuf import Field, bytes_field, fields, integers, number_field
 
 # Numbers of fields of onnx.proto (github.com/onnx/onnx).
 _MODEL_GRAPH, _MODEL_OPSET = 7, 8

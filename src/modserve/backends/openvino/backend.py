@@ -20,7 +20,7 @@ from . import graph
 from .files import DEFAULT, model_file
 from .instance import OpenVinoInstance, OpenVinoStreams
 from .library import VERSION, core, core_with, devices, properties
-from .messages import load_hint, plain
+from .messages import plain, with_hint
 from .names import DATATYPES
 from .options import (
     BACKEND_OPTIONS,
@@ -125,7 +125,7 @@ class OpenVinoModel:
             text = plain(str(error))
             raise invalid(
                 f"failed to load model '{name}' from '{self._path}': OpenVINO cannot compile it for {device} with "
-                f"{_spelt(usable)}: {text}{load_hint(text)}"
+                f"{_spelt(usable)}: {with_hint(text)}"
             ) from error
         precision, hint = _precision(compiled), str(usable.get(PRECISION, ""))
         if hint in DATATYPES and precision != _PRECISIONS.get(hint, hint):

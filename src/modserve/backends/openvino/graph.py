@@ -10,7 +10,7 @@ from modserve.core.errors import invalid, unsupported
 from modserve.core.model_config import DescribedTensor, ModelConfig, TensorSpec
 
 from .library import ov
-from .messages import load_hint, plain
+from .messages import plain, with_hint
 from .names import DATATYPES, Port, find, labels
 from .options import Options
 from .shapes import AUTO, partial_shape
@@ -110,7 +110,7 @@ def _read(core: Any, path: Path, model: str, options: Options) -> Any:
         return core.read_model(str(path), **({} if options.mapped else {"config": {"ENABLE_MMAP": False}}))
     except Exception as error:  # OpenVINO's exceptions are RuntimeErrors, but a damaged file's text may be no UTF-8
         text = plain(str(error))
-        raise invalid(f"failed to load model '{model}' from '{path}': {text}{load_hint(text)}") from error
+        raise invalid(f"failed to load model '{model}' from '{path}': {with_hint(text)}") from error
 
 
 def _with_layouts(model: Any, config: ModelConfig, options: Options) -> Any:

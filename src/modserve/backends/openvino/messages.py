@@ -8,21 +8,21 @@ _NOISE = re.compile(
 _CHECK = re.compile(r"^(?P<where>\[\w+\] .*? )?Check '.*' failed at \S+:\d+:$")
 _MEMORY = ("Failed to allocate", "bad_alloc", "Cannot allocate memory", "out of memory")
 _LOAD_HINTS = {
-    "bin file cannot be found": " model.xml has the graph alone: its weights, model.bin, must lie beside it.",
-    "Incorrect weights in bin file": " The .bin file is cut off, or belongs to another .xml file.",
-    "parse": " The file is cut off or damaged.",
-    "at offset": " The file is cut off or damaged.",
-    "corrupted": " The file is cut off or damaged.",
-    "magic number mismatch": " The file of variables is cut off or damaged.",
-    "minimal expected": " The file of variables is cut off or damaged.",
-    "exceed data size": " The file of variables is cut off or damaged.",
-    "is not initialized": " The folder 'variables' is missing, or has not all of them.",
+    "bin file cannot be found": "model.xml has the graph alone: its weights, model.bin, must lie beside it.",
+    "Incorrect weights in bin file": "The .bin file is cut off, or belongs to another .xml file.",
+    "parse": "The file is cut off or damaged.",
+    "at offset": "The file is cut off or damaged.",
+    "corrupted": "The file is cut off or damaged.",
+    "magic number mismatch": "The file of variables is cut off or damaged.",
+    "minimal expected": "The file of variables is cut off or damaged.",
+    "exceed data size": "The file of variables is cut off or damaged.",
+    "is not initialized": "The folder 'variables' is missing, or has not all of them.",
     "Unable to read the model": (
-        " OpenVINO reads IR (.xml with .bin), ONNX (.onnx), TensorFlow (SavedModel, frozen), TensorFlow Lite (.tflite) "
-        "and PaddlePaddle (.pdmodel); is it such a file, and whole?"
+        "OpenVINO reads IR (.xml with .bin), ONNX (.onnx), TensorFlow (SavedModel, frozen), TensorFlow Lite (.tflite) "
+        "and PaddlePaddle (.pdmodel): the file is none of these, or is cut off."
     ),
     "No conversion rule": (
-        " OpenVINO lacks these operators: serve the model with the engine that it comes from, an ONNX model with "
+        "OpenVINO lacks these operators: serve the model with the engine that it comes from, an ONNX model with "
         'backend: "onnxruntime", or name a library that has them by the parameter CPU_EXTENSION_PATH.'
     ),
 }
@@ -42,9 +42,10 @@ def plain(text: str) -> str:
     return " ".join(lines) or "OpenVINO does not say why"
 
 
-def load_hint(text: str) -> str:
-    """What helps with a file that OpenVINO refuses, with a space in front; empty for what is not known."""
-    return next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")
+def with_hint(text: str) -> str:
+    """What OpenVINO says of a file that it refuses, and what helps, as sentences."""
+    hint = next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")
+    return f"{text.rstrip('.')}. {hint}" if hint else text
 
 
 def is_about_memory(text: str) -> bool:

@@ -209,6 +209,7 @@ def missing_module_hint(
         python,
         mode=model.execution_mode,
         installs=backend.install_requirements,
+        backend=source.config.backend or "python",
     )
 
 

@@ -26,6 +26,9 @@ _LIMIT_S = 3600.0
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PYTHONPATH", "PYTHONHOME")
 """What would make pip install elsewhere, or take packages for installed that the environment does not have."""
 
+_PACKAGES = {"mlflow": "mlflow-skinny pandas"}
+"""Module → the packages that the models which import it need, where that is known."""
+
 
 def file_of(version_directory: Path, model_directory: Path) -> Path | None:
     """The requirements of a model version: those beside model.py come before those of all versions."""
@@ -126,15 +129,22 @@ def _contents(path: Path, seen: set[Path]) -> Iterator[bytes]:
 
 
 def missing_module_hint(
-    module: str, version_directory: Path, model_directory: Path, python: str, *, mode: ExecutionMode, installs: bool
+    module: str,
+    version_directory: Path,
+    model_directory: Path,
+    python: str,
+    *,
+    mode: ExecutionMode,
+    installs: bool,
+    backend: str = "python",
 ) -> str:
     """What to do about a model that fails with ModuleNotFoundError: a sentence to follow the error.
 
     `python` is the interpreter that the model runs in, or would run in; `installs` says that the
-    server installs requirements.
+    server installs requirements. `backend` is the model's, which stands on the Python backend.
     """
     path = file_of(version_directory, model_directory)
-    by_hand = f"install it there ('{python} -m pip install …')"
+    by_hand = f"install it there ('{python} -m pip install {_PACKAGES.get(module, '…')}')"
     if path is None:
         name_one = f"name an environment that has it by the parameter '{ENVIRONMENT_PATH}'"
         ways = [by_hand, f"leave out '{EXECUTION_MODE}' and {name_one}" if mode != "process" else name_one]
@@ -147,6 +157,6 @@ def missing_module_hint(
     elif installs:
         return f"'{module}' is no module of {python}, where '{path}' is installed; does the file name its package?"
     else:
-        ways = [f"have it installed with --backend-config=python,{INSTALL_REQUIREMENTS}=true", by_hand]
+        ways = [f"have it installed with --backend-config={backend},{INSTALL_REQUIREMENTS}=true", by_hand]
         where = f"'{module}' is no module of {python}, and '{path}' is not installed"
     return f"{where}: {', or '.join(ways)}"

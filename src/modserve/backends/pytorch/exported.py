@@ -24,6 +24,7 @@ from .arrays import DATATYPES, quiet
 from .failures import one_line
 from .naming import (
     Node,
+    Notes,
     Slot,
     bind,
     bind_results,
@@ -66,6 +67,7 @@ class ExportedProgram:
         self._output_specs = list(signature.user_outputs)
         self._unused: Any = program
         """The program as it was loaded to be looked at, which the first instance takes."""
+        self._note = Notes(_log)
         self._shared: dict[Any, Any] = {}
 
     def describe(self) -> ModelDescription:
@@ -93,7 +95,7 @@ class ExportedProgram:
                 self._shared[device] = module
         constants = {place: spec for place, spec in enumerate(self._input_specs) if not self._is_tensor(spec)}
         return Loaded(
-            _runner(module, self._inputs, _bound(self._who, config, self._slots, constants)),
+            _runner(module, self._inputs, _bound(self._who, config, self._slots, constants, self._note)),
             {},
             self._writes_inputs,
             _returns_attributes(module),
@@ -149,6 +151,7 @@ class CompiledProgram:
     def __init__(self, source: ModelSource, device: Any) -> None:
         self._source = source
         self._who = f"model '{source.config.name}'"
+        self._note = Notes(_log)
         self._shared: dict[Any, Any] = {device: self._load(device)}
         inputs, outputs = self._shared[device].loader.get_call_spec()
         self._inputs, self._outputs = parse_structure(inputs), parse_structure(outputs)
@@ -169,7 +172,7 @@ class CompiledProgram:
         package = self._shared.pop(device, None) or self._load(device)
         if not fresh:
             self._shared[device] = package
-        places = bind(self._who, "input", input_names(config), self._slots, lambda note: _log.info("%s", note))
+        places = bind(self._who, "input", input_names(config), self._slots, self._note)
         names = [name for name, _ in sorted(places.items(), key=lambda item: item[1])]
         _check_all(self._who, self._slots, places.values())
         loader = package.loader
@@ -209,9 +212,11 @@ class _Constant:
         self.value = value
 
 
-def _bound(who: str, config: ModelConfig, slots: Sequence[Slot], constants: Mapping[int, object]) -> list[Any]:
+def _bound(
+    who: str, config: ModelConfig, slots: Sequence[Slot], constants: Mapping[int, object], note: Notes
+) -> list[Any]:
     """For each leaf of a program's inputs the name of the input, or the constant. Raises INVALID_ARG."""
-    places = bind(who, "input", input_names(config), slots, lambda note: _log.info("%s", note))
+    places = bind(who, "input", input_names(config), slots, note)
     _check_all(who, slots, [*places.values(), *constants])
     leaves: dict[int, Any] = {place: _Constant(value) for place, value in constants.items()}
     leaves.update({place: name for name, place in places.items()})

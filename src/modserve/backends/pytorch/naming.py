@@ -6,6 +6,7 @@ order of the configuration. One of them holds for all inputs, and one for all ou
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -124,6 +125,19 @@ def index_of(name: str) -> int | None:
     """The number behind the first ``__``, if there is nothing else."""
     digits = name.partition("__")[2]
     return int(digits) if digits.isascii() and digits.isdecimal() else None
+
+
+class Notes:
+    """Logs each note once, although every instance of a model binds the same names."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._written: set[str] = set()
+
+    def __call__(self, note: str) -> None:
+        if note not in self._written:
+            self._written.add(note)
+            self._log.info("%s", note)
 
 
 def bind(

@@ -22,7 +22,7 @@ from ..api import ModelSource
 from .archive import Form, form_of
 from .exported import compiled
 from .failures import one_line
-from .naming import Argument, bind_arguments, fill, input_names
+from .naming import Argument, Notes, bind_arguments, fill, input_names
 from .options import Options
 from .program import Loaded
 
@@ -47,6 +47,8 @@ class PythonClass:
         self._module = _import(self._who, file)
         self._class = _chosen(self._who, self._module, options.model_class, file)
         self._arguments = _arguments(self._class)
+        self._defaults = _defaults(self._class)
+        self._note = Notes(_log)
         self._first: dict[Any, Any] = {}
         """For each device the first instance's module, with which the others share their parameters."""
 
@@ -67,7 +69,9 @@ class PythonClass:
         else:
             module = first
         names = input_names(config)
-        bound = bind_arguments(self._who, _expanded(self._arguments, names), names, lambda note: _log.info("%s", note))
+        bound = bind_arguments(self._who, _expanded(self._arguments, names), names, self._note)
+        has_rest = any(argument.kind == "rest" for argument, _ in bound)
+        defaults = self._defaults if has_rest else []
         callable_ = compiled(module, self._options, self._who)
         parameter = next(module.parameters(), None)
         if device is None and parameter is not None and parameter.device.type != "cpu":
@@ -83,8 +87,12 @@ class PythonClass:
                     if argument.required:
                         raise invalid(f"the model needs input {error}, and the request has none") from None
                     continue
-                if argument.kind == "rest" or (len(arguments) == argument.size and not keywords):
+                # What comes in ``*args`` lets nothing before it be passed by name: what was left out has its default.
+                arguments += defaults[len(arguments) : max(0, argument.size)]
+                if len(arguments) == argument.size and not keywords:
                     arguments.append(value)
+                elif argument.kind == "rest":
+                    raise invalid(f"the model needs all inputs before '{template}', which is '{argument.name}'")
                 else:
                     keywords[argument.name] = value
             return callable_(*arguments, **keywords)
@@ -194,6 +202,13 @@ def _chosen(who: str, module: ModuleType, requested: str, file: Path) -> Any:
     return value
 
 
+def _defaults(class_: Any) -> list[Any]:
+    """Of all arguments that need not be passed by name; what has none is there, too."""
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = list(inspect.signature(class_.forward).parameters.values())[1:]
+    return [parameter.default for parameter in parameters if parameter.kind in kinds]
+
+
 def _arguments(class_: Any) -> list[Argument]:
     arguments = []
     for place, parameter in enumerate(list(inspect.signature(class_.forward).parameters.values())[1:]):
@@ -218,6 +233,7 @@ def _expanded(arguments: list[Argument], names: list[str]) -> list[Argument]:
     rest = next((argument for argument in arguments if argument.kind == "rest"), None)
     if rest is None:
         return arguments
-    count = max(0, len(names) - (len(arguments) - 1))
+    named = [name for name in names if name.startswith(f"{rest.name}[")]
+    count = len(named) or max(0, len(names) - (len(arguments) - 1))
     many = [Argument(f"{rest.name}[{index}]", "rest", "", False, len(before) + index) for index in range(count)]
     return [*before, *many, *(argument for argument in arguments if argument.size < 0)]

@@ -13,7 +13,7 @@ from ..api import ModelSource
 from .archive import Form
 from .arrays import quiet
 from .failures import one_line
-from .naming import Argument, bind_arguments, fill, input_names
+from .naming import Argument, Notes, bind_arguments, fill, input_names
 from .options import Options
 from .program import Loaded, Run
 
@@ -32,6 +32,7 @@ class TorchScriptProgram:
         self._source = source
         self._options = options
         self._who = f"model '{source.config.name}'"
+        self._note = Notes(_log)
         self._shared: dict[Any, Any] = {}
         module = self._shared[device] = self._module(device)
         if not hasattr(module, "forward"):
@@ -66,7 +67,7 @@ class TorchScriptProgram:
             module = self._shared.pop(device, None) or self._module(device)
         else:
             module = self._shared.get(device) or self._shared.setdefault(device, self._module(device))
-        bound = bind_arguments(self._who, self._arguments, input_names(config), lambda note: _log.info("%s", note))
+        bound = bind_arguments(self._who, self._arguments, input_names(config), self._note)
         kinds = {template: argument.kind for argument, template in bound if isinstance(template, str)}
         return Loaded(
             _runner(module.forward, self._arguments, bound, self._nullable),

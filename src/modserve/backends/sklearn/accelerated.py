@@ -39,10 +39,12 @@ class Accelerated:
     version: str
     double: bool = False
 
+    def computes(self, method: str) -> bool:
+        return method == "predict" or (self.classes is not None and method == "predict_proba")
+
     def compute(self, method: str, rows: Any) -> Array | None:
         """The result of a method of the estimator, as `shapes.as_tensor` has it; None if it is for the estimator."""
-        classifies = self.classes is not None
-        if method != "predict" and not (classifies and method == "predict_proba"):
+        if not self.computes(method):
             return None
         if not isinstance(rows, np.ndarray) or not _computable(rows.dtype, self.double):
             return None

@@ -170,6 +170,8 @@ def _limit_jobs(estimator: Any, threads: int) -> None:
 
 
 class SklearnInstance:
+    """`data_dependent` unless all that it computes is computed by ONNX Runtime, whatever the numbers are."""
+
     def __init__(
         self,
         estimator: Any,
@@ -188,6 +190,9 @@ class SklearnInstance:
         self._limited = False
         self._fast = fast
         self._controller = None if fast is None else threadpoolctl.ThreadpoolController()
+        # Numbers that are not finite go to the estimator, which takes far longer: only whole numbers never are.
+        whole = fast is not None and all(spec.datatype.numpy.kind in "iub" for spec in config.inputs)
+        self.data_dependent = not (whole and fast and all(map(fast.computes, methods.values())))
         self._frame = features.columns is not None or len(config.inputs) > 1
 
     def execute(self, inputs: Mapping[str, Array], outputs: tuple[str, ...]) -> Mapping[str, Array]:

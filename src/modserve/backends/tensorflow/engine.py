@@ -45,16 +45,16 @@ _MOST_CALLS = 64
 _REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, tf.errors.UnimplementedError)
 """What the inputs of a request are to blame for."""
 _NO_OPERATOR = (
-    " This TensorFlow does not have that operator; a library that has it is named in model_operations { "
+    "This TensorFlow does not have that operator; a library that has it is named in model_operations { "
     "op_library_filename: … }."
 )
 _LOAD_HINTS = {
     "Op type not registered": _NO_OPERATOR,
     "No op named": _NO_OPERATOR,
-    "not a valid checkpoint": " The folder 'variables', with the weights, must lie in it.",
-    "variables.index": " The folder 'variables', with the weights, must lie in it.",
-    "checkpoint": " The weights in its folder 'variables' are incomplete, or of another model.",
-    "Data loss": " The weights in its folder 'variables' are cut off.",
+    "not a valid checkpoint": "The folder 'variables', with the weights, must lie in it.",
+    "variables.index": "The folder 'variables', with the weights, must lie in it.",
+    "checkpoint": "The weights in its folder 'variables' are incomplete, or of another model.",
+    "Data loss": "The weights in its folder 'variables' are cut off.",
 }
 """What to say of TensorFlow's texts, by a part of them; the first one counts."""
 _GRAPH_LEVELS = {
@@ -240,7 +240,8 @@ class _Session:
             self._session.close()
             text = _text(error)
             hint = next((hint for part, hint in _LOAD_HINTS.items() if part in text), "")
-            raise invalid(f"failed to load model '{name}' from '{path}': {text}{hint}") from error
+            reason = f"{text.rstrip('.')}. {hint}" if hint else text
+            raise invalid(f"failed to load model '{name}' from '{path}': {reason}") from error
 
     def call(self, feeds: Sequence[str], fetches: Sequence[str]) -> Call:
         """What runs the graph: from arrays in the order of `feeds` to arrays in that of `fetches`, names of tensors."""

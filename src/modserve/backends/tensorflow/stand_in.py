@@ -63,5 +63,5 @@ class OpenVinoStandIn:
                 replace(source, config=replace(config, parameters=parameters), path=path, options=options)
             )
         except ModserveError as error:
-            text = f"{error.message}. {_WHY}; TensorFlow may be able to: {_INSTALL}"
+            text = f"{error.message.rstrip('.')}. {_WHY}; TensorFlow may be able to: {_INSTALL}"
             raise type(error)(error.code, text) from error

@@ -192,7 +192,7 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(handle)
 
 
-class GrpcListener:
+class AioListener:
     """Serves `server` on one port."""
 
     def __init__(self, server: Server, address: str, port: int, options: GrpcSettings) -> None:

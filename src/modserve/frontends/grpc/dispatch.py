@@ -9,7 +9,8 @@ from modserve.frontends import offload
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory
 from modserve.protocol import failures
-from modserve.protocol.grpc.long_messages import Tensors
+from modserve.protocol.grpc.infer_message import InferMessage
+from modserve.protocol.grpc.request_reader import RequestReader
 from modserve.protocol.restricted import Restriction
 from modserve.server import Server
 from modserve.settings import Limits
@@ -39,6 +40,7 @@ class Dispatcher:
         """`max_message`: bytes that a message may have; 0: any number."""
         self.limits = limits or Limits()
         self.inflating = Inflating(server.memory, max_message, self.limits)
+        self._reader = RequestReader(self.limits.split)
         self._server = server
         self._max_calls = max_calls
         self.calls = 0
@@ -49,8 +51,7 @@ class Dispatcher:
     async def unary(self, rpc: Rpc, call: RpcCall) -> bytes:
         """The response to a call with one request and one response. Raises what `call.refuse` raises."""
         memory = self._server.memory
-        message: Message | None = None
-        tensors: Tensors | None = None
+        message: Message | InferMessage | None = None
         inflated: RequestMemory | None = None
         data: bytes | None = None
         held = 0
@@ -70,8 +71,8 @@ class Dispatcher:
                 data, inflated = await self.inflating.inflated(data)
                 size = len(data)
             request = rpc.method.request
-            if rpc.splits and size > self.limits.split:
-                message, tensors = await reading.split(data, self.limits)
+            if rpc.infers:
+                message = self._reader.read(data) or await reading.parse_infer(data, self.limits)
             elif size > self.limits.message:
                 message = await offload.on_thread(reading.parse, request, data)
             else:
@@ -80,8 +81,7 @@ class Dispatcher:
                 except DecodeError:
                     raise reading.unreadable(request, size) from None
             data = None
-            handler = rpc.handler
-            response = await (handler(message, call, tensors) if rpc.splits else handler(message, call))
+            response = await rpc.handler(message, call)
             if isinstance(response, bytes):
                 if len(response) > self.limits.message:
                     self._count_until_sent(len(response), call)
@@ -101,7 +101,7 @@ class Dispatcher:
                 inflated.release()
         refusing = call.refuse(refusal)
         # What ends the call may keep this frame.
-        del rpc, call, message, tensors, inflated, refusal, data
+        del rpc, call, message, inflated, refusal, data
         return await refusing
 
     async def stream(self, rpc: Rpc, call: RpcCall) -> Refusal | None:
@@ -130,7 +130,7 @@ class Dispatcher:
         status, message = failures.grpc_name(error), failures.public_message(error)
         self._server.failure_log.record("gRPC", model, version, getattr(request, "id", ""), status, message)
 
-    def _refusal(self, error: ModserveError, request: Message | None) -> Refusal:
+    def _refusal(self, error: ModserveError, request: Message | InferMessage | None) -> Refusal:
         early = isinstance(error, NoMessageError)
         if not early:
             self.record(error, request)

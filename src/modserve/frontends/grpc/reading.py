@@ -8,30 +8,28 @@ from modserve.frontends import offload
 from modserve.frontends.call import Call
 from modserve.pb import inference as pb
 from modserve.protocol import header_forwarding
-from modserve.protocol.grpc import grpc_messages, long_messages
-from modserve.protocol.grpc.long_messages import ManyFieldsError, Tensors
+from modserve.protocol.grpc import grpc_messages, infer_message, long_messages
+from modserve.protocol.grpc.infer_message import InferMessage
+from modserve.protocol.grpc.long_messages import ManyFieldsError
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.reply import BINARY
 from modserve.settings import Limits
 
 
-async def split(data: bytes, limits: Limits) -> tuple[pb.ModelInferRequest, Tensors]:
-    """A long request for inference without its tensors, and these. Raises INVALID_ARG."""
+async def parse_infer(data: bytes, limits: Limits) -> InferMessage:
+    """A request for inference that is built in an unusual way, or typed and long: as protobuf reads it.
+
+    Raises INVALID_ARG.
+    """
     try:
+        if len(data) <= limits.split:
+            return infer_message.from_protobuf(pb.ModelInferRequest.FromString(data))
         parts = long_messages.split(data, limits.split)
-        return await offload.on_thread(_split, data) if parts is None else parts
+        if parts is None:
+            return await offload.on_thread(_split, data)
+        return infer_message.from_protobuf(*parts)
     except ManyFieldsError as error:
         raise invalid(f"Unable to parse request: {error}") from None
-    except DecodeError:
-        raise unreadable(pb.ModelInferRequest, len(data)) from None
-
-
-async def parse_infer(data: bytes, limits: Limits) -> tuple[pb.ModelInferRequest, Tensors | None]:
-    """A request for inference; of a long message without its tensors, which come beside it. Raises INVALID_ARG."""
-    if len(data) > limits.split:
-        return await split(data, limits)
-    try:
-        return pb.ModelInferRequest.FromString(data), None
     except DecodeError:
         raise unreadable(pb.ModelInferRequest, len(data)) from None
 
@@ -48,19 +46,16 @@ def unreadable(request: type[Message], size: int) -> ModserveError:
     return invalid(f"Unable to parse request: {size} bytes are no {request.DESCRIPTOR.full_name}")
 
 
-def read_plain(
-    call: Call, message: pb.ModelInferRequest, tensors: Tensors | None, deadline_ns: int, forwarded: Forwarded
-) -> InferenceRequest | None:
+def read_plain(call: Call, message: InferMessage, deadline_ns: int, forwarded: Forwarded) -> InferenceRequest | None:
     """What `read_request` returns, if all inputs are raw and in a short message; None for others."""
-    if tensors is not None or not 0 < len(message.raw_input_contents) == len(message.inputs):
+    if not message.short or not 0 < len(message.raws) == message.head.input_count:
         return None
     return _finished(call, message, grpc_messages.decode_request(message, deadline_ns, call.lend), forwarded)
 
 
 async def read_request(
     call: Call,
-    message: pb.ModelInferRequest,
-    tensors: Tensors | None,
+    message: InferMessage,
     deadline_ns: int,
     forwarded: Forwarded,
     limits: Limits,
@@ -69,36 +64,32 @@ async def read_request(
 
     Raises the `ModserveError` that says what is wrong with the message.
     """
-    on_gpu = call.server.shared_memory.with_cuda and any(len(tensor.parameters) for tensor in message.inputs)
+    on_gpu = call.server.shared_memory.with_cuda and any(each.parameters for each in message.head.inputs)
     cached = call.servable.config.cached
-    if on_gpu or grpc_messages.is_long(message, tensors, cached, limits.elements, limits.texts):
+    if on_gpu or grpc_messages.is_long(message, cached, limits.elements, limits.texts):
         call.borrow()
-        request = await offload.on_thread(_read_long, call, message, tensors, deadline_ns, limits)
+        request = await offload.on_thread(_read_long, call, message, deadline_ns, limits)
     else:
-        request = grpc_messages.decode_request(message, deadline_ns, call.lend, tensors)
+        request = grpc_messages.decode_request(message, deadline_ns, call.lend)
     return _finished(call, message, request, forwarded)
 
 
-def _read_long(
-    call: Call, message: pb.ModelInferRequest, tensors: Tensors | None, deadline_ns: int, limits: Limits
-) -> InferenceRequest:
+def _read_long(call: Call, message: InferMessage, deadline_ns: int, limits: Limits) -> InferenceRequest:
     """On a thread: the request, with all that would take long later."""
     reserve = call.borrow().take
-    request = grpc_messages.decode_request(message, deadline_ns, call.lend, tensors, reserve)
+    request = grpc_messages.decode_request(message, deadline_ns, call.lend, reserve)
     offload.look_ahead(request.inputs.values(), call.servable.config, limits, reserve)
     return request
 
 
-def _finished(
-    call: Call, message: pb.ModelInferRequest, request: InferenceRequest, forwarded: Forwarded
-) -> InferenceRequest:
+def _finished(call: Call, message: InferMessage, request: InferenceRequest, forwarded: Forwarded) -> InferenceRequest:
     if forwarded:
         request = header_forwarding.with_headers(request, forwarded)
     call.reply = grpc_messages.read_reply(message, call.lend) if request.outputs else BINARY
     return request
 
 
-def _split(data: bytes) -> tuple[pb.ModelInferRequest, Tensors]:
+def _split(data: bytes) -> InferMessage:
     parts = long_messages.split(data)
     assert parts is not None, "there is time on a thread: this is a bug"
-    return parts
+    return infer_message.from_protobuf(*parts)

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from modserve.pb.descriptors import Method
 from modserve.protocol.restricted import Restriction
+from modserve.server import Server
+from modserve.settings import GrpcSettings
 
 
 class ClientGoneError(Exception):
@@ -57,8 +59,8 @@ class Rpc(NamedTuple):
     method: Method
     handler: Handler
     restriction: Restriction | None = None
-    splits: bool = False
-    """A long message is split, and the handler takes its tensors too."""
+    infers: bool = False
+    """The handler takes its message as an `InferMessage`."""
 
 
 class Refusal(NamedTuple):
@@ -69,3 +71,24 @@ class Refusal(NamedTuple):
     trailers: tuple[tuple[str, str], ...]
     early: bool
     """It ended before its message came, and is not in the log yet."""
+
+
+class GrpcListener(Protocol):
+    """A port, whatever serves it."""
+
+    def __init__(self, server: Server, address: str, port: int, options: GrpcSettings) -> None: ...
+
+    async def start(self) -> int:
+        """Open the port and return its number. Raises OSError, or CertificateError."""
+        ...
+
+    async def stop(self, grace: float | None) -> None:
+        """Refuse new calls, and let those under way finish for `grace` seconds; None: none.
+
+        Streams read no more requests, and end when those they have read are settled.
+        """
+        ...
+
+    async def take_backlog(self) -> None:
+        """Return when every call that has arrived is under way, or after some seconds."""
+        ...

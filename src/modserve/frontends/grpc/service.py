@@ -1,7 +1,7 @@
 """The RPCs of ``inference.GRPCInferenceService``, and the table of all that the port serves."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from google.protobuf.message import Message
 
@@ -18,8 +18,8 @@ from modserve.pb import reflection as reflection_pb
 from modserve.protocol import header_forwarding
 from modserve.protocol.control import logging_settings, metadata, regions, repository, statistics, trace_settings
 from modserve.protocol.failures import DeadlinePassedError
-from modserve.protocol.grpc.grpc_messages import ResponseWriter
-from modserve.protocol.grpc.long_messages import Tensors
+from modserve.protocol.grpc.infer_message import InferMessage
+from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.protocol.http import server_timing
 from modserve.protocol.reply import BINARY
 from modserve.protocol.restricted import RPC_CATEGORY
@@ -129,12 +129,10 @@ class InferenceService:
         tracer.change(trace_settings.change_by_message(message.settings), message.model_name)
         return trace_settings.message(tracer.settings(message.model_name))
 
-    async def ModelInfer(
-        self, message: pb.ModelInferRequest, rpc: RpcCall, tensors: Tensors | None = None
-    ) -> bytes | ModserveError:
+    async def ModelInfer(self, message: InferMessage, rpc: RpcCall) -> bytes | ModserveError:
         """A failure of the execution is returned, not raised: its traceback would hold what holds it."""
         now_ns, deadline_ns, server = time.monotonic_ns(), rpc.deadline_ns, self._server
-        version = parse_requested(message.model_version) if message.model_version else None
+        version = message.requested_version()
         call = FutureCall(server, GRPC, message.model_name, version)
         call.begin(server.model(message.model_name, version), now_ns)
         if call.trace is not None:
@@ -142,7 +140,7 @@ class InferenceService:
         pattern = self._header_pattern
         forwarded = () if pattern is None else header_forwarding.from_metadata(pattern, rpc.metadata)
         try:
-            read = call, message, tensors, deadline_ns, forwarded
+            read = call, message, deadline_ns, forwarded
             call.submit(read_plain(*read) or await read_request(*read, self._limits))
             outcome = await call.future
             if isinstance(outcome, ModserveError):
@@ -170,7 +168,15 @@ def _sent(call: Call) -> None:
 def rpc_table(
     server: Server, options: GrpcSettings, inflating: Inflating, streams: InferStreams | None = None
 ) -> Mapping[str, Rpc]:
-    """All that the port serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
+    """All that the port serves, by path; where there are several workers, some calls concern all of them."""
+    around: Callable[[Mapping[str, Rpc]], Mapping[str, Rpc]] = server.around_rpcs
+    return around(own_rpcs(server, options, inflating, streams))
+
+
+def own_rpcs(
+    server: Server, options: GrpcSettings, inflating: Inflating, streams: InferStreams | None = None
+) -> Mapping[str, Rpc]:
+    """All that this process serves, by path; RPCs that are not served yet answer UNIMPLEMENTED and say so."""
     inference = InferenceService(server, options)
     reflection = ReflectionService((pb.SERVICE, health_pb.SERVICE, *REFLECTION), inflating)
     rpcs: dict[str, Rpc] = {}

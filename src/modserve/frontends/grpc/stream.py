@@ -16,14 +16,14 @@ from collections import deque
 
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.response import InferenceResponse, Outcome, bare_end
-from modserve.core.version import parse_requested
 from modserve.frontends import offload
 from modserve.frontends.call import GRPC, StreamCall
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory, is_long_response
 from modserve.protocol import failures, header_forwarding
-from modserve.protocol.grpc import grpc_messages
-from modserve.protocol.grpc.grpc_messages import ResponseWriter
+from modserve.protocol.grpc import grpc_messages, response_writer
+from modserve.protocol.grpc.request_reader import RequestReader
+from modserve.protocol.grpc.response_writer import ResponseWriter
 from modserve.server import Server
 from modserve.settings import GrpcSettings
 
@@ -46,6 +46,7 @@ class InferStreams:
         self.server = server
         self.options = options
         self.inflating = inflating
+        self.reader = RequestReader(options.limits.split)
         self.writer = ResponseWriter()
         self._open: set[_Stream] = set()
         self._stopped = False
@@ -97,12 +98,12 @@ class _Call(StreamCall):
         self.held = self.size
         if data and data[0] in STARTS:
             data, self.inflated = await stream.inflating.inflated(data)
-        message, tensors = await parse_infer(data, stream.limits)
+        message = stream.reader.read(data) or await parse_infer(data, stream.limits)
         self.id, self.model = message.id, message.model_name
-        self.version = parse_requested(message.model_version) if message.model_version else None
+        self.version = message.requested_version()
         self.begin(server.model(self.model, self.version), now_ns)
         # The RPC's own deadline cancels the whole stream; until then its requests' batches are formed by it.
-        read = self, message, tensors, stream.deadline_ns, stream.forwarded
+        read = self, message, stream.deadline_ns, stream.forwarded
         request = read_plain(*read) or await read_request(*read, stream.limits)
         if message.parameters:
             self.empty_final = grpc_messages.wants_empty_final(message)
@@ -148,6 +149,7 @@ class _Stream:
         options, metadata = streams.options, rpc.metadata
         self.server = streams.server
         self.inflating = streams.inflating
+        self.reader = streams.reader
         self.writer = streams.writer
         self.limits = options.limits
         self.forwarded = header_forwarding.from_metadata(options.header_pattern, metadata)
@@ -280,7 +282,7 @@ class _Stream:
             if self._hard_errors:
                 return error
             call.record_failure(error, failures.grpc_name(error))
-            message = grpc_messages.encode_stream_error(error, call.id, call.accepted, final)
+            message = response_writer.encode_stream_error(error, call.id, call.accepted, final)
             data = message.SerializeToString()
         if final:
             call.release()

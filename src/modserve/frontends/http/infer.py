@@ -18,7 +18,7 @@ from modserve.protocol.compression import Inflater
 from modserve.protocol.http import infer_response
 from modserve.protocol.http.infer_body import is_long, read_request
 from modserve.protocol.http.infer_request import JsonHeads, header_length
-from modserve.protocol.http.infer_response import Body
+from modserve.protocol.http.infer_response import Body, JsonTexts, Pieces
 from modserve.protocol.http.request_head import RequestHead
 from modserve.protocol.reply import Reply
 from modserve.server import Server
@@ -30,7 +30,7 @@ _WHAT = "an inference request"
 class CallContext:
     """What all inference calls over HTTP share: the server, its options, and its memory of requests."""
 
-    __slots__ = ("heads", "limits", "max_json", "options", "server", "server_timing")
+    __slots__ = ("heads", "limits", "max_json", "options", "server", "server_timing", "texts")
 
     def __init__(self, server: Server, options: HttpSettings) -> None:
         self.server = server
@@ -39,6 +39,7 @@ class CallContext:
         self.max_json = options.max_json
         self.server_timing = options.server_timing
         self.heads = JsonHeads()
+        self.texts = JsonTexts()
 
 
 class InferCall(Call):
@@ -129,20 +130,22 @@ class InferCall(Call):
             self.give_back_model()
 
     def _respond(self, response: InferenceResponse) -> None:
-        limits, encoding = self._context.limits, self._encoding
-        if is_long_response(response, self.reply, limits):
-            self._write_on_thread(lambda: _compressed(self._write(response), encoding))
+        context, reply, encoding = self._context, self.reply, self._encoding
+        pieces = None if reply.places or reply.classes else context.texts.look_up(response, reply)
+        if pieces is None and is_long_response(response, reply, context.limits):
+            self._write_on_thread(lambda: _compressed(self._write(response, None, None), encoding))
             return
-        body = self._write(response)
+        body = self._write(response, context.texts, pieces)
         if encoding is None:
             self._finish(body)
-        elif sum(map(len, body.parts)) > limits.compressed:
+        elif sum(map(len, body.parts)) > context.limits.compressed:
             self._write_on_thread(lambda: _compressed(body, encoding))
         else:
             self._finish(_compressed(body, encoding))
 
-    def _write(self, response: InferenceResponse) -> Body:
-        body = infer_response.encode_response(self.render(response), self.reply)
+    def _write(self, response: InferenceResponse, texts: JsonTexts | None, pieces: Pieces | None) -> Body:
+        """`texts` remembers responses that are short: no others may be like those that it knows."""
+        body = infer_response.encode_response(self.render(response), self.reply, texts, pieces)
         return replace(body, server_timing=self.cost) if self._context.server_timing else body
 
     def _write_on_thread(self, write: Callable[[], Body]) -> None:

@@ -1,9 +1,8 @@
-"""Inference over gRPC: ``ModelInferRequest`` to core values, a response to ``ModelInferResponse``."""
+"""Inference over gRPC: a ``ModelInferRequest`` to core values."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -12,151 +11,129 @@ from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
-from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import LeaseFactory, Place
-from modserve.core.tensor import Buffer, Shape, Tensor, encode_elements
-from modserve.core.version import parse_requested
-from modserve.pb import inference as pb
-from modserve.protocol import failures, limits, parameters, shared_memory
+from modserve.core.tensor import Buffer, Tensor, encode_elements
+from modserve.protocol import limits, parameters, shared_memory
 from modserve.protocol.grpc import typed_contents
-from modserve.protocol.grpc.long_messages import Tensors, written
+from modserve.protocol.grpc.infer_message import CLASSIFICATION, InferMessage, Input
 from modserve.protocol.grpc.typed_contents import ElementsError, FieldError, narrowed
 from modserve.protocol.limits import LIMITS
-from modserve.protocol.reply import Reply
+from modserve.protocol.reply import BINARY, Reply
 
-_EMPTY_FINAL = "triton_enable_empty_final_response"
-_ALLOWED_RESERVED = frozenset({_EMPTY_FINAL})
-_FINAL = "triton_final_response"
+_EMPTY_FINAL: Final = "triton_enable_empty_final_response"
+_ALLOWED_RESERVED: Final = frozenset({_EMPTY_FINAL})
 
 
 def decode_request(
-    message: pb.ModelInferRequest,
+    message: InferMessage,
     deadline_ns: int = 0,
     lend: LeaseFactory | None = None,
-    tensors: Tensors | None = None,
     take: Callable[[int], None] = lambda size: None,
 ) -> InferenceRequest:
     """An inference request. Raises INVALID_ARG with Triton's texts, and NOT_FOUND for unknown regions.
 
     `deadline_ns` is the RPC's own on the monotonic clock, 0 without one. `lend` is called for inputs in shared memory,
-    which raise UNSUPPORTED without it; the lease is the caller's to release. `tensors` are those of a message that was
-    split, and `take` is called with the bytes of memory that are needed next for them; what it raises comes out here.
+    which raise UNSUPPORTED without it; the lease is the caller's to release. `take` is called with the bytes of memory
+    that are needed next for elements that protobuf has not read; what it raises comes out here.
     """
-    if len(message.outputs) > LIMITS.tensors:
-        raise limits.too_many_tensors("outputs", len(message.outputs))
-    values = _parameters(message.parameters) if message.parameters else {}
-    inputs = _inputs(message, lend, tensors, take)
-    outputs = tuple(output.name for output in message.outputs) if message.outputs else ()
-    version = parse_requested(message.model_version) if message.model_version else None
+    head = message.head
+    if head.output_count > LIMITS.tensors:
+        raise limits.too_many_tensors("outputs", head.output_count)
+    values = _parameters(message) if message.parameter_count else {}
+    raws = message.raws
+    inputs: dict[str, Tensor]
+    if head.plain_inputs and len(raws) == head.input_count:
+        inputs = {}
+        for sent, raw in zip(head.inputs, raws, strict=True):
+            inputs[sent.name] = Tensor(sent.datatype, sent.shape, raw, None)
+    else:
+        inputs = _inputs(message, lend, take)
+    version = message.requested_version()
     limit_ns = timeout_ns(values) if values else 0
-    return InferenceRequest(message.model_name, inputs, outputs, version, message.id, values, deadline_ns, limit_ns)
+    return InferenceRequest(
+        message.model_name, inputs, head.output_names, version, message.id, values, deadline_ns, limit_ns
+    )
 
 
-def read_reply(message: pb.ModelInferRequest, lend: LeaseFactory) -> Reply:
+def read_reply(message: InferMessage, lend: LeaseFactory) -> Reply:
     """How the response is to look. Raises as `output_places` and `class_counts` do."""
+    if message.head.plain_outputs:
+        return BINARY
     places = output_places(message, lend)
     return Reply(all_binary=True, classes=class_counts(message), places=places)
 
 
-def output_places(message: pb.ModelInferRequest, lend: LeaseFactory) -> dict[str, Place]:
+def output_places(message: InferMessage, lend: LeaseFactory) -> dict[str, Place]:
     """Which outputs go where in shared memory; the regions are reserved. Raises INVALID_ARG and NOT_FOUND."""
     places: dict[str, Place] = {}
-    for output in message.outputs:
+    for output in message.head.outputs:
         if not output.parameters:
             continue
         place = shared_memory.message_place(output.name, output.parameters)
         if place is None:
             continue
-        if "classification" in output.parameters:
+        if CLASSIFICATION in output.parameters:
             raise invalid("output can't set both 'shared_memory_region' and 'classification'")
         lend().reserve(place)
         places.setdefault(output.name, place)
     return places
 
 
-def class_counts(message: pb.ModelInferRequest) -> dict[str, int]:
+def class_counts(message: InferMessage) -> dict[str, int]:
     """How many best classes the client requests, by output. Raises INVALID_ARG."""
     counts: dict[str, int] = {}
-    for output in message.outputs:
-        if "classification" not in output.parameters:
+    for output in message.head.outputs:
+        if CLASSIFICATION not in output.parameters:
             continue
-        parameter = output.parameters["classification"]
-        if parameter.WhichOneof("parameter_choice") != "int64_param":
+        choice, count = output.parameters[CLASSIFICATION]
+        if choice != "int64_param" or not isinstance(count, int):
             raise invalid("invalid value type for 'classification' parameter, expected int64_param")
-        if parameter.int64_param < 0:
+        if count < 0:
             raise invalid("invalid value for 'classification' parameter, expected >= 0")
-        if parameter.int64_param:
-            counts.setdefault(output.name, parameter.int64_param)
+        if count:
+            counts.setdefault(output.name, count)
     return counts
 
 
-def wants_empty_final(message: pb.ModelInferRequest) -> bool:
+def wants_empty_final(message: InferMessage) -> bool:
     """Whether a stream shall tell of the end of this request's responses, if that comes without one."""
-    return _EMPTY_FINAL in message.parameters and message.parameters[_EMPTY_FINAL].bool_param
+    return message.parameters.get(_EMPTY_FINAL) == ("bool_param", True)
 
 
-def is_long(
-    message: pb.ModelInferRequest, tensors: Tensors | None, cached: bool, most_elements: int, most_texts: int
-) -> bool:
+def is_long(message: InferMessage, cached: bool, most_elements: int, most_texts: int) -> bool:
     """Whether reading the request takes long: more elements that are not raw than `most_elements` (of a message that
     was split, more bytes of them), or a raw tensor of more bytes than `most_texts` where BYTES are counted.
 
     Other raw tensors are not read; but those of a `cached` model are hashed.
     """
-    raws: Sequence[Buffer] = message.raw_input_contents if tensors is None else tensors.raws
+    inputs, raws = message.head.inputs, message.raws
     if any(len(raw) > most_texts for raw in raws):
-        return cached or any(tensor.datatype == "BYTES" for tensor in message.inputs)
-    if tensors is not None:
-        return tensors.typed_bytes > most_elements or any(
-            contents is not None and len(contents) > most_texts for contents in tensors.contents
-        )
+        return cached or any(each.datatype is dtypes.BYTES for each in inputs)
+    all_contents = [each.contents for each in inputs if each.contents is not None]
+    if message.split:
+        sizes = [len(contents) for contents in all_contents]
+        return sum(sizes) > most_elements or any(size > most_texts for size in sizes)
     if raws:
         return False
-    contents = (values for tensor in message.inputs for _, values in tensor.contents.ListFields())
-    return sum(map(len, contents)) > most_elements
+    return sum(len(values) for contents in all_contents for _, values in contents.ListFields()) > most_elements
 
 
-def encode_stream_error(
-    error: ModserveError, request_id: str, model_name: str = "", final: bool = True
-) -> pb.ModelStreamInferResponse:
-    """A request's failure on a stream that goes on.
-
-    `model_name` is that of the model if it had accepted the request: the message then says whether it is the last.
-    """
-    # An empty text would pass for success.
-    message = pb.ModelStreamInferResponse(error_message=failures.public_message(error) or error.code.value)
-    message.infer_response.id = request_id
-    message.infer_response.SetInParent()
-    if model_name:
-        message.infer_response.model_name = model_name
-        message.infer_response.parameters[_FINAL].bool_param = final
-    return message
-
-
-def _inputs(
-    message: pb.ModelInferRequest, lend: LeaseFactory | None, tensors: Tensors | None, take: Callable[[int], None]
-) -> Mapping[str, Tensor]:
-    raws: Sequence[Buffer] = message.raw_input_contents if tensors is None else tensors.raws
-    model = message.model_name
-    tensor_messages = message.inputs
-    count = len(tensor_messages)
+def _inputs(message: InferMessage, lend: LeaseFactory | None, take: Callable[[int], None]) -> dict[str, Tensor]:
+    raws, model, count = message.raws, message.model_name, message.head.input_count
     if count > LIMITS.tensors:
         raise limits.too_many_tensors("inputs", count)
     inputs: dict[str, Tensor] = {}
     elsewhere = 0
-    for position, tensor in enumerate(tensor_messages):
-        name = tensor.name
+    for position, sent in enumerate(message.head.inputs):
+        name, typed = sent.name, sent.contents is not None
         if name in inputs:
             raise invalid(f"{label(message.id)}input '{name}' already exists in request")
-        shape = tuple(tensor.shape)
-        if len(shape) > LIMITS.rank:
-            raise limits.too_many_dimensions(name, len(shape))
-        datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
-        typed = tensor.HasField("contents") if tensors is None else tensors.contents[position] is not None
-        if tensor.parameters:
-            place = shared_memory.message_place(name, tensor.parameters)
+        if len(sent.shape) > LIMITS.rank:
+            raise limits.too_many_dimensions(name, len(sent.shape))
+        if sent.parameters:
+            place = shared_memory.message_place(name, sent.parameters)
             if place is not None:
-                inputs[name] = _shared_input(tensor, datatype, place, model, lend, typed)
+                inputs[name] = _shared_input(sent, place, model, lend)
                 elsewhere += 1
                 continue
         raw: Buffer
@@ -172,11 +149,11 @@ def _inputs(
             raw = raws[index]
         elif not typed:
             raise invalid(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
-        elif tensors is None:
-            raw = _contents(tensor, datatype, model)
+        elif message.split:
+            raw = _long_contents(sent, message, take)
         else:
-            raw = _long_contents(tensors.contents[position] or b"", message, name, datatype, shape, take)
-        inputs[name] = Tensor(datatype, shape, raw, None)
+            raw = _contents(sent, model)
+        inputs[name] = Tensor(sent.datatype, sent.shape, raw, None)
     expected = count - elsewhere
     if len(raws) > expected:
         raise invalid(
@@ -186,46 +163,32 @@ def _inputs(
     return inputs
 
 
-def _shared_input(
-    tensor: pb.ModelInferRequest.InferInputTensor,
-    datatype: Datatype,
-    place: Place,
-    model: str,
-    lend: LeaseFactory | None,
-    typed: bool,
-) -> Tensor:
-    if typed:
+def _shared_input(sent: Input, place: Place, model: str, lend: LeaseFactory | None) -> Tensor:
+    if sent.contents is not None:
         raise invalid(
-            "unexpected 'content' provided when using shared memory for input tensor "
-            f"'{tensor.name}' for model '{model}'"
+            f"unexpected 'content' provided when using shared memory for input tensor '{sent.name}' for model '{model}'"
         )
     if lend is None:
-        raise shared_memory.refused("input", tensor.name)
-    return shared_memory.input_tensor(datatype, tuple(tensor.shape), place, lend())
+        raise shared_memory.refused("input", sent.name)
+    return shared_memory.input_tensor(sent.datatype, sent.shape, place, lend())
 
 
-def _contents(tensor: pb.ModelInferRequest.InferInputTensor, datatype: Datatype, model: str) -> Buffer:
+def _contents(sent: Input, model: str) -> Buffer:
     """The raw form of typed contents."""
     raw: Buffer | None = None
-    for field, values in tensor.contents.ListFields():
+    datatype = sent.datatype
+    for field, values in sent.contents.ListFields():
         if raw is not None or field.name != datatype.contents_field:
-            raise _unexpected_field("" if raw is not None else field.name, tensor.name, datatype, model)
-        raw = encode_elements(values) if datatype is dtypes.BYTES else _numbers(tensor.name, datatype, values)
+            raise _unexpected_field("" if raw is not None else field.name, sent.name, datatype, model)
+        raw = encode_elements(values) if datatype is dtypes.BYTES else _numbers(sent.name, datatype, values)
     return b"" if raw is None else raw
 
 
-def _long_contents(
-    contents: Buffer,
-    message: pb.ModelInferRequest,
-    name: str,
-    datatype: Datatype,
-    shape: Shape,
-    take: Callable[[int], None],
-) -> Buffer:
+def _long_contents(sent: Input, message: InferMessage, take: Callable[[int], None]) -> Buffer:
     """As `_contents`, of those that protobuf has not read."""
-    model, count = message.model_name, math.prod(shape)
+    name, datatype, model, count = sent.name, sent.datatype, message.model_name, math.prod(sent.shape)
     try:
-        raw = typed_contents.decode(contents, datatype, count, name, take)
+        raw = typed_contents.decode(sent.contents, datatype, count, name, take)
     except FieldError as error:
         raise _unexpected_field(error.field, name, datatype, model) from None
     except ElementsError as error:
@@ -255,69 +218,14 @@ def _numbers(name: str, datatype: Datatype, values: Any) -> bytes:
     return (narrowed(name, datatype, wide, 0) if datatype.size < 4 else wide).tobytes()
 
 
-class ResponseWriter:
-    """Writes responses. It remembers the fields that repeat from one to the next, so a front end has one."""
-
-    def __init__(self) -> None:
-        self._model_fields = lru_cache(1024)(_model_fields)
-        self._output_field = lru_cache(4096)(_output_field)
-        self._raw_tag = lru_cache(4096)(_raw_tag)
-
-    def encode(self, response: InferenceResponse) -> bytes:
-        """A ``ModelInferResponse``, with all tensors raw and in the order of `outputs`, each copied once."""
-        return b"".join(self._parts(response, response.parameters))
-
-    def encode_stream(self, response: InferenceResponse, final: bool) -> bytes:
-        """A ``ModelStreamInferResponse``, which says whether the response is the request's last one."""
-        parts = self._parts(response, {**response.parameters, _FINAL: final})
-        return b"".join((b"\x12", written(sum(map(len, parts))), *parts))
-
-    def _parts(self, response: InferenceResponse, parameters: Mapping[str, ParameterValue]) -> list[Buffer]:
-        """A message, field by field in the order of their numbers; the tensors as they are."""
-        parts: list[Buffer] = [self._model_fields(response.model_name, response.model_version)]
-        if response.id:
-            text = response.id.encode()
-            parts += (b"\x1a", written(len(text)), text)
-        if parameters:
-            message = pb.ModelInferResponse()
-            for name, value in parameters.items():
-                setattr(message.parameters[name], _parameter_field(value), value)
-            parts.append(message.SerializeToString())
-        outputs = response.outputs
-        for name, tensor in outputs.items():
-            parts.append(self._output_field(name, tensor.datatype.name, tensor.shape))
-        for tensor in outputs.values():
-            raw = tensor.raw
-            parts.append(self._raw_tag(len(raw)))
-            parts.append(raw)
-        return parts
-
-
-def _model_fields(name: str, version: int) -> bytes:
-    return pb.ModelInferResponse(model_name=name, model_version=str(version)).SerializeToString()
-
-
-def _output_field(name: str, datatype: str, shape: Shape) -> bytes:
-    message = pb.ModelInferResponse()
-    message.outputs.add(name=name, datatype=datatype, shape=shape)
-    return message.SerializeToString()
-
-
-def _raw_tag(size: int) -> bytes:
-    """What stands before a tensor in ``raw_output_contents``."""
-    return b"\x32" + written(size)
-
-
-def _parameters(messages: Mapping[str, pb.InferParameter]) -> dict[str, ParameterValue]:
-    limits.check_parameters(len(messages))
+def _parameters(message: InferMessage) -> dict[str, ParameterValue]:
+    limits.check_parameters(message.parameter_count)
     values: dict[str, ParameterValue] = {}
-    for name, parameter in messages.items():
+    for name, (choice, value) in message.parameters.items():
         parameters.check_name(name, _ALLOWED_RESERVED)
-        choice = parameter.WhichOneof("parameter_choice")
         expected = _TYPED_PARAMETERS.get(name, _ANY)
-        if choice is None or choice not in expected:
+        if value is None or choice not in expected:
             raise invalid(f"invalid value type for '{name}' parameter, expected {_spelled(expected)}.")
-        value: ParameterValue = getattr(parameter, choice)
         if name in _TYPED_PARAMETERS and type(value) is int and value < 0:
             if name == "priority":
                 raise invalid(f"invalid value for '{name}', expected value >= 0.")
@@ -327,8 +235,8 @@ def _parameters(messages: Mapping[str, pb.InferParameter]) -> dict[str, Paramete
     return values
 
 
-_ANY = ("int64_param", "bool_param", "string_param", "double_param", "uint64_param")
-_TYPED_PARAMETERS = {
+_ANY: Final = ("int64_param", "bool_param", "string_param", "double_param", "uint64_param")
+_TYPED_PARAMETERS: Final[dict[str, tuple[str, ...]]] = {
     "sequence_id": ("int64_param", "string_param"),
     "sequence_start": ("bool_param",),
     "sequence_end": ("bool_param",),
@@ -339,19 +247,8 @@ _TYPED_PARAMETERS = {
 
 
 def _spelled(choices: tuple[str, ...]) -> str:
-    if choices is _ANY:
+    if len(choices) == len(_ANY):
         choices = _ANY[:3]  # Triton's text names no more
     if len(choices) < 3:
         return " or ".join(choices)
     return f"{', '.join(choices[:-1])}, or {choices[-1]}"
-
-
-_FIELDS_BY_TYPE: dict[type, str] = {bool: "bool_param", float: "double_param", str: "string_param"}
-
-
-def _parameter_field(value: ParameterValue) -> str:
-    if type(value) is not int:
-        return _FIELDS_BY_TYPE[type(value)]
-    if -(2**63) <= value < 2**63:
-        return "int64_param"
-    return "uint64_param" if 0 < value < 2**64 else "double_param"

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from modserve.core.protobuf_wire import LENGTH_DELIMITED, WireError, bytes_field, read_varint, value_span
 from modserve.core.tensor import Buffer
 from modserve.pb import inference as pb
 
-_LENGTH = 2
-_SIZES = {1: 8, 5: 4}
-"""Bytes of the fields of fixed size, by wire type."""
-_INPUT, _RAW = (number << 3 | _LENGTH for number in (5, 7))
-_CONTENTS = 5 << 3 | _LENGTH
+_INPUT, _RAW = (number << 3 | LENGTH_DELIMITED for number in (5, 7))
+_CONTENTS = 5 << 3 | LENGTH_DELIMITED
 
 _FEW_FIELDS, _MANY_FIELDS = 100, 32 * 1024
 """Those of inputs count as well. A request within the limits of `protocol.limits` has fewer than the latter."""
@@ -31,10 +29,6 @@ class Tensors:
     """``raw_input_contents``"""
     contents: list[Buffer | None] = field(default_factory=list)
     """``contents`` of each input, as bytes; None where it has none."""
-
-    @property
-    def typed_bytes(self) -> int:
-        return sum(len(contents) for contents in self.contents if contents is not None)
 
 
 class ManyFieldsError(ValueError):
@@ -57,8 +51,8 @@ def split(data: bytes, most: int = 0) -> tuple[pb.ModelInferRequest, Tensors] | 
         if most:
             return None
         raise
-    except IndexError:
-        raise DecodeError("a field ends behind the message") from None
+    except (WireError, IndexError):
+        raise DecodeError("a field ends behind the message, or is none") from None
 
 
 class _Splitter:
@@ -77,8 +71,7 @@ class _Splitter:
                 self.tensors.raws.append(view[value:stop])
                 kept = stop
             elif tag == _INPUT and (parts := self._without_contents(value, stop)):
-                inner = b"".join(parts)
-                self.head += (view[kept:start], bytes([_INPUT]) + written(len(inner)) + inner)
+                self.head += (view[kept:start], bytes_field(_INPUT >> 3, b"".join(parts)))
                 kept = stop
         self.head.append(view[kept:])
 
@@ -103,63 +96,9 @@ class _Splitter:
         data = self._data
         while position < end:
             start = position
-            tag, position = varint(data, position)
+            tag, position = read_varint(data, position)
             self._fields_left -= 1
             if self._fields_left < 0:
                 raise ManyFieldsError(f"the request has more than {_MANY_FIELDS} fields")
-            value = position
-            if tag & 7 == _LENGTH:
-                value, position = _span(data, position, end)
-            else:
-                position = skipped(data, position, end, tag)
+            value, position = value_span(data, position, end, tag)
             yield tag, start, value, position
-
-
-def varint(data: Buffer, position: int) -> tuple[int, int]:
-    """A number, and the position behind it. Raises DecodeError, or IndexError at the end of `data`."""
-    number = data[position]
-    if number < 0x80:
-        return number, position + 1
-    number &= 0x7F
-    for shift in range(7, 70, 7):
-        position += 1
-        byte = data[position]
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position + 1
-    raise DecodeError("a number has more than ten bytes")
-
-
-def written(number: int) -> bytes:
-    """A number as `varint` reads it."""
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
-
-
-def skipped(data: Buffer, position: int, end: int, tag: int) -> int:
-    """The position behind a field whose tag was read. Raises DecodeError, also for groups, which nobody sends."""
-    kind = tag & 7
-    if kind == _LENGTH:
-        return _span(data, position, end)[1]
-    if kind == 0:
-        position = varint(data, position)[1]
-    elif kind in _SIZES:
-        position += _SIZES[kind]
-    else:
-        raise DecodeError(f"a field has wire type {kind}")
-    if position > end or tag < 8:
-        raise DecodeError("a field ends behind its message")
-    return position
-
-
-def _span(data: Buffer, position: int, end: int) -> tuple[int, int]:
-    """Where a field with a length begins and ends."""
-    length, position = varint(data, position)
-    stop = position + length
-    if stop > end:
-        raise DecodeError("a field ends behind its message")
-    return position, stop

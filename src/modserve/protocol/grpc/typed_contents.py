@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import invalid
+from modserve.core.protobuf_wire import WireError, read_varint, value_span
 from modserve.core.tensor import Array, Buffer
-from modserve.protocol.grpc.long_messages import skipped, varint
 
 FIELDS = {
     "bool_contents": "BOOL",
@@ -73,8 +73,9 @@ def decode(contents: Buffer, datatype: Datatype, count: int, name: str, take: Ca
         if datatype is dtypes.BYTES:
             return _texts(contents, count, take)
         return _numbers(contents, datatype, count, name, take)
-    except IndexError:
-        raise DecodeError("a field ends behind the message") from None
+    except (WireError, IndexError) as error:
+        why = str(error) if isinstance(error, WireError) else "a field ends behind the message"
+        raise DecodeError(why) from None
 
 
 def _texts(contents: Buffer, count: int, take: Callable[[int], None]) -> Buffer | None:
@@ -90,7 +91,7 @@ def _texts(contents: Buffer, count: int, take: Callable[[int], None]) -> Buffer 
         size = data[position + 1]
         position += 2
         if size > 0x7F:
-            size, position = varint(data, position - 1)
+            size, position = read_varint(data, position - 1)
         stop = position + size
         if stop > end:
             raise DecodeError("an element ends behind the message")
@@ -164,10 +165,10 @@ def _packed(contents: Buffer, field: str) -> Buffer | None:
         tag = contents[position]
         start = position + 1
         if tag == together and number:
-            length, start = varint(contents, start)
+            length, start = read_varint(contents, start)
             position = start + length
         elif tag == single and number:
-            position = start + size if size else varint(contents, start)[1]
+            position = start + size if size else read_varint(contents, start)[1]
         else:
             position = _other_field(contents, position, end, field, piece is not None)
             continue
@@ -208,8 +209,8 @@ def _block(block: Array) -> tuple[Array, int]:
 
 def _other_field(data: Buffer, position: int, end: int, expected: str, some: bool) -> int:
     """The position behind a field that is not `expected`. Raises `FieldError` if it has elements."""
-    tag, start = varint(data, position)
-    stop = skipped(data, start, end, tag)
+    tag, start = read_varint(data, position)
+    stop = value_span(data, start, end, tag)[1]
     number = tag >> 3
     if 1 <= number <= len(_ORDER) and _ORDER[number - 1] != expected:
         empty = tag & 7 == 2 and number != len(_ORDER) and data[start] == 0

@@ -3,12 +3,12 @@ tensor data extension).
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
+from modserve.core.request import InferenceRequest, ParameterValue, RequestForm, label, timeout_ns
 from modserve.core.shared_memory import LeaseFactory, Place
 from modserve.core.tensor import Buffer, Shape, Tensor
 from modserve.protocol import limits, parameters, reply, shared_memory
@@ -32,6 +32,8 @@ def header_length(value: bytes | str | None, body_length: int) -> int | None:
     """
     if value is None:
         return None
+    if type(value) is bytes and value.isdigit() and len(value) < _MOST_DIGITS and (length := int(value)) <= body_length:
+        return length
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     number = text.strip()
     digits = number.removeprefix("-")
@@ -65,6 +67,8 @@ class _Header(NamedTuple):
     reply: Reply
     shared: bool
     """Whether any tensor is in shared memory."""
+    form: RequestForm | None = None
+    """Of JSON that is remembered."""
 
 
 class JsonHeads:
@@ -84,11 +88,13 @@ class JsonHeads:
             return
         if len(self.known) >= _REMEMBERED:
             self.known.clear()
-        self.known[text] = header
+        self.known[text] = header if header.shared else header._replace(form=RequestForm())
 
 
 _REMEMBERED = 1024
 _MEMORABLE = 4096
+_SMALL: Final = 16 * 1024
+"""Bytes of a body whose tensors are copied out of it, which costs less than a view of each does."""
 
 
 def decode_request(
@@ -107,7 +113,6 @@ def decode_request(
     requests with tensors in shared memory, which raise UNSUPPORTED without it; the lease is the caller's to release,
     whatever is raised. `max_json_tensor` is the most bytes that a tensor in the JSON may have.
     """
-    binary: memoryview | None = None
     if json_length is None:
         header = _read_header(bytes(body), max_json_tensor)
     else:
@@ -116,11 +121,12 @@ def decode_request(
         header = _read_header(text, max_json_tensor) if known is None else known
         if known is None and heads is not None:
             heads.remember(text, header)
-        binary = memoryview(body)[json_length:]
-    inputs = _bind(header, binary, model_name)
+    inputs = _bind(header, body, json_length, model_name)
     values = header.parameters
     limit_ns = timeout_ns(values) if values else 0
-    request = InferenceRequest(model_name, inputs, header.outputs, version, header.id, values, deadline_ns, limit_ns)
+    request = InferenceRequest(
+        model_name, inputs, header.outputs, version, header.id, values, deadline_ns, limit_ns, header.form
+    )
     if header.shared:
         _share(header, inputs, lend)
     return request, header.reply
@@ -147,31 +153,34 @@ def _header(document: JsonObject, max_json_tensor: int) -> _Header:
     return _Header(request_id, values, inputs, places, outputs, look, bool(places or look.places))
 
 
-def _bind(header: _Header, binary: memoryview | None, model_name: str) -> dict[str, Tensor]:
+def _bind(header: _Header, body: Buffer, json_length: int | None, model_name: str) -> dict[str, Tensor]:
     """The inputs, with the binary data that follows the JSON."""
     inputs: dict[str, Tensor] = {}
-    position = 0
-    for each in header.inputs:
-        if each.tensor is not None:
-            inputs[each.name] = each.tensor
+    position = length = len(body)
+    binary = memoryview(body) if length > _SMALL else body
+    if json_length is not None:
+        position = json_length
+    for name, datatype, shape, size, tensor in header.inputs:
+        if tensor is not None:
+            inputs[name] = tensor
             continue
-        if binary is None:
-            if not each.size:  # nothing can be missing
-                inputs[each.name] = Tensor(each.datatype, each.shape, b"", None)
+        if json_length is None:
+            if not size:  # nothing can be missing
+                inputs[name] = Tensor(datatype, shape, b"", None)
                 continue
             raise invalid(
                 "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' "
                 "when passing inputs in binary data format"
             )
-        end = position + each.size
-        if end > len(binary):
+        end = position + size
+        if end > length:
             raise invalid(
-                f"unexpected size for input '{each.name}', expecting {end - len(binary)} additional bytes "
+                f"unexpected size for input '{name}', expecting {end - length} additional bytes "
                 f"for model '{model_name}'"
             )
-        inputs[each.name] = Tensor(each.datatype, each.shape, binary[position:end], None)
+        inputs[name] = Tensor(datatype, shape, binary[position:end], None)
         position = end
-    if binary is not None and position != len(binary):
+    if position != length:
         raise invalid(f"unexpected additional input data for model '{model_name}'")
     return inputs
 

@@ -9,7 +9,7 @@ response, an error, or a response without outputs when the end came alone.
 import json
 import math
 from dataclasses import dataclass, replace
-from itertools import chain
+from typing import Final, TypeAlias
 
 import orjson
 
@@ -27,52 +27,131 @@ _MAX_UNSIGNED = 2**64 - 1
 _FINAL = "triton_final_response"
 _LONG = 64 * 1024
 _GAP = b"\0"
-"""Where JSON goes that is not copied into the rest; no other JSON has this byte."""
+"""Where data goes; no other JSON has this byte."""
+_DATA: Final = orjson.Fragment(_GAP)
+_REMEMBERED: Final = 1024
+_MEMORABLE: Final = 4096
+"""Bytes of the longest JSON without data that is remembered."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True, eq=False)
 class Body:
-    """A response body: JSON in one or more parts, and binary ones behind it, where `header_length` is the JSON's."""
+    """A response body: JSON in one or more parts, and binary ones behind it, where `header_length` is the JSON's.
+
+    `encoding` is how the parts are compressed; `header_length` is the JSON's before that. `server_timing` is what the
+    response has cost; empty if that is not sent. Nobody changes one.
+    """
 
     parts: list[Buffer]
     header_length: int | None
-    encoding: str | None = None
-    """How the parts are compressed; `header_length` is the JSON's before that."""
-    server_timing: str = ""
-    """What the response has cost; empty if that is not sent."""
+    encoding: str | None
+    server_timing: str
+
+    def __init__(
+        self, parts: list[Buffer], header_length: int | None, encoding: str | None = None, server_timing: str = ""
+    ) -> None:
+        self.parts = parts
+        self.header_length = header_length
+        self.encoding = encoding
+        self.server_timing = server_timing
 
 
-def encode_response(response: InferenceResponse, reply: Reply) -> Body:
-    """The body of a response, whose JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry."""
-    outputs: list[JsonObject] = []
-    document: JsonObject = {"id": response.id} if response.id else {}
-    document["model_name"] = response.model_name
-    document["model_version"] = str(response.model_version)
-    if response.parameters:
-        document["parameters"] = {key: carried(value) for key, value in response.parameters.items()}
-    document["outputs"] = outputs
-    binary: list[Buffer] = []
-    long: list[Buffer] = []
+Pieces: TypeAlias = tuple[bytes, ...]
+"""The JSON of a response without its data: what stands before, between and behind the data of its JSON outputs."""
+
+
+class JsonTexts:
+    """The JSON of responses without its data, which repeats from response to response and is not written again.
+
+    What it holds is bounded. Usable on any thread: two that write the same JSON at a time come to the same.
+    """
+
+    __slots__ = ("known",)
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[object, ...], Pieces] = {}
+
+    def look_up(self, response: InferenceResponse, reply: Reply) -> Pieces | None:
+        """As `_pieces`, if that is remembered of a response like this one."""
+        look = None if response.parameters else _look(response, reply)
+        return None if look is None else self.known.get(look)
+
+    def remember(self, response: InferenceResponse, reply: Reply, pieces: Pieces) -> None:
+        """For responses like this one, which is short."""
+        look = None if response.parameters or reply.places or reply.classes else _look(response, reply)
+        if look is None or sum(map(len, pieces)) > _MEMORABLE:
+            return
+        if len(self.known) >= _REMEMBERED:
+            self.known.clear()
+        self.known[look] = pieces
+
+
+def _look(response: InferenceResponse, reply: Reply) -> tuple[object, ...] | None:
+    """What the JSON of a response without parameters follows from, but for its id and data; None if that is too much.
+
+    The sizes of tensors of BYTES do not follow from their shapes.
+    """
+    look: list[object] = [response.model_name, response.model_version, reply.all_binary, reply.binary]
     for name, tensor in response.outputs.items():
-        output: JsonObject = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape}
+        datatype = tensor.datatype
+        if not datatype.size:
+            return None
+        look += (name, datatype.name, tensor.shape)
+    return tuple(look)
+
+
+def encode_response(
+    response: InferenceResponse, reply: Reply, texts: JsonTexts | None = None, pieces: Pieces | None = None
+) -> Body:
+    """The body of a response, whose JSON keys are in Triton's order. Raises INVALID_ARG for what JSON cannot carry.
+
+    `pieces` are those of `JsonTexts.look_up`. Without them `texts` remembers these, for responses like this one.
+    """
+    if pieces is None:
+        pieces = _pieces(response, reply)
+        if texts is not None:
+            texts.remember(response, reply, pieces)
+    first = pieces[0] if not response.id else b'{"id":%b,%b' % (orjson.dumps(response.id), pieces[0][1:])
+    binary: list[Buffer] = []
+    parts: list[Buffer] = [first]
+    place = 0
+    long = False
+    for name, tensor in response.outputs.items():
         if reply.all_binary or name in reply.binary:
             raw = tensor.raw
-            output["parameters"] = {"binary_data_size": len(raw)}
             if len(raw):  # as in Triton, a response without a byte of binary data is plain JSON
                 binary.append(raw)
         elif name not in reply.places:
             data = json_data.from_tensor(name, tensor)
-            if len(data) > _LONG:  # many megabytes are better not copied once more
-                long.append(data)
-                data = _GAP
-            output["data"] = orjson.Fragment(data)
+            long = long or len(data) > _LONG
+            place += 1
+            parts += (data, pieces[place])
+    if place and not long:  # many megabytes are better not copied once more
+        parts = [b"".join(parts)]
+    if not binary:
+        return Body(parts, None)
+    length = 0
+    for part in parts:
+        length += len(part)
+    parts += binary
+    return Body(parts, length)
+
+
+def _pieces(response: InferenceResponse, reply: Reply) -> Pieces:
+    """The JSON of a response without its id and data."""
+    outputs: list[JsonObject] = []
+    document: JsonObject = {"model_name": response.model_name, "model_version": str(response.model_version)}
+    if response.parameters:
+        document["parameters"] = {key: carried(value) for key, value in response.parameters.items()}
+    document["outputs"] = outputs
+    for name, tensor in response.outputs.items():
+        output: JsonObject = {"name": name, "datatype": tensor.datatype.name, "shape": tensor.shape}
+        if reply.all_binary or name in reply.binary:
+            output["parameters"] = {"binary_data_size": len(tensor.raw)}
+        elif name not in reply.places:
+            output["data"] = _DATA
         outputs.append(output)
-    text = orjson.dumps(document)
-    parts: list[Buffer] = [text]
-    if long:
-        first, *rest = text.split(_GAP)
-        parts = [first, *chain.from_iterable(zip(long, rest, strict=True))]
-    return Body([*parts, *binary], sum(map(len, parts)) if binary else None)
+    return tuple(orjson.dumps(document).split(_GAP))
 
 
 def carried(value: ParameterValue) -> object:

@@ -31,6 +31,7 @@ _DOUBTED = 0.2  # executions in a cell, after a change elsewhere
 _SETTLED = 6  # executions in a cell, before it has a say about the level
 _PRIORS = 0.3, 16.0  # how many executions a cell must have to be believed as much as the curve: least and most
 _REFITS = (4, 8, 16, 32, 64, 128)  # executions from one fit to the next: often at first
+_NEWS = 2  # the same after the first execution of a cell; there are few cells, so this is seldom
 _RIDGE = 1e-5  # so that points of one length, or of one size, have a curve too
 _TERMS = 5
 _HEARSAY = 0.5
@@ -38,6 +39,9 @@ _HEARSAY = 0.5
 _KNOWN_SHAPES = 4096
 _NEW = 8  # executions in which all counts
 _SURPRISE = 1.5  # the first execution of a shape that takes so many times as long as expected prepared something
+_PAIRS_KEPT = 0.95  # of the weight of shapes that ran twice, with each further one
+_NO_CHANCE = 3  # so many standard errors above nothing are no chance
+_LEAST_LEFT = 0.2  # of the time of a first execution, whatever its preparation is likely to have been
 _FORGIVEN = 3  # such executions in a row, in one cell or in all: if there are more, then what was expected is wrong
 
 
@@ -57,6 +61,29 @@ class _Cell:
         self.correction = 0.0
 
 
+class _Preparation:
+    """What the first execution of a shape takes more than the second, for the preparations that some engines make.
+
+    If that counted, whatever ran seldom would seem dear, and so it would run the less. Where no shape repeats, nothing
+    is known of it.
+    """
+
+    __slots__ = ("_excess", "_weight", "ns")
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self._excess = self._weight = 0.0
+
+    def compare(self, first_ns: int, second_ns: int, noise: float) -> None:
+        """`noise` is the mean square of what executions differ from the usual, as a share of that."""
+        # Times vary by a share of themselves: the shorter they are, the more they tell.
+        weight = 1 / max(1, min(first_ns, second_ns)) ** 2
+        self._excess = _PAIRS_KEPT * self._excess + weight * (first_ns - second_ns)
+        self._weight = _PAIRS_KEPT * self._weight + weight
+        excess = self._excess / self._weight
+        self.ns = int(excess) if excess > _NO_CHANCE * sqrt(2 * noise / self._weight) else 0
+
+
 class Costs:
     """Run times by rows and length. `version` changes whenever predictions may have changed."""
 
@@ -65,7 +92,9 @@ class Costs:
         places = [log2(rows) for rows in range(1, max(1, most_rows) + 1)]
         self._places = [(int(place), place - int(place)) for place in places]
         self._cells: dict[tuple[int, int], _Cell] = {}
-        self._shapes: set[tuple[int, int]] = set()
+        self._shapes: dict[tuple[int, int], int] = {}
+        """What the first execution of each shape took, 0 once there was a second."""
+        self._preparation = _Preparation()
         self._forgiven: dict[tuple[int, int] | None, int] = {}
         """First executions in a row that did not count, by cell and, under None, in all."""
         self._level = 0.0
@@ -93,7 +122,11 @@ class Costs:
         shape, key = (rows, length), _cell_of(rows, length)
         first = len(self._shapes) < _KNOWN_SHAPES and shape not in self._shapes
         if first:
-            self._shapes.add(shape)
+            self._shapes[shape] = ns
+            ns = max(ns - self._preparation.ns, int(_LEAST_LEFT * ns))
+        elif first_ns := self._shapes.get(shape):
+            self._shapes[shape] = 0
+            self._preparation.compare(first_ns, ns, self._noise)
         if self.count > _NEW and (first or self._forgiven):
             if ns <= _SURPRISE * self.of(length)[rows]:
                 self._forgiven.pop(key, None)
@@ -108,6 +141,7 @@ class Costs:
         cell = self._cells.get(key)
         if cell is None:
             self._cells[key] = _Cell(log_rows, log_length, relative, self.count)
+            self._due = min(self._due, _NEWS)
         else:
             self._update(cell, log_rows, log_length, relative)
         self._due -= 1

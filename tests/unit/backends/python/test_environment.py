@@ -4,6 +4,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -251,6 +252,15 @@ def test_what_to_do_about_a_missing_module(
     if file:
         path.write_text("opencv-python")
     assert environment.missing_module_hint("cv2", source, model, backend, "/py") == hint.format(file=path)
+
+
+def test_a_missing_module_of_a_model_of_mlflow(source: ModelSource) -> None:
+    source = replace(source, config=replace(source.config, backend="mlflow"))
+    hint = environment.missing_module_hint("mlflow", source, ModelOptions(), BackendOptions(), "/py")
+    assert "('/py -m pip install mlflow-skinny pandas')" in hint
+    (source.model_directory / "requirements.txt").write_text("mlflow")
+    hint = environment.missing_module_hint("cv2", source, ModelOptions(), BackendOptions(), "/py")
+    assert "--backend-config=mlflow,install-requirements=true" in hint
 
 
 def test_the_hint_follows_the_error(source: ModelSource) -> None:

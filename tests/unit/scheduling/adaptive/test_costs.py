@@ -62,6 +62,21 @@ def test_what_never_ran_has_a_price_too() -> None:
     assert costs.sureness(16, 16) == 0
 
 
+def test_what_ran_for_the_first_time_counts_soon() -> None:
+    """Not only when it is time for the next fit, which is a hundred executions away. Fits stay as few as before."""
+    costs = Costs(16)
+    for number in range(1024):
+        costs.observe(1, LENGTHS[number % 8], int(linear(1, LENGTHS[number % 8])))
+    before, version = costs.of(64)[16], costs.version
+    assert before == pytest.approx(linear(16, 64), rel=0.05), "a guess"
+    for _ in range(2):
+        costs.observe(16, 64, int(linear(16, 64) / 4))
+    assert costs.of(64)[16] < 0.5 * before
+    for _ in range(254):
+        costs.observe(16, 64, int(linear(16, 64) / 4))
+    assert costs.version <= version + 4
+
+
 def test_the_first_execution_of_a_shape_may_prepare_something() -> None:
     costs = taught(linear, noise=0)
     before = costs.of(44)[7]
@@ -148,6 +163,19 @@ def test_an_engine_that_prepares_itself_for_each_shape(noise: float) -> None:
         costs.observe(8, 64, int(cost(8, 64)))
     assert costs.count == count + 3
     assert costs.changes == changes
+
+
+def test_what_a_shape_takes_at_first_is_not_held_against_it() -> None:
+    """The preparation is less than a surprise here. Only short lengths repeat."""
+    costs = Costs(16)
+    prepared: set[tuple[int, int]] = set()
+    for number in range(600):
+        rows, length = ROWS[number % 7], LENGTHS[number % 3] if number < 500 else 8 + number
+        ns = 4e6 + 5e4 * rows * length + (0 if (rows, length) in prepared else 3e6)
+        prepared.add((rows, length))
+        costs.observe(rows, length, int(ns))
+    for length in (512, 560, 600):
+        assert costs.of(length)[1] == pytest.approx(4e6 + 5e4 * length + OVERHEAD_NS, rel=0.03)
 
 
 def test_a_single_slow_execution_changes_little() -> None:

@@ -6,11 +6,17 @@ and nothing of modserve but the module of Triton's Python API.
 
 import json
 import os
+import re
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 DESCRIPTION = "MLmodel"
+MOMENT = re.compile(
+    r"(?P<local>\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?)"
+    r"(?:Z|(?P<sign>[+-])(?P<hours>\d\d):?(?P<minutes>\d\d))?|NaT",
+    re.ASCII,
+)
 
 
 def directory_of(version_directory):
@@ -35,7 +41,7 @@ class TritonPythonModel:
         ]
         self.inputs = [each["name"] for each in config["input"]]
         self.schema = self.model.metadata.get_input_schema()
-        self.binary = binary(self.schema, self.inputs)
+        self.kinds = kinds(self.schema, self.inputs)
         schema = self.model.metadata.get_params_schema() if hasattr(self.model.metadata, "get_params_schema") else None
         self.params = [spec.name for spec in schema.params] if schema is not None else []
 
@@ -100,7 +106,7 @@ class TritonPythonModel:
         return responses
 
     def predict(self, arrays, parameters):
-        data = self.data({name: array if name in self.binary else texts(name, array) for name, array in arrays.items()})
+        data = self.data({name: converted(name, array, self.kinds.get(name)) for name, array in arrays.items()})
         return self.model.predict(data, params=parameters) if parameters else self.model.predict(data)
 
     def data(self, arrays):
@@ -151,13 +157,27 @@ class Refused(ValueError):
     """What is wrong with the inputs of a request."""
 
 
-def binary(schema, names):
-    """The inputs that are columns of bytes, which are no texts."""
-    if schema is None or schema.is_tensor_spec():
-        return set()
+def kinds(schema, names):
+    """Of each input the name of its column's type, or the letter of its tensor's, as numpy has them."""
+    if schema is None:
+        return {}
     labels = schema.input_names() if schema.has_input_names() else names
-    kinds = [getattr(spec.type, "name", "") for spec in schema.inputs]
-    return {name for name, kind in zip(labels, kinds) if kind == "binary"}
+    return {
+        name: getattr(spec.type, "kind", "") if schema.is_tensor_spec() else getattr(spec.type, "name", "")
+        for name, spec in zip(labels, schema.inputs)
+    }
+
+
+def converted(name, array, kind):
+    """What MLflow wants for a tensor of bytes: it converts neither texts nor dates itself."""
+    if array.dtype != object or kind == "binary":
+        return array
+    if kind == "S":
+        return array.astype(bytes)
+    array = texts(name, array)
+    if kind == "U":
+        return array.astype(str)
+    return dates(name, array) if kind == "datetime" else array
 
 
 def objects(values, shape):
@@ -175,6 +195,30 @@ def texts(name, array):
     except UnicodeDecodeError as error:
         raise Refused(f"input '{name}' holds bytes that are no UTF-8: {error}") from None
     return objects(flat, array.shape)
+
+
+def dates(name, array):
+    """Dates and times out of ISO 8601. What has a time zone becomes UTC, as MLflow's dates have none."""
+    moments = [moment(name, text) for text in array.ravel().tolist()]
+    return np.array(moments, "datetime64[ns]").reshape(array.shape)
+
+
+def moment(name, text):
+    match = MOMENT.fullmatch(text)
+    try:
+        if match is None:
+            raise ValueError(f"'{text}' is none")
+        exact = np.datetime64(match["local"] or "NaT")
+        value = exact.astype("datetime64[ns]")
+        if value.astype(exact.dtype) != exact and not np.isnat(exact):
+            raise ValueError(f"'{text}' is too long ago or too far ahead")
+    except ValueError as error:
+        expected = "expected dates as ISO 8601 has them, such as 2024-02-29 or 2024-02-29T01:02:03.5Z"
+        raise Refused(f"input '{name}' is of dates: {error}; {expected}") from None
+    if match["sign"]:
+        minutes = 60 * int(match["hours"]) + int(match["minutes"])
+        value -= np.timedelta64(minutes if match["sign"] == "+" else -minutes, "m")
+    return value
 
 
 def encoded(array):

@@ -45,7 +45,6 @@ NUMPY_TYPES: Dict[str, Any] = {
 
 DTYPES: Dict[str, "np.dtype[Any]"] = {name: np.dtype(numpy_type) for name, numpy_type in NUMPY_TYPES.items()}
 DATATYPES: Dict["np.dtype[Any]", str] = {dtype: name for name, dtype in DTYPES.items()}
-ITEM_SIZES: Dict[str, int] = {**{name: dtype.itemsize for name, dtype in DTYPES.items()}, "BF16": 2}
 
 
 def bfloat16() -> "Optional[np.dtype[Any]]":

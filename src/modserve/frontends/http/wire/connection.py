@@ -79,6 +79,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reader = Reader(context.heads, context.options, context.memory)
         self._known = context.heads.exact
+        self._turn = context.turn
         self._phase = Phase.OPEN
         self._call: InferCall | AsgiCall | None = None
         self._head = _NO_HEAD
@@ -305,7 +306,7 @@ class Connection(asyncio.Protocol):
             self._read_no_more()
         transport = self._transport
         assert transport is not None, "requests are only read while there is a connection: this is a bug"
-        keep_alive = head.keep_alive and self._phase is not _LAST
+        keep_alive = head.keep_alive and self._phase is not _LAST and not self.context.closing
         self._call = call = AsgiCall(self.context, transport, head, body, keep_alive, self._writable, self._done)
         self.context.turns.calls += 1
         self.context.tasks.create_task(call.run())
@@ -315,7 +316,10 @@ class Connection(asyncio.Protocol):
             self._read_no_more()
         self._head = head
         self._call = call = InferCall(self.context.calls, self._respond)
+        turn = self._turn
+        turn.begin()
         call.start(head.model, head.model_version, head, body, received_ns)
+        turn.end()
 
     # Responses out
 
@@ -324,7 +328,7 @@ class Connection(asyncio.Protocol):
         try:
             head = self._head
             lines = head.cors
-            keep_alive = head.keep_alive and self._phase is not _LAST
+            keep_alive = head.keep_alive and self._phase is not _LAST and not self.context.closing
             if head.old or not keep_alive:
                 lines += persistence(keep_alive, head.old)
             if self._transport is not None:

@@ -11,6 +11,7 @@ from email.utils import formatdate
 from typing import Any, Protocol, TypeAlias
 
 from modserve.core.memory import MemoryBudget
+from modserve.core.turn import turn_of
 from modserve.frontends.http.infer import CallContext
 from modserve.server import Server
 from modserve.settings import HttpSettings
@@ -129,6 +130,7 @@ class HttpContext:
         self.options = options
         self.calls = CallContext(server, options)
         self.turns = Turns(loop)
+        self.turn = turn_of(loop)
         self.connections: set[OpenConnection] = set()
         self.heads = HeadMemory(options, self.memory)
         self.closing = False

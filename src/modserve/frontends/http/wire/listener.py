@@ -1,31 +1,22 @@
 """The HTTP port: it opens, stops accepting, and closes when the requests at hand have been served."""
 
 import asyncio
-import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.rest.streams import Streams
+from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
 from modserve.server import Server
 from modserve.settings import HttpSettings
 
 from .connection import Connection
 from .context import HttpContext
 
-_HANDSHAKE = 20.0
-"""Seconds a client may take to agree on TLS."""
-
-_FAREWELL = 2.0
-"""Seconds a client may take to close TLS."""
-
 _FLUSH = 1.0
 """Seconds for responses on their way when the port closes."""
-
-_KEEP_ALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""After so many seconds the system probes a silent client, then at this interval, and gives up after so many probes
-without a reply: a client that has vanished costs nothing after two minutes."""
 
 
 class HttpListener:
@@ -53,20 +44,37 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         app = create_app(self._server, self._options)
         self._streams = app.state.streams
-        context = self._context = HttpContext(self._server, app, self._tasks, loop, self._options)
+        whole = self._server.around_app(app)
+        context = self._context = HttpContext(self._server, whole, self._tasks, loop, self._options)
         factory: Callable[[], Connection] = lambda: Connection(context)  # noqa: E731
         tls: dict[str, Any] = {}
         if self._options.tls is not None:
             certificates = Certificates(self._options.tls).server_context()
-            tls = {"ssl": certificates, "ssl_handshake_timeout": _HANDSHAKE, "ssl_shutdown_timeout": _FAREWELL}
+            tls = {"ssl": certificates, "ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FAREWELL}
         self._socket = await loop.create_server(
             factory, self._address, self._port, backlog=2048, reuse_port=self._options.reuse_port or None, **tls
         )
         for listening in self._socket.sockets:
-            _keep_alive(listening)
+            keep_alive(listening)
         context.start_ticking()
         port: int = self._socket.sockets[0].getsockname()[1]
         return port
+
+    async def retire(self, seconds: float) -> None:
+        """Take no new connections, and serve each of those that are open once more, for so many seconds at most.
+
+        Other processes have the same port: clients connect to those, and lose nothing.
+        """
+        context = self._context
+        if self._socket is None or context is None:
+            return
+        await asyncio.sleep(0)  # what waits to be accepted is
+        await asyncio.sleep(0)
+        self._socket.close()
+        context.closing = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await context.idle.wait()
 
     def stop_accepting(self) -> None:
         """Take no new connections; those that are open are served and then closed."""
@@ -93,11 +101,3 @@ class HttpListener:
             await context.idle.wait()
         finally:
             context.stop_ticking()
-
-
-def _keep_alive(listening: socket.socket) -> None:
-    """Let the system probe the silent clients of all connections, which inherit this from the port's socket."""
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEP_ALIVE:
-        if hasattr(socket, name):  # where it is missing, the system's own times hold
-            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

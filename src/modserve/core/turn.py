@@ -1,0 +1,95 @@
+"""When what came in a turn of the event loop is looked at: at the end of the turn, or at once.
+
+Requests that come in the same turn are seen together, so that they run as one batch: whoever queues one is called back
+when the turn is over. Where requests come one by one that is a turn too many. A front end which says when it `begin`s
+and `end`s to hand requests over gets them run before `end` returns, if lately nothing else came in the same turn.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, final
+from weakref import WeakKeyDictionary, ref
+
+_SURE: Final = 16
+"""So many turns with a single comer, one after the other, and the next comers do not wait for the end of theirs."""
+_TRUSTED: Final = 15
+"""So many of them; then one waits, to see whether anything else comes."""
+
+
+@final
+class Turn:
+    """The present turn of one event loop. For the loop's thread."""
+
+    __slots__ = ("_alone", "_came", "_due", "_inside", "_loop", "_planned", "_trusted")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)  # `_turns` must not keep the loop
+        self._due: list[Callable[[], None]] = []
+        self._came = 0
+        """How many have come in this turn."""
+        self._planned = False
+        """The end of this turn is to be heard of."""
+        self._inside = False
+        """Between `begin` and `end`."""
+        self._alone = 0
+        """Turns in which a single one came, since the last one with more."""
+        self._trusted = 0
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call back at the end of the turn; from between `begin` and `end`, maybe at that `end`."""
+        self._due.append(callback)
+        if not self._inside:
+            self._came += 1
+            self._plan()
+
+    def begin(self) -> None:
+        """A front end is about to hand over what a client has sent."""
+        self._inside = True
+
+    def end(self) -> None:
+        """The front end has done so, and is ready for responses. Never raises."""
+        self._inside = False
+        if not self._due:
+            return
+        self._came += 1
+        if self._trusted and not self._planned:
+            self._trusted -= 1
+            self._came = 0
+            self._run()
+        else:
+            self._plan()
+
+    def _plan(self) -> None:
+        loop = self._loop()
+        if not self._planned and loop is not None:
+            self._planned = True
+            loop.call_soon(self._over)
+
+    def _over(self) -> None:
+        self._planned = False
+        self._alone = self._alone + 1 if self._came == 1 else 0
+        self._came = 0
+        self._trusted = _TRUSTED if self._alone >= _SURE else 0
+        self._run()
+
+    def _run(self) -> None:
+        due = self._due
+        self._due = []
+        for callback in due:
+            try:
+                callback()
+            except Exception as error:  # as the event loop has it: it costs nobody else anything
+                loop = self._loop()
+                if loop is not None:
+                    loop.call_exception_handler({"message": "what a turn left to do failed", "exception": error})
+
+
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turn] = WeakKeyDictionary()
+
+
+def turn_of(loop: asyncio.AbstractEventLoop) -> Turn:
+    """The one of an event loop, which all its schedulers and front ends share."""
+    turn = _turns.get(loop)
+    if turn is None:
+        turn = _turns[loop] = Turn(loop)
+    return turn

@@ -1,0 +1,146 @@
+"""The gRPC port on a server of our own: HTTP/2 on the event loop, in `frontends/http2`."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any, Final
+
+from modserve.frontends.certificates import Certificates
+from modserve.frontends.http2.connection import Connection
+from modserve.frontends.http2.limits import LIMITS
+from modserve.frontends.http2.site import Policies
+from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
+from modserve.server import Server
+from modserve.settings import GrpcSettings
+
+from .dispatch import Dispatcher
+from .native_call import NativeCall
+from .native_site import GrpcSite
+from .service import rpc_table
+from .stream import InferStreams
+
+_BACKLOG: Final = 2.0
+"""Seconds for taking over calls that have arrived, at most."""
+
+_QUIET: Final = 0.02
+"""Seconds without a byte from any client, after which none is on its way."""
+
+_LATE: Final = 0.02
+"""Seconds by which such a look may come too late, and still count."""
+
+_TURNS: Final = 5
+"""Turns of the event loop, more than it takes to read what has come."""
+
+_PROTOCOL: Final = "h2"
+
+CODINGS: Final = {"none": (), "low": ("gzip", "deflate"), "medium": ("deflate", "gzip"), "high": ("deflate", "gzip")}
+"""What responses are compressed with by the option's value, the best first: as gRPC's library picks it."""
+
+
+class NativeListener:
+    """Serves `server` on one port."""
+
+    def __init__(self, server: Server, address: str, port: int, options: GrpcSettings) -> None:
+        self._server = server
+        self._address = address
+        self._port = port
+        self._options = options
+        self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0)
+        self._streams = InferStreams(server, options, self._dispatcher.inflating)
+        self._rpcs = rpc_table(server, options, self._dispatcher.inflating, self._streams)
+        self._site: GrpcSite | None = None
+        self._socket: asyncio.Server | None = None
+
+    async def start(self) -> int:
+        """Open the port and return its number. Raises OSError, or CertificateError."""
+        loop, options = asyncio.get_running_loop(), self._options
+        site = self._site = GrpcSite(
+            loop,
+            policies(options),
+            self._dispatcher,
+            self._rpcs,
+            self._server.memory,
+            max_message=options.max_message or 0,
+            codings=CODINGS[options.compression],
+            limits=replace(LIMITS, streams=options.max_concurrent_streams),
+        )
+        tls: dict[str, Any] = {}
+        if options.tls is not None:
+            context = Certificates(options.tls, (_PROTOCOL,)).server_context()
+            tls = {"ssl": context, "ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": FAREWELL}
+        factory: Any = lambda: Connection(site)  # noqa: E731
+        self._socket = await loop.create_server(
+            factory, self._address, self._port, backlog=2048, reuse_port=options.reuse_port or None, **tls
+        )
+        for listening in self._socket.sockets:
+            keep_alive(listening)
+        site.start_ticking()
+        port: int = self._socket.sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self, grace: float | None) -> None:
+        """Tell clients to go elsewhere, and let calls under way finish for `grace` seconds; None: none.
+
+        Streams read no more requests, and end when those they have read are settled. Calls that clients send before
+        they know are still served, by a server that says that it stops.
+        """
+        self._streams.stop()
+        if self._socket is not None:
+            self._socket.close()
+        if (site := self._site) is None:
+            return
+        try:
+            if grace is not None:
+                for connection in list(site.connections):
+                    connection.go_away()
+                await _within(site.idle, grace)
+            for connection in list(site.connections):
+                for stream in list(connection.streams.values()):
+                    if isinstance(stream, NativeCall):
+                        stream.stop()
+                connection.closing = True
+                connection.flush()
+            await _within(site.idle, 0.0 if grace is None else site.limits.farewell)
+            for connection in list(site.connections):
+                connection.abort()
+            await site.idle.wait()
+        finally:
+            site.stop_ticking()
+            site.deadlines.close()
+
+    async def take_backlog(self, limit: float = _BACKLOG) -> None:
+        """Return when every call that has arrived is under way, or after `limit` seconds.
+
+        Time in which the machine did not let this process run does not count as quiet.
+        """
+        site, loop = self._site, asyncio.get_running_loop()
+        end = loop.time() + limit
+        while site is not None and (began := loop.time()) < end:
+            received = site.received
+            await asyncio.sleep(_QUIET)
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            if loop.time() - began <= _QUIET + _LATE and received == site.received:
+                return
+
+
+def policies(options: GrpcSettings) -> Policies:
+    """How connections are kept and ended, by the options."""
+    return Policies(
+        keepalive=options.keepalive_time / 1e3,
+        keepalive_timeout=options.keepalive_timeout / 1e3,
+        keepalive_when_idle=options.keepalive_permit_without_calls,
+        pings_without_data=options.http2_max_pings_without_data,
+        ping_interval=options.http2_min_recv_ping_interval_without_data / 1e3,
+        ping_strikes=options.http2_max_ping_strikes,
+        age=options.max_connection_age / 1e3,
+        grace=options.max_connection_age_grace / 1e3,
+    )
+
+
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    """Wait for the event, but not for longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass

@@ -1,0 +1,380 @@
+"""A gRPC call on a stream of HTTP/2: messages in and out, its status, its deadline, and its coroutine.
+
+A unary call is served when its message is complete, or when the client has ended without one. Its coroutine is driven
+by hand, as a task would, but without one: most calls of `ModelInfer` wait once, for the outcome of their request. Calls
+of every other kind are tasks.
+
+What a client sends ahead on a stream of requests counts as held by the server, and the client may send more when it has
+been read.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from modserve.frontends import offload
+from modserve.frontends.http2.stream import Chunk
+from modserve.protocol import compression
+
+from . import heads
+from .collecting import Collecting
+from .dispatch import NoMessageError
+from .heads import DEADLINE_EXCEEDED, INTERNAL, GrpcHead
+from .rpc import ClientGoneError, Refusal, Rpc
+
+if TYPE_CHECKING:
+    from modserve.frontends.http2.sending import Sending
+
+    from .native_site import GrpcSite
+
+_log = logging.getLogger(__name__)
+
+_COPIED: Final = 64 * 1024
+"""Bytes of a message that is copied behind its prefix; a longer one is sent as it is."""
+
+
+class NativeCall(Collecting):
+    """Implements `rpc.RpcCall`."""
+
+    __slots__ = (
+        "_awaited",
+        "_bucket",
+        "_callbacks",
+        "_cancelling",
+        "_coroutine",
+        "_message",
+        "_messages",
+        "_reader",
+        "_started",
+        "_streaming",
+        "_task",
+        "_trailers",
+        "_waiting",
+        "_writer",
+        "deadline_ns",
+        "rpc",
+    )
+
+    def __init__(self, site: "GrpcSite", connection: "Sending", number: int, head: GrpcHead, window: int, room: int):
+        super().__init__(site, connection, number, head, window, room)
+        self.rpc: Rpc | None = head.rpc
+        self.deadline_ns = 0
+        self._streaming = False
+        """The client may send any number of messages."""
+        self._started = False
+        self._waiting = False
+        """It is not served yet, and what it came with has been read."""
+        self._message: bytes | None = None
+        self._messages: deque[tuple[bytes, int, int]] | None = None
+        """With the bytes of each that are to be credited, and those that are held."""
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._bucket = 0
+        self._trailers: tuple[tuple[str, str], ...] = ()
+        self._callbacks: list[Callable[[], None]] | None = None
+        self._coroutine: Coroutine[Any, Any, bytes] | None = None
+        self._awaited: asyncio.Future[Any] | None = None
+        self._cancelling = False
+        self._task: asyncio.Task[None] | None = None
+        if head.timeout_ns >= 0:
+            self.deadline_ns = time.monotonic_ns() + head.timeout_ns
+        if self.rpc is not None:
+            self._streaming = self.rpc.method.client_streaming
+        else:
+            self.full = True
+
+    # As `RpcCall`
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        return self.call_head.metadata
+
+    async def read(self) -> bytes | None:
+        if not self._streaming:
+            message, self._message = self._message, None
+            self.release(self.held)
+            self.held = 0
+            return message
+        while not self._messages:
+            if self.over:
+                raise ClientGoneError
+            if self.ended:
+                return None
+            self._reader = self.port.loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        message, consumed, held = self._messages.popleft()
+        self.release(held)
+        self.credit(consumed)
+        return message
+
+    async def write(self, message: bytes) -> None:
+        coding, compressed = self.call_head.coding, 0
+        if coding and not self.over:
+            message, compressed = await self._packed(message, coding)
+        if self.over:
+            raise ClientGoneError
+        if not self.headers_sent:
+            self.send_headers(heads.COMPRESSED[coding] if coding else heads.HEADERS)
+        self.send_data(_framed(message, compressed))
+        if self.connection.paused or len(message) > _COPIED:
+            self.connection.flush()  # which may be all that is needed
+        if self.pending:
+            self._writer = self.port.loop.create_future()
+            try:
+                await self._writer
+            finally:
+                self._writer = None
+            if self.over:
+                raise ClientGoneError
+
+    def set_trailers(self, trailers: tuple[tuple[str, str], ...]) -> None:
+        self._trailers = trailers
+
+    async def refuse(self, refusal: Refusal) -> bytes:
+        if not self.over:
+            self.end(refusal.status, refusal.message, refusal.trailers)
+            if refusal.early:  # nobody but us has ended it
+                self.port.dispatcher.record(NoMessageError())
+        return b""
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        if self.over:
+            callback()
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    # The stream's side
+
+    def end_received(self) -> None:
+        if self.collecting:
+            self.end(INTERNAL, "the client ended the call in the middle of a message")
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+        if self._waiting:
+            self.begin()
+
+    def begin(self) -> None:
+        """Serve the call, if what it needs has come."""
+        if self._started or self.over or self.final is not None:
+            return
+        rpc = self.rpc
+        if rpc is None:
+            self.finish(self.call_head.refusal)
+            return
+        if not self._streaming and self._message is None and not self.ended:
+            if not self._waiting:
+                self._waiting = True
+                self.connection.watch(self)
+                self._set_deadline()
+            return
+        self._started = True
+        self._waiting = False
+        self._set_deadline()
+        if self.over:
+            return
+        if rpc.method.server_streaming:
+            self._task = self.port.loop.create_task(self._serve(rpc))
+        elif rpc.infers and not self.call_head.coding:
+            self._coroutine = self.port.dispatcher.unary(rpc, self)
+            self._step()
+        else:
+            self._task = self.port.loop.create_task(self._answer(rpc))
+
+    def lost(self) -> None:
+        self._settle()
+        self._cancel()
+
+    def finished(self) -> None:
+        self._settle()
+
+    def drained(self) -> None:
+        if self._writer is not None and not self._writer.done():
+            self._writer.set_result(None)
+
+    def expects(self) -> bool:
+        return not self._started or self.collecting
+
+    def overdue(self) -> None:
+        seconds = self.connection.site.limits.silence
+        self.end(DEADLINE_EXCEEDED, f"no more of the request has come for {seconds:g} s")
+        self._cancel()
+
+    def on_deadline(self) -> None:
+        self._bucket = 0
+        self.end(DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self._cancel()
+
+    # Its end
+
+    def end(self, status: int, message: str, metadata: Sequence[tuple[str, str]] = ()) -> None:
+        """End the call with a status; what has not been sent by then is dropped if that is not OK."""
+        if self.over or self.final is not None:
+            return
+        metadata = (*self._trailers, *metadata)
+        if status:
+            self.pending = None
+        if self.headers_sent:
+            self.finish(heads.trailers(status, message, metadata))
+        else:
+            self.finish(heads.refused(status, message, metadata))
+
+    def stop(self) -> None:
+        """The server ends it."""
+        self.end(heads.UNAVAILABLE, "the server is shutting down")
+        self._cancel()
+
+    def _settle(self) -> None:
+        """Nothing more is sent or heard: let go of what the call holds."""
+        if self._bucket:
+            self.port.deadlines.remove(self, self._bucket)
+            self._bucket = 0
+        for waiting in (self._reader, self._writer):
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+        self.collect_no_more()
+        if self._messages is not None:
+            for _, _, held in self._messages:
+                self.release(held)
+            self._messages = None
+        callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            callback()
+
+    def _cancel(self) -> None:
+        """Whatever serves the call stops."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._coroutine is not None:
+            self._cancelling = self._awaited is None or not self._awaited.cancel()
+
+    def _set_deadline(self) -> None:
+        if self.deadline_ns and not self._bucket:
+            self._bucket = self.port.deadlines.add(self, self.deadline_ns)
+
+    # Messages
+
+    def fail(self, status: int, message: str) -> None:
+        self.end(status, message)
+        self._cancel()
+
+    def message_received(self, message: bytes, consumed: int, held: int) -> None:
+        if not self._streaming:
+            self._message, self.held = message, held
+            self.full = True
+            if self._waiting:
+                self.connection.begin_soon(self)
+            return
+        if not held and message and not (held := self.hold(len(message))):
+            return
+        if self._messages is None:
+            self._messages = deque()
+        self._messages.append((message, consumed, held))
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def _packed(self, message: bytes, coding: str) -> tuple[bytes, int]:
+        """The message, compressed where that makes it shorter, and whether it is."""
+        if len(message) > self.port.dispatcher.limits.compressed:
+            packed = await offload.on_thread(compression.encode, (message,), coding)
+        else:
+            packed = compression.encode((message,), coding)
+        return (packed, 1) if len(packed) < len(message) else (message, 0)
+
+    # Its coroutine
+
+    def _step(self, ready: object = None) -> None:
+        """Go on with the coroutine of a unary call: what it awaits is done."""
+        coroutine = self._coroutine
+        if coroutine is None:
+            return
+        self._awaited = None
+        try:
+            if self._cancelling:
+                self._cancelling = False
+                awaited = coroutine.throw(asyncio.CancelledError())
+            else:
+                awaited = coroutine.send(None)
+        except StopIteration as stop:
+            self._coroutine = None
+            self._respond(stop.value)
+        except asyncio.CancelledError:
+            self._coroutine = None
+            self.end(heads.CANCELLED, "the call was cancelled")
+        except Exception:
+            self._coroutine = None
+            self._failed()
+        else:
+            if awaited is None:
+                self.port.loop.call_soon(self._step)
+                return
+            awaited._asyncio_future_blocking = False
+            self._awaited = awaited
+            awaited.add_done_callback(self._step)
+            if self._cancelling and awaited.cancel():
+                self._cancelling = False
+
+    def _respond(self, response: bytes) -> None:
+        """The response of a unary call, unless it has got its status."""
+        if self.over or self.final is not None:
+            return
+        size = len(response)
+        trailers = heads.trailers(heads.OK, "", self._trailers) if self._trailers else heads.TRAILERS
+        if size <= _COPIED:
+            self.connection.respond(self, heads.HEADERS, b"\0" + size.to_bytes(4, "big") + response, trailers)
+            return
+        self.send_headers(heads.HEADERS)
+        self.send_data(_framed(response, 0))
+        self.finish(trailers)
+
+    async def _answer(self, rpc: Rpc) -> None:
+        """Serve a unary call as a task."""
+        try:
+            response = await self.port.dispatcher.unary(rpc, self)
+            coding = self.call_head.coding
+            if coding and self.final is None and not self.over:
+                response, compressed = await self._packed(response, coding)
+                self.send_headers(heads.COMPRESSED[coding])
+                self.send_data(_framed(response, compressed))
+                self.finish(heads.trailers(heads.OK, "", self._trailers))
+            else:
+                self._respond(response)
+        except asyncio.CancelledError:
+            self.end(heads.CANCELLED, "the call was cancelled")
+        except Exception:
+            self._failed()
+        finally:
+            self._task = None
+
+    async def _serve(self, rpc: Rpc) -> None:
+        """Serve a call with any number of responses."""
+        try:
+            refusal = await self.port.dispatcher.stream(rpc, self)
+            if refusal is None:
+                if not self.headers_sent and not self.over:
+                    self.send_headers(heads.HEADERS)
+                self.end(heads.OK, "")
+            else:
+                self.end(refusal.status, refusal.message, refusal.trailers)
+        except asyncio.CancelledError:
+            self.end(heads.CANCELLED, "the call was cancelled")
+        except Exception:
+            self._failed()
+        finally:
+            self._task = None
+
+    def _failed(self) -> None:
+        _log.exception("a gRPC call could not be served, unforeseen")
+        self.end(INTERNAL, "internal error")
+
+
+def _framed(message: bytes, compressed: int) -> list[Chunk]:
+    prefix = bytes((compressed,)) + len(message).to_bytes(4, "big")
+    return [prefix + message] if len(message) <= _COPIED else [prefix, message]

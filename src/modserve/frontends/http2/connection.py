@@ -1,0 +1,108 @@
+"""One HTTP/2 connection: its beginning, its end, and what it is looked at for meanwhile.
+
+The transport calls it like an `asyncio.Protocol`. `Sending` and `Reading` are its two halves, and `Keeping` has the
+limits that clients run into.
+"""
+
+import asyncio
+import ssl
+from typing import Final, cast
+
+from . import frames
+from .reading import Reading
+from .site import Site
+
+_KEEPALIVE: Final = b"keepaliv"
+
+_WRITE_BUFFER: Final = 256 * 1024
+"""Bytes that the transport holds before the client counts as not reading."""
+
+
+class Connection(Reading):
+    """Its callers: the transport, the site's ticks and `flush`, and its streams."""
+
+    __slots__ = ("_ends", "_heard", "_keepalive_sent", "_made", "_unsent")
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        # By the site's clock:
+        self._made = site.seconds
+        self._heard = site.seconds
+        self._keepalive_sent = 0.0
+        self._ends = site.age()
+        self._unsent = 0
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(_WRITE_BUFFER)
+        self.site.opened(self)
+        agreed: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if agreed is not None and agreed.selected_alpn_protocol() not in ("h2", None):
+            self.abort()
+            return
+        self.transport.write(self.site.greeting)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self.site.closed(self)
+        self._out.clear()
+        self._rest = b""
+        streams = list(self.streams.values())
+        self.streams.clear()
+        for stream in streams:
+            if not stream.over:
+                stream.over = True
+                stream.pending = stream.final = None
+                stream.lost()
+        self._sendable = self._watched = self._stream = self._block = self._blocks = None
+
+    def eof_received(self) -> bool:
+        return False
+
+    # Time, and the end
+
+    def _send_keepalive(self, now: float) -> None:
+        most = self.site.policies.pings_without_data
+        if not most or self.pings_sent < most:
+            self.pings_sent += 1
+            self._keepalive_sent = now
+            self.control(frames.ping(_KEEPALIVE))
+
+    def check(self, now: float, passed: float) -> None:
+        """Look for what takes too long; `passed` is the time since the last look."""
+        limits, policies, transport = self.site.limits, self.site.policies, self.transport
+        if transport is None:
+            return
+        self.noise = min(self.noise + int(limits.noise_a_second * passed), limits.noise)
+        self.resets = min(self.resets + int(limits.resets_a_second * passed), limits.resets)
+        if self._active:
+            self._active = False
+            self._heard = now
+            self._keepalive_sent = 0.0
+        if self.closed_by and now >= self.closed_by:
+            self.abort()
+        elif not self._settled:
+            if now - self._made > limits.preface:
+                self.abort()
+        elif self.paused:
+            unsent = transport.get_write_buffer_size()
+            if unsent != self._unsent:
+                self._unsent, self.moved = unsent, now
+            elif now - self.moved > limits.blockage:
+                self.abort()
+        elif self._keepalive_sent:
+            if now - self._keepalive_sent > policies.keepalive_timeout:
+                self.abort()
+        elif now - self._heard > policies.keepalive and (self.streams or policies.keepalive_when_idle):
+            self._send_keepalive(now)
+        if self.goodbye and now >= self.goodbye:
+            self.say_goodbye()
+        if self._ends and now >= self._ends:
+            if self.closing and policies.grace:
+                self.abort()
+            self._ends = now + policies.grace if policies.grace else 0.0
+            self.go_away()
+        if self._watched:
+            self.check_streams(now)

@@ -1,0 +1,137 @@
+"""Header blocks: decoded with `hpack` or known by their bytes, and written without the dynamic table (RFC 7541).
+
+A block whose bytes came before is known as long as the connection's dynamic table is what it was then: decoding the
+same bytes on the same table gives the same fields. So a block is remembered only if decoding it left the table alone,
+and all are forgotten as soon as one changes it. Clients that name their headers by the table send the same few bytes
+from their second or third call on.
+"""
+
+from collections import deque
+from typing import Final, TypeAlias
+
+from hpack import Decoder
+from hpack.exceptions import HPACKError, OversizedHeaderListError
+
+from .frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, Http2Error
+from .limits import ConnectionLimits
+
+Fields: TypeAlias = list[tuple[bytes, bytes]]
+
+FIELD_COST: Final = 32
+"""What a field counts beside its bytes (RFC 9113, section 6.5.2)."""
+
+SIZE_UPDATE: Final = b"\x20"
+"""At the beginning of a block: the encoder's table has no room (RFC 7541, section 6.3)."""
+
+_PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
+_NEEDED: Final = (b":method", b":scheme", b":path")
+_OF_CONNECTIONS: Final = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
+)
+_NAME: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
+_STATUS: Final = {200: b"\x88", 204: b"\x89", 206: b"\x8a", 304: b"\x8b", 400: b"\x8c", 404: b"\x8d", 500: b"\x8e"}
+
+
+class MalformedError(Exception):
+    """A request that is none (RFC 9113, section 8.1.1): its stream ends with PROTOCOL_ERROR."""
+
+
+class Head:
+    """The header block of a request, understood: the same one for all requests whose block is the same."""
+
+    def __init__(self, fields: Fields) -> None:
+        """Raises `MalformedError`."""
+        self.fields = fields
+        self.pseudo = pseudo_fields(fields)
+        self.size = sum([len(name) + len(value) + FIELD_COST for name, value in fields])
+
+
+def pseudo_fields(fields: Fields) -> dict[bytes, bytes]:
+    """The fields that stand for a request line. Raises `MalformedError` for what no request may have."""
+    pseudo: dict[bytes, bytes] = {}
+    regular = False
+    for name, value in fields:
+        if name[:1] == b":":
+            if regular or name in pseudo or name not in _PSEUDO:
+                raise MalformedError(f"the field {name!r} is twice there, unknown or behind others")
+            pseudo[name] = value
+            continue
+        regular = True
+        if not name or not _NAME.issuperset(name):
+            raise MalformedError(f"{name!r} is no field's name")
+        if name in _OF_CONNECTIONS or (name == b"te" and value != b"trailers"):
+            raise MalformedError(f"HTTP/2 has no field {name!r}")
+        if b"\n" in value or b"\r" in value or b"\0" in value:
+            raise MalformedError(f"the field {name!r} has a line break or a zero in its value")
+    for name in _NEEDED:
+        if not pseudo.get(name):
+            raise MalformedError(f"the request has no {name.decode()}")
+    return pseudo
+
+
+class Blocks:
+    """The header blocks of one connection."""
+
+    __slots__ = ("_decoder", "_known", "_limits", "_table")
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._known: dict[bytes, Head] = {}
+        self._decoder = Decoder(limits.decoded)
+        self._decoder.max_allowed_table_size = limits.table
+        self._table = self._decoder.header_table
+
+    def known(self, block: bytes) -> Head | None:
+        return self._known.get(block)
+
+    def decode(self, block: bytes) -> tuple[Fields, bool]:
+        """The fields, and whether the block may be remembered. Raises `Http2Error`."""
+        table = self._table
+        entries: deque[tuple[bytes, bytes]] = table.dynamic_entries
+        first, count, most = (entries[0] if entries else None), len(entries), table.maxsize
+        try:
+            fields = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
+        except OversizedHeaderListError:
+            text = f"a header list has more than {self._limits.decoded} bytes"
+            raise Http2Error(ENHANCE_YOUR_CALM, text) from None
+        except (HPACKError, IndexError, ValueError) as error:
+            raise Http2Error(COMPRESSION_ERROR, f"a header block cannot be read: {error}") from None
+        now = entries[0] if entries else None
+        if now is not first or len(entries) != count or table.maxsize != most:
+            self._known.clear()
+            return fields, False
+        return fields, len(block) <= self._limits.block
+
+    def remember(self, block: bytes, head: Head) -> None:
+        if len(self._known) >= self._limits.blocks:
+            self._known.clear()
+        self._known[block] = head
+
+
+def _integer(value: int, bits: int, first: int = 0) -> bytes:
+    """RFC 7541, section 5.1."""
+    most = (1 << bits) - 1
+    if value < most:
+        return bytes((first | value,))
+    encoded = bytearray((first | most,))
+    value -= most
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A field that enters no table, as it is (RFC 7541, section 6.2.2)."""
+    return b"\0" + _integer(len(name), 7) + name + _integer(len(value), 7) + value
+
+
+def status(code: int) -> bytes:
+    """The field with which a response begins."""
+    # The name is number 8 of the static table.
+    return _STATUS.get(code) or b"\x08" + _integer(3, 7) + b"%d" % code
+
+
+def block(fields: Fields) -> bytes:
+    return b"".join([literal(name, value) for name, value in fields])

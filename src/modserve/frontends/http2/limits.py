@@ -1,0 +1,58 @@
+"""What one connection may cost: every limit against clients that mean harm, and the windows of flow control."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Sizes in bytes, times in seconds. docs/security.md has a row for each attack."""
+
+    streams: int = 1_000
+    """Streams that a client may have open, as it is told; others are refused, and may be sent again. 0: not told."""
+    most_streams: int = 20_000
+    """Where it is not told."""
+    header_list: int = 16 * 1024
+    """Names and values of a header block, with 32 bytes each, as it is told (RFC 9113, section 6.5.2)."""
+    decoded: int = 64 * 1024
+    """The same for a block that is decoded to its end; beyond it the connection ends."""
+    header_block: int = 32 * 1024
+    """Bytes of a header block as it comes, in all its frames."""
+    continuations: int = 16
+    """CONTINUATION frames of one header block."""
+    table: int = 4096
+    """Of the table that a client's encoder fills (RFC 7541, section 4.2)."""
+    blocks: int = 32
+    """Header blocks that are remembered as bytes, each of at most `block` bytes."""
+    block: int = 1024
+    frame: int = 1024 * 1024
+    """The longest DATA frame. It is read as it comes, and never held as a whole."""
+    control_frame: int = 16 * 1024
+    """The longest of any other kind that is read; unknown kinds are skipped."""
+    stream_window: int = 2 * 1024 * 1024
+    """Bytes that a client may send on a stream ahead of what is consumed."""
+    connection_window: int = 32 * 1024 * 1024
+    """The same on all its streams, ahead of what has been received."""
+    resets: int = 1_000
+    """Streams that end before their time: reset within two seconds, refused, or wrong. Each that is served to its end
+    makes up for one."""
+    resets_a_second: int = 50
+    noise: int = 2_000
+    """Frames that do not further any call: SETTINGS, PING, PRIORITY, unknown ones, DATA and CONTINUATION without
+    bytes, WINDOW_UPDATE, and what comes for streams that are over. Each call, and each frame of data that is sent,
+    makes up for some."""
+    noise_a_second: int = 200
+    unsent_control: int = 64 * 1024
+    """Bytes of acknowledgements that wait for a client that does not read."""
+    preface: float = 10.0
+    """Until the client's first frame has come."""
+    silence: float = 60.0
+    """Without another byte of a message that has begun, or of a call that has to have one."""
+    stall: float = 300.0
+    """Without another byte sent of a response for which the client leaves no window."""
+    blockage: float = 60.0
+    """Without another byte taken by a client that has let its socket fill up."""
+    farewell: float = 2.0
+    """For the reply to the ping between the two GOAWAYs, and for what is under way to the client at the end."""
+
+
+LIMITS = ConnectionLimits()

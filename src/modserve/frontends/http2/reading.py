@@ -1,0 +1,402 @@
+"""The half of a connection that reads: frames, looked at where they are, and what they do to its streams (RFC 9113).
+
+The payload of DATA goes to its stream piece by piece as it comes, and only the beginning of another frame that is not
+complete is kept, in `_rest`. Its state beside that of `Sending` and `Keeping`:
+
+- `_left` bytes of the frame at hand are still to come: DATA for `_stream`, or for nobody if that is None. The last
+  `_padding` of them mean nothing, and with `_last` the client's side of the stream ends behind them.
+- `_block` has the parts of a header block whose end has not come; until then no other frame may come.
+"""
+
+import logging
+from typing import Final
+
+from . import frames
+from .frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    ENHANCE_YOUR_CALM,
+    FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
+    HEAD,
+    HEAD_SIZE,
+    HEADERS,
+    LARGEST_WINDOW,
+    PADDED,
+    PREFACE,
+    PROTOCOL_ERROR,
+    REFUSED_STREAM,
+    STREAM_CLOSED,
+    WITH_PRIORITY,
+    Http2Error,
+)
+from .headers import SIZE_UPDATE, Blocks, MalformedError
+from .keeping import FAREWELL, Keeping
+from .site import Site
+from .stream import Stream
+
+_log = logging.getLogger(__name__)
+
+_FIXED: Final = {frames.PRIORITY: 5, frames.RST_STREAM: 4, frames.PING: 8, frames.WINDOW_UPDATE: 4}
+"""Bytes of the frames that have one size."""
+
+_OF_STREAMS: Final = frozenset((DATA, HEADERS, frames.PRIORITY, frames.RST_STREAM, CONTINUATION))
+_OF_CONNECTIONS: Final = frozenset((frames.SETTINGS, frames.PING, frames.GOAWAY))
+
+
+class Reading(Keeping):
+    """What the transport hands over goes to `data_received`."""
+
+    __slots__ = (
+        "_active",
+        "_block",
+        "_block_ends",
+        "_block_size",
+        "_block_stream",
+        "_blocks",
+        "_greeted",
+        "_last",
+        "_left",
+        "_padding",
+        "_received",
+        "_rest",
+        "_settled",
+        "_stream",
+    )
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._rest = b""
+        self._greeted = False
+        self._settled = False
+        self._left = 0
+        self._padding = 0
+        self._last = False
+        self._stream: Stream | None = None
+        self._block: list[bytes] | None = None
+        self._block_size = 0
+        self._block_stream = 0
+        self._block_ends = False
+        self._blocks: Blocks | None = None
+        self._received = 0
+        self._active = False
+
+    def data_received(self, data: bytes) -> None:
+        self._active = True
+        if self.failed or self.transport is None:
+            return
+        self.reading = True
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        try:
+            at = self._read(data, 0 if self._greeted else self._greet(data))
+            if at < len(data) and not self.failed:
+                self._rest = data[at:]
+        except Http2Error as error:
+            self.fail(error.code, error.message)
+        except Exception:
+            _log.exception("a gRPC connection is closed, since what came on it had an effect unforeseen")
+            self.fail(frames.INTERNAL_ERROR, "internal error")
+        self.site.received += 1
+        if self.ready:
+            ready, self.ready = self.ready, []
+            for stream in ready:
+                if not stream.over:
+                    stream.begin()
+        if self._received >= self.site.limits.connection_window // 2:
+            self._out.append(frames.window_update(0, self._received))
+            self._received = 0
+        self.reading = False
+        if self._out or self._sendable is not None or self.closing:
+            self.flush()
+
+    def _greet(self, data: bytes) -> int:
+        """How much of the bytes the client's preface takes. Raises `Http2Error` for another one."""
+        if data.startswith(PREFACE):
+            self._greeted = True
+            return len(PREFACE)
+        if not PREFACE.startswith(data):
+            raise Http2Error(PROTOCOL_ERROR, "this port speaks HTTP/2 only, and this is something else")
+        return len(data) + 1  # nothing can be read yet
+
+    def _read(self, data: bytes, at: int) -> int:
+        """Read the frames that are there, from `at`; where the first begins that is not complete."""
+        size = len(data)
+        if at > size:
+            return 0
+        while True:
+            if self._left:
+                end = min(at + self._left, size)
+                if end == at:
+                    return at
+                self._take(data, at, end)
+                at = end
+                continue
+            if size - at < HEAD_SIZE:
+                return at
+            high, low, kind, flags, number = HEAD.unpack_from(data, at)
+            length = high << 8 | low
+            number &= LARGEST_WINDOW
+            if self._block is not None and (kind != CONTINUATION or number != self._block_stream):
+                raise Http2Error(PROTOCOL_ERROR, "a header block is interrupted by another frame")
+            if not self._settled and (kind != frames.SETTINGS or flags & ACK):
+                raise Http2Error(PROTOCOL_ERROR, "the first frame is no SETTINGS")
+            if kind == DATA:
+                if flags & PADDED and size - at <= HEAD_SIZE:
+                    return at
+                at += HEAD_SIZE
+                if not flags & PADDED and 0 < length <= size - at:
+                    stream = self._begin_data(number, length)
+                    if stream is not None:
+                        stream.data_received(data, at, at + length)
+                        if flags & END_STREAM:
+                            self._end(stream)
+                    at += length
+                    continue
+                self._stream = self._begin_data(number, length)
+                self._padding, self._left, self._last = 0, length, bool(flags & END_STREAM)
+                if flags & PADDED:
+                    self._padding = data[at]
+                    if self._padding >= length:
+                        raise Http2Error(PROTOCOL_ERROR, "the padding is longer than its frame")
+                    at += 1
+                    self._left -= 1
+                if not self._left:
+                    if not self._last:
+                        self.count_noise()
+                    self._take(data, at, at)
+                continue
+            if kind > CONTINUATION:
+                self.count_noise()
+                if length > self.site.limits.frame:
+                    raise Http2Error(FRAME_SIZE_ERROR, f"a frame has {length} bytes")
+                at += HEAD_SIZE
+                self._stream, self._left, self._padding, self._last = None, length, 0, False
+                continue
+            self._check_frame(kind, flags, number, length)
+            end = at + HEAD_SIZE + length
+            if end > size:
+                return at
+            self._handle(kind, flags, number, data[at + HEAD_SIZE : end])
+            at = end
+
+    def _check_frame(self, kind: int, flags: int, number: int, length: int) -> None:
+        """Raises `Http2Error` for a frame that is wrong by its head."""
+        if length > self.site.limits.control_frame or length != _FIXED.get(kind, length):
+            raise Http2Error(FRAME_SIZE_ERROR, f"a frame of kind {kind} has {length} bytes")
+        if (not number and kind in _OF_STREAMS) or (number and kind in _OF_CONNECTIONS):
+            raise Http2Error(PROTOCOL_ERROR, f"a frame of kind {kind} is on stream {number}")
+        if kind == frames.PUSH_PROMISE:
+            raise Http2Error(PROTOCOL_ERROR, "clients cannot push")
+
+    def _handle(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if kind == HEADERS:
+            self._on_headers(flags, number, payload)
+        elif kind == CONTINUATION:
+            self._on_continuation(flags, payload)
+        elif kind == frames.WINDOW_UPDATE:
+            self._on_window_update(number, int.from_bytes(payload, "big") & LARGEST_WINDOW)
+        elif kind == frames.PING:
+            self._on_ping(flags, payload)
+        elif kind == frames.SETTINGS:
+            self._on_settings(flags, payload)
+        elif kind == frames.RST_STREAM:
+            self._on_reset(number)
+        elif kind == frames.GOAWAY:
+            self.closing = True
+        else:  # PRIORITY
+            self.count_noise()
+
+    # Bodies
+
+    def _begin_data(self, number: int, length: int) -> Stream | None:
+        """The stream that the bytes are for, if it takes any more."""
+        limits = self.site.limits
+        if not number or length > limits.frame:
+            raise Http2Error(FRAME_SIZE_ERROR if number else PROTOCOL_ERROR, f"DATA of {length} bytes is on {number}")
+        self._received += length
+        if self._received > limits.connection_window:
+            raise Http2Error(FLOW_CONTROL_ERROR, "more bytes came than the connection's window allows")
+        stream = self.streams.get(number)
+        if stream is None:
+            if number > self.highest:
+                raise Http2Error(PROTOCOL_ERROR, f"DATA is on stream {number}, which nobody has opened")
+            if not length:
+                self.count_noise()
+            return None
+        if stream.ended:
+            self.wrong(stream, STREAM_CLOSED)
+            return None
+        stream.room -= length
+        if stream.room < 0:
+            self.wrong(stream, FLOW_CONTROL_ERROR)
+            return None
+        return stream
+
+    def _take(self, data: bytes, start: int, end: int) -> None:
+        """A part of the DATA frame at hand, which may end with it."""
+        stream = self._stream
+        self._left -= end - start
+        if stream is None or stream.over:
+            return
+        end -= max(0, self._padding - self._left)
+        if end > start:
+            stream.data_received(data, start, end)
+        if not self._left:
+            self._stream = None
+            if self._padding:
+                stream.credit(self._padding + 1)
+            if self._last and not stream.over:
+                self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        if not stream.ended and not stream.over:
+            stream.ended = True
+            stream.end_received()
+
+    # Header blocks
+
+    def _on_headers(self, flags: int, number: int, payload: bytes) -> None:
+        start, end = 0, len(payload)
+        if flags & PADDED:
+            start, end = 1, end - (payload[0] if payload else end)
+        if flags & WITH_PRIORITY:
+            start += 5
+        if start > end:
+            raise Http2Error(PROTOCOL_ERROR, "the padding is longer than its frame")
+        block = payload[start:end] if start or end < len(payload) else payload
+        if flags & END_HEADERS:
+            self._open(number, block, bool(flags & END_STREAM))
+            return
+        self._block, self._block_size, self._block_stream = [block], len(block), number
+        self._block_ends = bool(flags & END_STREAM)
+
+    def _on_continuation(self, flags: int, payload: bytes) -> None:
+        limits, parts = self.site.limits, self._block
+        if parts is None:
+            raise Http2Error(PROTOCOL_ERROR, "CONTINUATION without HEADERS before it")
+        parts.append(payload)
+        self._block_size += len(payload)
+        if len(parts) > limits.continuations or self._block_size > limits.header_block:
+            raise Http2Error(ENHANCE_YOUR_CALM, "a header block is too long")
+        if not payload:
+            self.count_noise()
+        if flags & END_HEADERS:
+            self._block = None
+            self._open(self._block_stream, b"".join(parts), self._block_ends)
+
+    def _open(self, number: int, block: bytes, ends: bool) -> None:
+        """A stream begins, or ends with trailers."""
+        blocks = self._blocks
+        if blocks is None:
+            blocks = self._blocks = Blocks(self.site.limits)
+        if number <= self.highest:
+            self._on_trailers(blocks, number, block, ends)
+            return
+        if not number & 1:
+            raise Http2Error(PROTOCOL_ERROR, f"clients cannot open stream {number}")
+        self.highest = number
+        head = blocks.known(block)
+        if head is None:
+            fields, lasting = blocks.decode(block)
+            try:
+                head = self.site.understand(fields)
+            except MalformedError:
+                self.refuse(number, PROTOCOL_ERROR)
+                return
+            if lasting:
+                blocks.remember(block, head)
+        site = self.site
+        if number > self.last_stream or len(self.streams) >= (site.limits.streams or site.limits.most_streams):
+            self.refuse(number, REFUSED_STREAM)
+            return
+        stream = site.open(self, number, head, self.initial_window, site.limits.stream_window)
+        if stream.over:
+            return
+        self.streams[number] = stream
+        self.ready.append(stream)
+        if ends:
+            self._end(stream)
+
+    def _on_trailers(self, blocks: Blocks, number: int, block: bytes, ends: bool) -> None:
+        blocks.decode(block)  # it may change the table
+        stream = self.streams.get(number)
+        if stream is None:
+            self.count_noise()
+        elif stream.ended or not ends:
+            self.wrong(stream, STREAM_CLOSED if stream.ended else PROTOCOL_ERROR)
+        else:
+            self._end(stream)
+
+    # Other frames
+
+    def _on_settings(self, flags: int, payload: bytes) -> None:
+        if flags & ACK:
+            if payload:
+                raise Http2Error(FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS says something")
+            return
+        if self._settled:
+            self.count_noise()
+        self._settled = True
+        for name, value in frames.read_settings(payload):
+            if name == frames.INITIAL_WINDOW_SIZE:
+                if value > LARGEST_WINDOW:
+                    raise Http2Error(FLOW_CONTROL_ERROR, "a window is larger than 2^31-1")
+                self.change_initial_window(value)
+            elif name == frames.MAX_FRAME_SIZE:
+                if not frames.DEFAULT_FRAME <= value <= frames.LARGEST_FRAME:
+                    raise Http2Error(PROTOCOL_ERROR, f"no frame can have {value} bytes at most")
+                self.longest_frame = value
+            elif name == frames.HEADER_TABLE_SIZE and value < self.site.limits.table:
+                self.table_update = SIZE_UPDATE
+            elif name == frames.ENABLE_PUSH and value > 1:
+                raise Http2Error(PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+        self.control(frames.SETTINGS_ACK)
+
+    def _on_ping(self, flags: int, payload: bytes) -> None:
+        if flags & ACK:
+            if payload == FAREWELL and self.goodbye:
+                self.say_goodbye()
+            return
+        self.count_noise()
+        policies, now = self.site.policies, self.site.loop.time()
+        idle = not self.streams and not policies.keepalive_when_idle
+        least = policies.ping_interval_idle if idle else policies.ping_interval
+        if self.pinged and now - self.pinged < least and policies.ping_strikes:
+            self.strikes += 1
+            if self.strikes > policies.ping_strikes:
+                raise Http2Error(ENHANCE_YOUR_CALM, "too_many_pings")
+        self.pinged = now
+        self.control(frames.ping(payload, ack=True))
+
+    def _on_window_update(self, number: int, size: int) -> None:
+        self.count_noise()
+        if not number:
+            self.window += size
+            if not size or self.window > LARGEST_WINDOW:
+                code = FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
+                raise Http2Error(code, "the connection's window grows by nothing, or beyond 2^31-1")
+            return
+        stream = self.streams.get(number)
+        if stream is not None:
+            stream.window += size
+            if not size or stream.window > LARGEST_WINDOW:
+                self.wrong(stream, FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR)
+            else:
+                self.opened_window(stream)
+        elif number > self.highest:
+            raise Http2Error(PROTOCOL_ERROR, f"WINDOW_UPDATE is on stream {number}, which nobody has opened")
+
+    def _on_reset(self, number: int) -> None:
+        if number > self.highest:
+            raise Http2Error(PROTOCOL_ERROR, f"RST_STREAM is on stream {number}, which nobody has opened")
+        stream = self.streams.pop(number, None)
+        if stream is None:
+            self.count_noise()
+            return
+        self.drop(stream)
+        self.count_rapid(stream)

@@ -1,0 +1,360 @@
+"""The half of a connection that sends: one write for all that a turn of the event loop has to say.
+
+- `_out` is what goes to the transport with the next `flush`. The reading half flushes when it has read everything;
+  otherwise the site does, at the end of the turn.
+- Headers and acknowledgements go out as they come. Bodies go by the windows of their stream and of the connection, and
+  only while the client takes what is written: until then they wait in their stream.
+- `_sendable` has the streams with something to send that their own window allows.
+"""
+
+import asyncio
+from collections import deque
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from . import frames
+from .frames import DATA, END_HEADERS, END_STREAM, HEADERS, head
+from .stream import Chunk, Stream
+
+if TYPE_CHECKING:
+    from .site import Site
+
+_JOINED: Final = 32 * 1024
+"""Bytes up to which chunks are joined to one; longer ones are handed over as they are."""
+
+_AT_ONCE: Final = 256 * 1024
+"""Bytes of bodies between two looks whether the client takes them."""
+
+_SHARE: Final = 64 * 1024
+"""Bytes of one body before the next stream's turn."""
+
+
+class Sending:
+    """The streams and windows of a connection, and what goes out on it."""
+
+    __slots__ = (
+        "_control",
+        "_out",
+        "_scheduled",
+        "_sendable",
+        "_watched",
+        "closing",
+        "half_window",
+        "initial_window",
+        "longest_frame",
+        "moved",
+        "noise",
+        "paused",
+        "pinged",
+        "pings_sent",
+        "reading",
+        "ready",
+        "resets",
+        "site",
+        "streams",
+        "strikes",
+        "table_update",
+        "transport",
+        "window",
+    )
+
+    def __init__(self, site: "Site") -> None:
+        self.site = site
+        self.transport: asyncio.Transport | None = None
+        self.streams: dict[int, Stream] = {}
+        self.half_window = site.limits.stream_window // 2
+        self.window = frames.DEFAULT_WINDOW
+        self.initial_window = frames.DEFAULT_WINDOW
+        self.longest_frame = frames.DEFAULT_FRAME
+        self.reading = False
+        """Whether bytes are being read: what is to be sent waits for the end of it."""
+        self.paused = False
+        """Whether the client does not take what is written."""
+        self.moved = site.seconds
+        """When it last took something, while `paused`."""
+        self.table_update = b""
+        """What the next header block begins with."""
+        self.closing = False
+        """The connection ends when its streams have."""
+        self.noise = site.limits.noise
+        self.resets = site.limits.resets
+        self.ready: list[Stream] = []
+        self.pings_sent = 0
+        """Since data was last sent."""
+        self.strikes = 0
+        self.pinged = 0.0
+        """When the client last sent a ping; 0 if data was sent since."""
+        self._out: list[Chunk] = []
+        self._scheduled = False
+        self._control = 0
+        """Bytes of acknowledgements since the client stopped reading."""
+        self._sendable: deque[Stream] | None = None
+        self._watched: set[Stream] | None = None
+
+    # Frames
+
+    def control(self, frame: bytes) -> None:
+        """Send a frame that no window holds back."""
+        if self.paused:
+            self._control += len(frame)
+            if self._control > self.site.limits.unsent_control:
+                self.abort()
+                return
+        self._out.append(frame)
+        self._later()
+
+    def send_headers(self, stream: Stream, block: bytes) -> None:
+        self._out.append(self._header_frame(stream.number, END_HEADERS, block))
+        self._sent_something()
+
+    def respond(self, stream: Stream, headers: bytes, body: bytes, trailers: bytes) -> None:
+        """A whole response: for short ones one piece of bytes, if nothing holds it back."""
+        size = len(body)
+        if stream.over:
+            return
+        if size > stream.window or size > self.window or size > self.longest_frame or self.paused or self.table_update:
+            stream.send_headers(headers)
+            stream.pending = deque((body,))
+            stream.finish(trailers)
+            return
+        number = stream.number.to_bytes(4, "big")
+        parts = (
+            _PART.pack(len(headers) >> 8, len(headers) & 255, HEADERS, END_HEADERS),
+            number,
+            headers,
+            _PART.pack(size >> 8, size & 255, DATA, 0),
+            number,
+            body,
+            _PART.pack(len(trailers) >> 8, len(trailers) & 255, HEADERS, END_HEADERS | END_STREAM),
+            number,
+            trailers,
+        )
+        self.window -= size
+        self._out.append(b"".join(parts))
+        self._sent_something()
+        self._over(stream)
+
+    def push(self, stream: Stream) -> None:
+        """Send of the stream what may be sent; the rest follows."""
+        if not stream.pending and not self.paused and stream.final is not None:
+            self._finish(stream)
+            return
+        if not stream.queued:
+            stream.queued = True
+            if self._sendable is None:
+                self._sendable = deque()
+            self._sendable.append(stream)
+        if stream.pending and not stream.watched:
+            stream.moved = self.site.seconds
+            self.watch(stream)
+        self._later()
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """End a stream at once."""
+        self.control(frames.reset(stream.number, code))
+        stream.pending = stream.final = None
+        stream.ended = True
+        self._over(stream)
+
+    def _header_frame(self, number: int, flags: int, block: bytes) -> bytes:
+        if self.table_update:
+            block, self.table_update = self.table_update + block, b""
+        size = len(block)
+        if size <= self.longest_frame:
+            return head(size, HEADERS, flags, number) + block
+        most = self.longest_frame
+        parts = [head(most, HEADERS, flags & ~END_HEADERS, number), block[:most]]
+        for at in range(most, size, most):
+            part = block[at : at + most]
+            last = END_HEADERS if at + most >= size else 0
+            parts += [head(len(part), frames.CONTINUATION, last, number), part]
+        return b"".join(parts)
+
+    def _finish(self, stream: Stream) -> None:
+        """The last header block of a stream, whose body has been sent."""
+        assert stream.final is not None, "finished without a header block: this is a bug"
+        self._out.append(self._header_frame(stream.number, END_HEADERS | END_STREAM, stream.final))
+        self._sent_something()
+        self._over(stream)
+
+    def _over(self, stream: Stream) -> None:
+        """Everything of a stream has been sent; if the client has not sent everything, it need not."""
+        if not stream.ended:
+            self._out.append(frames.reset(stream.number, frames.NO_ERROR))
+            self._later()
+        if self.streams.pop(stream.number, None) is not None:
+            limits = self.site.limits
+            self.resets = min(self.resets + 1, limits.resets)
+            self.noise = min(self.noise + 8, limits.noise)
+        stream.over = True
+        if self._watched is not None:
+            self._watched.discard(stream)
+        stream.finished()
+        if self.closing and not self.streams:
+            self._later()
+
+    def _sent_something(self) -> None:
+        """Data or headers go out, after which a client may ping."""
+        self.pings_sent = self.strikes = 0
+        self.pinged = 0.0
+        self._later()
+
+    # Windows
+
+    def opened_window(self, stream: Stream) -> None:
+        if stream.pending and not stream.queued and stream.window > 0:
+            self.push(stream)
+
+    def change_initial_window(self, size: int) -> None:
+        """Raises `Http2Error` if that makes a window too large."""
+        change, self.initial_window = size - self.initial_window, size
+        for stream in list(self.streams.values()):
+            stream.window += change
+            if stream.window > frames.LARGEST_WINDOW:
+                raise frames.Http2Error(frames.FLOW_CONTROL_ERROR, "a window is larger than 2^31-1")
+            self.opened_window(stream)
+
+    def _pump(self) -> None:
+        """Hand bodies to the transport, in turns, as long as windows and the client allow."""
+        sendable = self._sendable
+        if sendable is None:
+            return
+        handed = 0
+        while sendable and not self.paused and self.transport is not None:
+            stream = sendable[0]
+            if stream.pending and not stream.over and stream.window > 0 and self.window <= 0:
+                return
+            sendable.popleft()
+            stream.queued = False
+            if stream.over:
+                continue
+            handed += self._send_share(stream)
+            if stream.pending:
+                if stream.window > 0:
+                    stream.queued = True
+                    sendable.append(stream)
+            elif stream.final is not None:
+                self._finish(stream)
+            else:
+                self.unwatch(stream)
+                stream.drained()
+            if handed >= _AT_ONCE:
+                handed = 0
+                self._write()
+        if not sendable:
+            self._sendable = None
+
+    def _send_share(self, stream: Stream) -> int:
+        """A stream's next frames, whose sizes are returned."""
+        pending = stream.pending
+        most = min(_SHARE, stream.window, self.window)
+        sent = 0
+        while pending and sent < most:
+            size = min(most - sent, self.longest_frame)
+            parts: list[Chunk] = []
+            left = size
+            while left and pending:
+                chunk = pending.popleft()
+                if len(chunk) > left:
+                    view = memoryview(chunk)
+                    parts.append(view[:left])
+                    pending.appendleft(view[left:])
+                    left = 0
+                else:
+                    parts.append(chunk)
+                    left -= len(chunk)
+            size -= left
+            self._out.append(head(size, DATA, 0, stream.number))
+            self._out.extend(parts)
+            sent += size
+            self.noise = min(self.noise + 2, self.site.limits.noise)
+        if sent:
+            stream.window -= sent
+            self.window -= sent
+            stream.moved = self.site.seconds
+            self._sent_something()
+        return sent
+
+    # Streams that have to get on
+
+    def watch(self, stream: Stream) -> None:
+        """Look from now on whether it gets on."""
+        if self._watched is None:
+            self._watched = set()
+        self._watched.add(stream)
+        stream.watched = True
+
+    def begin_soon(self, stream: Stream) -> None:
+        """Call its `begin` when what has come has been read."""
+        self.ready.append(stream)
+
+    def unwatch(self, stream: Stream) -> None:
+        stream.watched = False
+        if self._watched is not None:
+            self._watched.discard(stream)
+
+    # The transport
+
+    def flush(self) -> None:
+        """Write what waits, and as much of the bodies as goes."""
+        self._scheduled = False
+        if self._sendable is not None and not self.paused:
+            self._pump()
+        if self._out:
+            self._write()
+        if self.closing and not self.streams and self.transport is not None:
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        self.paused = True
+        self.moved = self.site.seconds
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self._control = 0
+        if self._sendable is not None:
+            self._later()
+
+    def abort(self) -> None:
+        """End the connection without another byte."""
+        self._out.clear()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _later(self) -> None:
+        if not self.reading and not self._scheduled:
+            self._scheduled = True
+            self.site.flush_later(self)
+
+    def _write(self) -> None:
+        out, self._out = self._out, []
+        transport = self.transport
+        if transport is None:
+            return
+        if len(out) == 1:
+            transport.write(out[0])
+        elif sum([len(part) for part in out]) <= _JOINED:
+            transport.write(b"".join(out))
+        else:
+            transport.writelines(_gathered(out))
+
+
+def _gathered(parts: list[Chunk]) -> list[Chunk]:
+    """The same bytes in fewer parts: neighbours that are short become one."""
+    gathered: list[Chunk] = []
+    short: list[Chunk] = []
+    for part in parts:
+        if len(part) <= 1024:
+            short.append(part)
+            continue
+        if short:
+            gathered.append(b"".join(short))
+            short = []
+        gathered.append(part)
+    if short:
+        gathered.append(b"".join(short))
+    return gathered
+
+
+_PART: Final = Struct(">HBBB")
+"""A frame's head without its stream."""

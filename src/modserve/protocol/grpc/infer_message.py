@@ -1,0 +1,162 @@
+"""A ``ModelInferRequest`` in plain values: what `request_reader` reads, and what is made of protobuf's message."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, final
+
+from modserve.core import dtypes
+from modserve.core.dtypes import Datatype
+from modserve.core.request import ParameterValue
+from modserve.core.tensor import Buffer, Shape
+from modserve.core.version import parse_requested
+from modserve.pb import inference as pb
+from modserve.protocol.limits import LIMITS
+from modserve.protocol.shared_memory import BYTE_SIZE, OFFSET, REGION
+
+from .long_messages import Tensors
+
+Parameter: TypeAlias = tuple[str, ParameterValue | None]
+"""The field of ``InferParameter`` that is set, and its value; an empty name and None where none is."""
+
+CLASSIFICATION: Final = "classification"
+OF_INPUTS: Final = (REGION, OFFSET, BYTE_SIZE)
+OF_OUTPUTS: Final = (*OF_INPUTS, CLASSIFICATION)
+"""Parameters of tensors that anybody reads; clients may send others."""
+
+NO_PARAMETERS: Final[dict[str, Parameter]] = {}
+
+
+class Input(NamedTuple):
+    """An input without its raw data."""
+
+    name: str
+    datatype: Datatype
+    shape: Shape
+    parameters: Mapping[str, Parameter]
+    contents: Any
+    """``InferTensorContents``, as a message or as the bytes of one; None where it has none."""
+
+
+class Output(NamedTuple):
+    """A requested output."""
+
+    name: str
+    parameters: Mapping[str, Parameter]
+
+
+@final
+class Head:
+    """The inputs and the requested outputs. Immutable: it repeats from one request to the next.
+
+    Of more tensors than `LIMITS` has there is only the number.
+    """
+
+    __slots__ = ("input_count", "inputs", "output_count", "output_names", "outputs", "plain_inputs", "plain_outputs")
+
+    def __init__(
+        self, inputs: tuple[Input, ...], outputs: tuple[Output, ...], input_count: int, output_count: int
+    ) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.input_count = input_count
+        self.output_count = output_count
+        names: set[str] = set()
+        plain = True
+        for sent in inputs:
+            names.add(sent.name)
+            if sent.parameters or sent.contents is not None or len(sent.shape) > LIMITS.rank:
+                plain = False
+        self.plain_inputs = plain and len(names) == input_count
+        """The inputs take any raw data, one after the other: nothing can be wrong with them by themselves."""
+        output_names: list[str] = []
+        plain = True
+        for requested in outputs:
+            output_names.append(requested.name)
+            if requested.parameters:
+                plain = False
+        self.output_names: tuple[str, ...] = tuple(output_names)
+        self.plain_outputs = plain
+
+    @property
+    def typed(self) -> bool:
+        """Whether an input has its elements in itself."""
+        return any(each.contents is not None for each in self.inputs)
+
+
+@final
+class InferMessage:
+    """What a request says; nothing is checked beyond what protobuf checks."""
+
+    __slots__ = ("head", "id", "model_name", "model_version", "parameter_count", "parameters", "raws", "short", "split")
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str,
+        id: str,
+        parameters: Mapping[str, Parameter],
+        head: Head,
+        raws: Sequence[Buffer],
+        short: bool,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.parameters = parameters
+        self.parameter_count = len(parameters)
+        """If that is more than `LIMITS` has, `parameters` is empty."""
+        self.head = head
+        self.raws = raws
+        """``raw_input_contents``; of more than a few bytes they are views of the message."""
+        self.short = short
+        """Reading it takes no time, however its elements came."""
+        self.split = False
+        """The contents of its inputs are bytes, which protobuf has not read."""
+
+    def requested_version(self) -> int | None:
+        """Raises as `parse_requested` does."""
+        return parse_requested(self.model_version) if self.model_version else None
+
+
+def from_protobuf(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> InferMessage:
+    """The same in plain values. `tensors` are those of a message that was split."""
+    parameters = message.parameters
+    count = len(parameters)
+    values = {name: _parameter(parameters[name]) for name in parameters} if 0 < count <= LIMITS.parameters else {}
+    raws: Sequence[Buffer] = message.raw_input_contents if tensors is None else tensors.raws
+    plain = InferMessage(
+        message.model_name, message.model_version, message.id, values, head_of(message, tensors), raws, tensors is None
+    )
+    plain.parameter_count = count
+    plain.split = tensors is not None
+    return plain
+
+
+def head_of(message: pb.ModelInferRequest, tensors: Tensors | None = None) -> Head:
+    """What `message` says of tensors, but for raw data."""
+    input_count, output_count = len(message.inputs), len(message.outputs)
+    inputs: list[Input] = []
+    outputs: list[Output] = []
+    if input_count <= LIMITS.tensors:
+        for position, tensor in enumerate(message.inputs):
+            contents: Any = None
+            if tensors is not None:
+                contents = tensors.contents[position]
+            elif tensor.HasField("contents"):
+                contents = tensor.contents
+            datatype = dtypes.BY_NAME.get(tensor.datatype, dtypes.INVALID)
+            values = _parameters(tensor.parameters, OF_INPUTS)
+            inputs.append(Input(tensor.name, datatype, tuple(tensor.shape), values, contents))
+    if output_count <= LIMITS.tensors:
+        outputs += [Output(output.name, _parameters(output.parameters, OF_OUTPUTS)) for output in message.outputs]
+    return Head(tuple(inputs), tuple(outputs), input_count, output_count)
+
+
+def _parameters(messages: Mapping[str, pb.InferParameter], names: tuple[str, ...]) -> Mapping[str, Parameter]:
+    if not messages:
+        return NO_PARAMETERS
+    return {name: _parameter(messages[name]) for name in names if name in messages}
+
+
+def _parameter(message: pb.InferParameter) -> Parameter:
+    choice = message.WhichOneof("parameter_choice")
+    return ("", None) if choice is None else (choice, getattr(message, choice))

@@ -1,0 +1,195 @@
+"""Reads the bytes of a ``ModelInferRequest`` without message objects, where it is built as clients build it.
+
+That is: each field behind those with lower numbers, and so raw data at the end. Protobuf adds up the parts of a message
+(protobuf.dev, "Encoding", "Last One Wins"): what stands between the parameters and the raw data, the inputs and the
+requested outputs, means the same as a message of its own. Clients repeat it in each request, so it is read once, and
+its bytes are looked up from then on. Whatever is unusual is left to protobuf.
+"""
+
+from collections.abc import Sequence
+from typing import Final, final
+
+from google.protobuf.message import DecodeError
+
+from modserve.core.protobuf_wire import WireError
+from modserve.core.tensor import Buffer
+from modserve.pb import inference as pb
+from modserve.protocol.limits import LIMITS
+
+from .head_reader import field_end, long_length, read_head, read_parameters, text
+from .infer_message import NO_PARAMETERS, Head, InferMessage, head_of
+
+SHORT: Final = 64 * 1024
+"""Bytes of a message that protobuf may read as a whole."""
+
+# Keys of fields: their number and the wire type of what has a length.
+_MODEL_NAME: Final = 0x0A
+_MODEL_VERSION: Final = 0x12
+_ID: Final = 0x1A
+_PARAMETER: Final = 0x22
+_INPUT: Final = 0x2A
+_OUTPUT: Final = 0x32
+_RAW: Final = 0x3A
+
+_COPIED: Final = 512
+"""Bytes of a tensor that are quicker copied than viewed."""
+_MOST_NAMES: Final = 1024
+_LONGEST_NAMES: Final = 256
+_MOST_HEADS: Final = 256 * 1024
+"""Bytes of the heads that are remembered; objects take up to thirty times as many."""
+_LONGEST_HEAD: Final = 4096
+
+
+@final
+class _Names:
+    """What a model's requests begin with, and the head of the last one."""
+
+    __slots__ = ("head", "head_bytes", "model", "version")
+
+    def __init__(self, model: str, version: str) -> None:
+        self.model = model
+        self.version = version
+        self.head_bytes = b""
+        self.head: Head | None = None
+
+
+@final
+class RequestReader:
+    """Reads requests. It remembers what repeats from one to the next, so a front end has one."""
+
+    __slots__ = ("_heads", "_heads_size", "_most_short", "_names")
+
+    def __init__(self, most_short: int = SHORT) -> None:
+        """Of a message of more than `most_short` bytes, the tensors may be longer, the rest may not."""
+        self._most_short = most_short
+        self._names: dict[bytes, _Names] = {}
+        self._heads: dict[bytes, Head] = {}
+        self._heads_size = 0
+
+    def read(self, data: bytes) -> InferMessage | None:
+        """The message; None if it is unusual or wrong, so that protobuf says what it means."""
+        try:
+            return self._read(data)
+        except (IndexError, WireError, UnicodeDecodeError, DecodeError):
+            return None
+
+    def _read(self, data: bytes) -> InferMessage | None:
+        size = len(data)
+        limit = self._most_short
+        short = size <= limit
+        if short:
+            limit = size
+        position = 0
+        if data[0] == _MODEL_NAME:
+            position = field_end(data, 0)
+        if data[position] == _MODEL_VERSION:
+            position = field_end(data, position)
+        if position > limit:
+            return None
+        names = self._names.get(data[:position])
+        if names is None:
+            names = self._remember_names(data[:position])
+        key = data[position]
+        request_id = ""
+        if key == _ID:
+            start = position
+            position = field_end(data, start)
+            if position > limit:
+                return None
+            request_id = text(data, start, position)
+            key = data[position]
+        parameters = NO_PARAMETERS
+        if key == _PARAMETER:
+            parameters = {}
+            position = read_parameters(data, position, limit, _PARAMETER, parameters)
+            if position < 0:
+                return None
+        head = names.head
+        end = position + len(names.head_bytes)
+        if head is None or end >= size or data[end] != _RAW or not data.startswith(names.head_bytes, position):
+            end = _head_end(data, position, limit)
+            if end < 0:
+                return None
+            head = self._read_head(names, data[position:end])
+        raws: Sequence[Buffer] = ()
+        if end < size:
+            raw_data = _raws(data, end)
+            if raw_data is None:
+                return None
+            raws = raw_data
+        return InferMessage(names.model, names.version, request_id, parameters, head, raws, short)
+
+    def _remember_names(self, data: bytes) -> _Names:
+        model = version = ""
+        position = 0
+        if data and data[0] == _MODEL_NAME:
+            position = field_end(data, 0)
+            model = text(data, 0, position)
+        if position < len(data):
+            version = text(data, position, len(data))
+        names = _Names(model, version)
+        if len(data) <= _LONGEST_NAMES:
+            if len(self._names) >= _MOST_NAMES:
+                self._names.clear()
+            self._names[data] = names
+        return names
+
+    def _read_head(self, names: _Names, data: bytes) -> Head:
+        head = self._heads.get(data)
+        if head is None:
+            head = read_head(data) or head_of(pb.ModelInferRequest.FromString(data))
+            size = len(data)
+            if size > _LONGEST_HEAD or head.typed:
+                return head
+            self._heads_size += size
+            if self._heads_size > _MOST_HEADS:
+                self._forget_heads()
+                self._heads_size = size
+            self._heads[data] = head
+        names.head_bytes = data
+        names.head = head
+        return head
+
+    def _forget_heads(self) -> None:
+        self._heads.clear()
+        for names in self._names.values():
+            names.head_bytes = b""
+            names.head = None
+
+
+def _head_end(data: bytes, position: int, limit: int) -> int:
+    """Where the inputs and outputs end that begin at `position`; -1 if that is behind `limit`."""
+    size = len(data)
+    while position < size:
+        key = data[position]
+        if key != _INPUT and key != _OUTPUT:
+            break
+        position = field_end(data, position)
+        if position > limit:
+            return -1
+    return position
+
+
+def _raws(data: bytes, position: int) -> list[Buffer] | None:
+    """The tensors from `position` to the end; None if there are many, or something else."""
+    size = len(data)
+    raws: list[Buffer] = []
+    view: memoryview | None = None
+    while position < size:
+        if data[position] != _RAW or len(raws) > LIMITS.tensors:
+            return None
+        length = data[position + 1]
+        position += 2
+        if length > 0x7F:
+            length, position = long_length(data, position - 1)
+        end = position + length
+        if end > size:
+            return None
+        if length <= _COPIED:
+            raws.append(data[position:end])
+        else:
+            if view is None:
+                view = memoryview(data)
+            raws.append(view[position:end])
+        position = end
+    return raws

@@ -1,0 +1,60 @@
+"""Which of the workers a process is, and where it meets the others."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker's number among `count`, from 0 on, and how often that number was started before.
+
+    `directory` is private to the server's user. Each worker has its sockets there.
+    """
+
+    index: int
+    count: int
+    starts: int
+    directory: Path
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The place that `str` writes. Raises ValueError."""
+        index, count, starts, directory = text.split(":", 3)
+        return cls(int(index), int(count), int(starts), Path(directory))
+
+    def __str__(self) -> str:
+        return f"{self.index}:{self.count}:{self.starts}:{self.directory}"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the one that speaks for all: the first worker, at its first start."""
+        return self.index == 0 and self.starts == 0
+
+    @property
+    def others(self) -> list[int]:
+        return [index for index in range(self.count) if index != self.index]
+
+    def control_socket(self, index: int) -> str:
+        """Where a worker serves HTTP for itself alone."""
+        return str(self.directory / f"{index}.control")
+
+    def sequence_socket(self, index: int) -> str:
+        """Where a worker takes the requests of its sequences from the others."""
+        return str(self.directory / f"{index}.sequences")
+
+    def mark(self, index: int) -> Path:
+        """A file that is there once a worker has served."""
+        return self.directory / f"{index}.served"
+
+    @property
+    def lock(self) -> Path:
+        """The file whose lock a worker holds while it changes all of them."""
+        return self.directory / "lock"
+
+    def name_in_log(self, record: logging.LogRecord) -> bool:
+        """A filter of log records: the line says which worker wrote it."""
+        if not record.name.startswith("modserve.worker "):
+            record.name = f"modserve.worker {self.index}" + record.name.removeprefix("modserve")
+        return True

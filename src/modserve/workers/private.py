@@ -1,0 +1,164 @@
+"""What a worker serves to the others: HTTP as at the port, RPCs as POSTs, and calls about the worker itself."""
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import orjson
+
+from modserve.core.errors import Code, ModserveError
+from modserve.frontends.errors import to_client_error
+from modserve.frontends.grpc.rpc import Rpc
+from modserve.frontends.http.wire.context import AsgiApp, Message
+from modserve.protocol import failures
+from modserve.server import Phase, Server
+
+from .client import GONE
+from .journal import RPC_PREFIX, Change, Journal, Subject, http_subject, rpc_subject
+
+CODE = "modserve-code"
+"""A header of a failed RPC's response: the name of the error's code; its text is the body."""
+REPLAY = "modserve-replay"
+"""A header of changes that bring a worker to the state of the others; those of clients wait until that is done."""
+STATUS, PAGE, STATE, UNDO = "/worker/status", "/worker/page", "/worker/state", "/worker/undo"
+"""What is behind `UNDO` is the target of the change to undo: the response has the changes that do so."""
+
+Headers: TypeAlias = Iterable[tuple[str, str]]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+
+
+class PrivateApp:
+    """The application at a worker's own socket. `page` renders the worker's metrics page."""
+
+    def __init__(
+        self, server: Server, app: AsgiApp, rpcs: Mapping[str, Rpc], page: Callable[[], bytes], restarts: int
+    ) -> None:
+        self._server = server
+        self._app = app
+        self._rpcs = rpcs
+        self._restarts = restarts
+        self._journal = Journal(server)
+        self.caught_up = asyncio.Event()
+        """The worker has the state of the others."""
+        self._about: Mapping[str, Callable[[], bytes]] = {STATUS: self._status, PAGE: page, STATE: self._state}
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        if path in self._about:
+            await respond(send, 200, self._about[path]())
+        elif self._server.phase is Phase.STOPPING:
+            await respond(send, 503, b"", ((GONE, "1"),))
+        else:
+            await self._serve(scope, path, receive, send)
+
+    async def _serve(self, scope: Message, path: str, receive: Receive, send: Send) -> None:
+        body = await whole_body(receive)
+        rpc_path = path.removeprefix(UNDO).removeprefix(RPC_PREFIX)
+        rpc = self._rpcs.get(rpc_path)
+        message: Any = None if rpc is None else rpc.method.request.FromString(body)
+        subject: Subject | None = None
+        if rpc is not None:
+            subject = rpc_subject(rpc_path, message)
+        elif scope["method"] == "POST":
+            subject = http_subject(path.removeprefix(UNDO))
+        if path.startswith(UNDO):
+            await respond(send, 200, _written(self._journal.undo(subject) if subject is not None else []))
+            return
+        if subject is not None and not any(name == REPLAY.encode() for name, _ in scope["headers"]):
+            await self.caught_up.wait()
+        before = [] if subject is None else self._journal.before(subject)
+        if rpc is not None:
+            status = await _respond_rpc(rpc, message, send)
+        else:
+            status = await _respond_http(self._app, scope, body, send)
+        if subject is not None and status < 400:
+            self._journal.record(subject, Change(scope["raw_path"].decode("latin-1"), body), before)
+
+    def _status(self) -> bytes:
+        server = self._server
+        entries = [] if server.ready else server.unready_reasons()
+        reasons = [[entry.name, entry.version, entry.state.value, entry.reason] for entry in entries]
+        return orjson.dumps(
+            {
+                "ready": server.ready,
+                "phase": server.phase.value,
+                "caught_up": self.caught_up.is_set(),
+                "restarts": self._restarts,
+                "reasons": reasons,
+            }
+        )
+
+    def _state(self) -> bytes:
+        return _written(self._journal.state())
+
+
+async def _respond_rpc(rpc: Rpc, message: Any, send: Send) -> int:
+    """The status of the response."""
+    try:
+        body = (await rpc.handler(message, None)).SerializeToString()
+    except Exception as error:
+        failure = to_client_error(error, rpc.method.name)
+        text = failures.public_message(failure).encode("utf-8", "surrogatepass")
+        await respond(send, 400, text, ((CODE, failure.code.name),))
+        return 400
+    await respond(send, 200, body)
+    return 200
+
+
+async def _respond_http(app: AsgiApp, scope: Message, body: bytes, send: Send) -> int:
+    status = 500
+
+    async def observed(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        await send(message)
+
+    await app(scope, replayed(body), observed)
+    return status
+
+
+def failure_of(code: str, text: str) -> ModserveError:
+    """The error of a failed RPC's response."""
+    return ModserveError(Code[code] if code in Code.__members__ else Code.INTERNAL, text)
+
+
+def _written(changes: Iterable[Change]) -> bytes:
+    return orjson.dumps([[change.target, base64.b64encode(change.body).decode()] for change in changes])
+
+
+def changes_of(body: bytes) -> list[Change]:
+    """The changes in a response to `STATE` or `UNDO`."""
+    return [Change(target, base64.b64decode(coded)) for target, coded in orjson.loads(body)]
+
+
+# ASGI
+
+
+async def whole_body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def replayed(body: bytes) -> Receive:
+    """What an application receives of a request whose body was read before."""
+    left = [body]
+
+    async def receive() -> Message:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return {"type": "http.disconnect"}
+
+    return receive
+
+
+async def respond(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
+    lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

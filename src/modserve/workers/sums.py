@@ -1,0 +1,82 @@
+"""One answer of those of several workers: statistics, the repository index."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from modserve.core.lifecycle import State
+from modserve.pb import inference as pb
+
+_READY = State.READY.value
+
+
+def statistics(answers: Iterable[pb.ModelStatisticsResponse]) -> pb.ModelStatisticsResponse:
+    """Counts and durations of each model version are added up; its last inference is the latest."""
+    models: dict[tuple[str, str], pb.ModelStatistics] = {}
+    for answer in answers:
+        for one in answer.model_stats:
+            total = models.get((one.name, one.version))
+            if total is None:
+                total = models[one.name, one.version] = pb.ModelStatistics()
+                total.CopyFrom(one)
+            else:
+                _add_model(total, one)
+    return pb.ModelStatisticsResponse(model_stats=list(models.values()))
+
+
+def _add_model(total: pb.ModelStatistics, one: pb.ModelStatistics) -> None:
+    total.last_inference = max(total.last_inference, one.last_inference)
+    total.inference_count += one.inference_count
+    total.execution_count += one.execution_count
+    _add_durations(total.inference_stats, one.inference_stats)
+    sizes = {batch.batch_size: batch for batch in total.batch_stats}
+    for batch in one.batch_stats:
+        if batch.batch_size in sizes:
+            _add_durations(sizes[batch.batch_size], batch)
+        else:
+            total.batch_stats.append(batch)
+    total.batch_stats.sort(key=lambda batch: batch.batch_size)
+    for key, response in one.response_stats.items():
+        if key in total.response_stats:
+            _add_durations(total.response_stats[key], response)
+        else:
+            total.response_stats[key].CopyFrom(response)
+
+
+def _add_durations(
+    total: pb.InferStatistics | pb.InferBatchStatistics | pb.InferResponseStatistics,
+    one: pb.InferStatistics | pb.InferBatchStatistics | pb.InferResponseStatistics,
+) -> None:
+    """Add up every duration that the message has."""
+    for field, value in one.ListFields():
+        if isinstance(value, pb.StatisticDuration):
+            sum_: pb.StatisticDuration = getattr(total, field.name)
+            sum_.count += value.count
+            sum_.ns += value.ns
+
+
+def index(answers: Mapping[int, pb.RepositoryIndexResponse], only_ready: bool) -> pb.RepositoryIndexResponse:
+    """Every model version with its state; READY if it is that on all workers, else a state that one of them has.
+
+    The reason says which worker that is, if others have another state.
+    """
+    rows: dict[tuple[str, str], list[tuple[int, pb.RepositoryIndexResponse.ModelIndex]]] = {}
+    for worker, answer in answers.items():
+        for entry in answer.models:
+            rows.setdefault((entry.name, entry.version), []).append((worker, entry))
+    result = pb.RepositoryIndexResponse()
+    for key in sorted(rows, key=lambda row: (row[0], int(row[1] or 0))):
+        entry = _of_all(rows[key])
+        if not only_ready or entry.state == _READY:
+            result.models.append(entry)
+    return result
+
+
+def _of_all(
+    entries: Sequence[tuple[int, pb.RepositoryIndexResponse.ModelIndex]],
+) -> pb.RepositoryIndexResponse.ModelIndex:
+    if len({entry.state for _, entry in entries}) == 1:
+        return entries[0][1]
+    worker, entry = next((worker, entry) for worker, entry in entries if entry.state != _READY)
+    result = pb.RepositoryIndexResponse.ModelIndex()
+    result.CopyFrom(entry)
+    result.reason = f"worker {worker}: {entry.reason or entry.state or 'not loaded'}"
+    return result
