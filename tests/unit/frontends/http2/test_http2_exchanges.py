@@ -4,6 +4,7 @@ import random
 
 import h2.events
 import pytest
+from http2_client import END, HEADERS, OK, EchoSite, FriendlyClient, Loop, Wire, data, headers, window
 from hyperframe.frame import (
     ContinuationFrame,
     DataFrame,
@@ -15,7 +16,6 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from http2_client import END, HEADERS, OK, EchoSite, FriendlyClient, Loop, Wire, data, headers, window
 from modserve.frontends.http2 import frames
 from modserve.frontends.http2.frames import PREFACE
 from modserve.frontends.http2.limits import ConnectionLimits
