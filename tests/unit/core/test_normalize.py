@@ -482,8 +482,8 @@ def test_a_refused_form_is_refused_again() -> None:
 def test_the_elements_of_bytes_are_looked_at_each_time() -> None:
     signature, form = Signature(TEXT), RequestForm()
     signature.accept(request({"A": text((1, 1), encode_elements([b"four"]))}, "text", form=form), RecordingSink(), 5)
+    wrong = text((1, 1), encode_elements([b"", b""]))
     with pytest.raises(ModserveError, match="unexpected number of string elements"):
-        wrong = text((1, 1), encode_elements([b"", b""]))
         signature.accept(request({"A": wrong}, "text", form=form), RecordingSink(), 5)
 
 

@@ -165,13 +165,14 @@ def wire(path: str, body: bytes, headers: dict[str, str]) -> bytes:
 async def test_long_answers_are_written_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     writers: list[threading.Thread] = []
 
-    def encode(response: InferenceResponse, reply: Reply) -> Body:
+    def encode(response: InferenceResponse, reply: Reply, texts: JsonTexts | None, pieces: Pieces | None) -> Body:
         writers.append(threading.current_thread())
-        return encode_response(response, reply)
+        return encode_response(response, reply, texts, pieces)
 
     async with stage(tmp_path) as on:
         expected = await through_a_connection(on, [wire(*REQUESTS[name])])
         on.site.calls.limits = Limits(elements=0)
+        on.site.calls.texts = JsonTexts()  # what it remembers was short by other limits
         monkeypatch.setattr(infer_response, "encode_response", encode)
         assert await through_a_connection(on, [wire(*REQUESTS[name])]) == expected
     assert threading.main_thread() not in writers
