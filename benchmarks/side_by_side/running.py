@@ -168,3 +168,12 @@ def _tritonclient(running: Running, way: str, model: Model) -> dict[str, Tensor]
 
 def _signature(name: str, tensor: Tensor) -> tuple[str, list[int], str]:
     return name, list(tensor.shape), DATATYPES[str(tensor.dtype)]
+
+
+def ready(port: int) -> bool:
+    """Whether a server of the KServe protocol says so."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5.0) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False

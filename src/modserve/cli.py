@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from . import console, supervisor
 from .__about__ import __version__
 from .backends.inventory import inventory
+from .form import form
 from .observability.logging import Logs
 from .ports import PortError
 from .settings import OptionError, Settings, from_command_line, usage
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0 after an orderly stop, 1 for a failure, 2 for a wrong command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if "--version" in words:
-        print(f"modserve {__version__}")
+        print(f"modserve {__version__} ({form()})")
         return 0
     if "--help" in words or "-h" in words:
         print(usage.parser().format_help(), end="")
@@ -54,11 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"modserve: {error}", file=sys.stderr)
         print("modserve: see 'modserve --help'", file=sys.stderr)
         return 2
-    if place is None and line.settings.workers > 1:
+    if place is not None:
+        return run(line.settings, line.warnings if place.is_first else (), place)
+    if line.settings.workers > 1:
         return supervise_workers(line.settings, words)
-    if place is None and line.settings.supervise:
+    if line.settings.supervise:
         supervise(line.settings, words)
-    return run(line.settings, line.warnings if place is None or place.is_first else (), place)
+    return run(line.settings, line.warnings)
 
 
 def engines(words: Sequence[str]) -> int:
@@ -110,7 +113,6 @@ def _become(arguments: Sequence[str]) -> NoReturn:
 def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = None) -> int:
     """Serve on a fresh event loop, with uvloop where it is installed; at `place`, as one of several workers."""
     from .app import serve
-    from .workers.member import Member
 
     speaks = place is None or place.is_first
     logs = Logs(settings.log)
@@ -122,6 +124,7 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
     if place is not None:
         for handler in logging.getLogger().handlers:
             handler.addFilter(place.name_in_log)
+    _log.info("modserve %s, %s", __version__, form())
     for warning in warnings:
         _log.warning("%s", warning)
     opened: list[Ports] = []
@@ -141,7 +144,11 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
             say(f"\n{hints(server, settings, opened[0].http)}\n")
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        member = None if place is None else Member(place, settings)
+        if place is None:
+            return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded))
+        from .workers.member import Member
+
+        member = Member(place, settings)
         return runner.run(serve(settings, logs=logs, on_open=on_open, on_loaded=on_loaded, member=member))
 
 

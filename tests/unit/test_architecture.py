@@ -31,7 +31,7 @@ def rule(ours: str = "", foreign: str = "") -> Rule:
 
 
 RULES = {
-    "core": rule(foreign="numpy ml_dtypes"),
+    "core": rule(foreign="numpy ml_dtypes mypy_extensions"),
     "pb": rule(foreign="google.protobuf"),
     "config": rule("core pb", "google.protobuf"),
     "protocol": rule("core pb", "google.protobuf numpy orjson"),
@@ -56,11 +56,16 @@ RULES = {
     "app": Rule(EVERYTHING - {"cli", "console", "supervisor", "testing", "__init__", "__main__"}),
     "console": rule("backends.inventory core protocol.examples"),
     "supervisor": rule("core observability"),
-    "cli": rule("app backends.inventory console core settings observability supervisor", "uvloop"),
+    "ports": rule(),
+    "workers": rule(
+        "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
+    ),
+    "cli": rule("app backends.inventory console core form ports settings observability supervisor workers", "uvloop"),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
     "__init__": rule("app backends core settings"),
     "__main__": rule("cli"),
     "__about__": rule(),
+    "form": rule(),
 }
 
 

@@ -16,6 +16,7 @@ import pytest
 from modserve import InferenceServer, Ports, Settings, __version__, app, cli
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.model_config import ModelConfig
+from modserve.form import form
 from modserve.observability.logging import Logs
 from modserve.settings import OPTIONS, usage
 from modserve.testing import config
@@ -55,7 +56,7 @@ def test_the_process_s_arguments_are_the_default(started: Started, monkeypatch: 
 @pytest.mark.parametrize("arguments", [["--version"], ["serve", "--version"]])
 def test_version(started: Started, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert cli.main(arguments) == 0
-    assert capsys.readouterr().out == f"modserve {__version__}\n"
+    assert capsys.readouterr().out == f"modserve {__version__} ({form()})\n"
     assert not started
 
 

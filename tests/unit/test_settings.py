@@ -68,6 +68,7 @@ OWN_OPTIONS = [
     "request-memory-limit",
     "server-timing",
     "supervise",
+    "workers",
 ]
 """Those that tritonserver does not have."""
 CERTIFICATES = ["--grpc-server-cert=cert.pem", "--grpc-server-key=key.pem", "--grpc-root-cert=root.pem"]

@@ -4,6 +4,8 @@ import enum
 from functools import partial
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 
 class Code(enum.Enum):
     """What kind of failure it is, and thereby whose fault. The value is the text used inside reasons."""
@@ -18,6 +20,7 @@ class Code(enum.Enum):
     CANCELLED = "Cancelled"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ModserveError(Exception):
     """A failure that a client gets to know: `code` says what kind, `message` what, where and what would be right."""
 

@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+from mypy_extensions import mypyc_attr
 
 from .errors import ModserveError, cancelled
 from .request import InferenceRequest
@@ -65,7 +66,7 @@ class FlowControl(Protocol):
         """Nobody sends any more: let the engine go on, now and later."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Inflight:
     """A request between acceptance and its settlement, which happens exactly once.
 
@@ -77,37 +78,77 @@ class Inflight:
     server; `on_cancel` is set by the queue that holds it, so that a cancelled request leaves at once. `states` are
     those of its sequence, if the model has any, which its execution changes. `callers` are the models that wait for its
     response, the first one at the beginning: none for a client's request.
+
+    `trace` is set by `servable.submit_traced`, and None once the request is settled. The responses of an `ordered`
+    request wait for those of the requests before it. `flow` is for requests with many responses, None for all others.
+    `device_outputs` are the outputs that may come in the memory of a device, set before the execution begins if at all.
     """
 
-    request: InferenceRequest
-    sink: ResponseSink
-    inputs: Mapping[str, Tensor]
-    output_names: tuple[str, ...]
-    batch_size: int
-    shape_key: object
-    request_start_ns: int
-    deadline_ns: int = 0
-    queue_limit_ns: int = 0
-    queue_start_ns: int = 0
-    length: int = 0
-    level: int = -1
-    priority: int = 0
-    level_ns: int = 0
-    arrival: int = 0
-    timing: ExecutionTiming | None = None
-    trace: RequestTrace | None = None
-    """Set by `servable.submit_traced`, None once the request is settled."""
-    states: SequenceStates | None = None
-    ordered: bool = False
-    """Its responses wait for those of the requests before it."""
-    flow: FlowControl | None = None
-    """For requests with many responses; None for all others."""
-    cancelled: bool = False
-    settled: bool = False
-    on_cancel: "Callable[[Inflight], None] | None" = None
-    callers: tuple[ModelId, ...] = ()
-    device_outputs: Collection[str] = ()
-    """The outputs that may come in the memory of a device. Set, if at all, before the request's execution begins."""
+    __slots__ = (
+        "arrival",
+        "batch_size",
+        "callers",
+        "cancelled",
+        "deadline_ns",
+        "device_outputs",
+        "flow",
+        "inputs",
+        "length",
+        "level",
+        "level_ns",
+        "on_cancel",
+        "ordered",
+        "output_names",
+        "priority",
+        "queue_limit_ns",
+        "queue_start_ns",
+        "request",
+        "request_start_ns",
+        "settled",
+        "shape_key",
+        "sink",
+        "states",
+        "timing",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        request: InferenceRequest,
+        sink: ResponseSink,
+        inputs: Mapping[str, Tensor],
+        output_names: tuple[str, ...],
+        batch_size: int,
+        shape_key: object,
+        request_start_ns: int,
+        deadline_ns: int = 0,
+        length: int = 0,
+    ) -> None:
+        self.request = request
+        self.sink = sink
+        self.inputs = inputs
+        self.output_names = output_names
+        self.batch_size = batch_size
+        self.shape_key = shape_key
+        self.request_start_ns = request_start_ns
+        self.deadline_ns = deadline_ns
+        self.queue_limit_ns = 0
+        self.queue_start_ns = 0
+        self.length = length
+        self.level = -1
+        self.priority = 0
+        self.level_ns = 0
+        self.arrival = 0
+        self.timing: ExecutionTiming | None = None
+        self.trace: RequestTrace | None = None
+        self.states: SequenceStates | None = None
+        self.ordered = False
+        self.flow: FlowControl | None = None
+        self.cancelled = False
+        self.settled = False
+        self.on_cancel: Callable[[Inflight], None] | None = None
+        self.callers: tuple[ModelId, ...] = ()
+        self.device_outputs: Collection[str] = ()
 
     @property
     def begin_by_ns(self) -> int:

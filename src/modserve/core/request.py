@@ -1,8 +1,8 @@
 """An inference request as its client sent it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias, final
+from dataclasses import dataclass
+from typing import TypeAlias, final
 
 from .tensor import Tensor
 
@@ -20,24 +20,46 @@ class RequestForm:
     __slots__ = ()
 
 
-@dataclass(slots=True, eq=False)  # not frozen: that takes a microsecond longer
+@dataclass(init=False, slots=True, eq=False)
 class InferenceRequest:
     """One call as decoded. Tensors have the client's shapes; `core.normalize` checks them against the model.
 
     `version` None stands for the latest ready one. `outputs` names the requested outputs, empty for all.
     `deadline_ns` is on the monotonic clock; past it the request is dropped wherever it waits; 0 = none. `timeout_ns` is
-    how long the client lets it wait in a queue, whose policy says what happens then; 0 = for ever.
+    how long the client lets it wait in a queue, whose policy says what happens then; 0 = for ever. Nobody changes one.
     """
 
-    model_name: Final[str]
-    inputs: Final[Mapping[str, Tensor]]
-    outputs: Final[tuple[str, ...]] = ()
-    version: Final[int | None] = None
-    id: Final[str] = ""
-    parameters: Final[Mapping[str, ParameterValue]] = field(default_factory=dict)
-    deadline_ns: Final[int] = 0
-    timeout_ns: Final[int] = 0
-    form: Final[RequestForm | None] = None
+    model_name: str
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    version: int | None
+    id: str
+    parameters: Mapping[str, ParameterValue]
+    deadline_ns: int
+    timeout_ns: int
+    form: RequestForm | None
+
+    def __init__(
+        self,
+        model_name: str,
+        inputs: Mapping[str, Tensor],
+        outputs: tuple[str, ...] = (),
+        version: int | None = None,
+        id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        deadline_ns: int = 0,
+        timeout_ns: int = 0,
+        form: RequestForm | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.inputs = inputs
+        self.outputs = outputs
+        self.version = version
+        self.id = id
+        self.parameters = {} if parameters is None else parameters
+        self.deadline_ns = deadline_ns
+        self.timeout_ns = timeout_ns
+        self.form = form
 
     @property
     def label(self) -> str:

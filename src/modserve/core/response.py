@@ -3,8 +3,10 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from mypy_extensions import mypyc_attr
 
 from .errors import ModserveError, internal, unsupported
 from .request import ParameterValue
@@ -12,21 +14,40 @@ from .tensor import Tensor
 from .version import ModelId
 
 
-@dataclass(slots=True, eq=False)  # not frozen: that takes a microsecond longer
+@dataclass(init=False, slots=True, eq=False)
 class InferenceResponse:
     """One response. `outputs` are in the order in which the client requested them, or that of the configuration.
 
     `skipped` and `waited_ns` are set by ensembles, for an ensemble around them: the requested outputs that no step
     produced because of conditions, and how long the steps behind this response waited in queues, one after the other.
+    Nobody changes one.
     """
 
-    model_name: Final[str]
-    model_version: Final[int]
-    outputs: Final[Mapping[str, Tensor]]
-    id: Final[str] = ""
-    parameters: Final[Mapping[str, ParameterValue]] = field(default_factory=dict)
-    skipped: Final[frozenset[str]] = frozenset()
-    waited_ns: Final[int] = 0
+    model_name: str
+    model_version: int
+    outputs: Mapping[str, Tensor]
+    id: str
+    parameters: Mapping[str, ParameterValue]
+    skipped: frozenset[str]
+    waited_ns: int
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: int,
+        outputs: Mapping[str, Tensor],
+        id: str = "",
+        parameters: Mapping[str, ParameterValue] | None = None,
+        skipped: frozenset[str] = frozenset(),
+        waited_ns: int = 0,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.outputs = outputs
+        self.id = id
+        self.parameters = {} if parameters is None else parameters
+        self.skipped = skipped
+        self.waited_ns = waited_ns
 
     def elements(self, names: Iterable[str]) -> int:
         """How many elements the outputs with these names have together."""
@@ -68,6 +89,7 @@ class _Nobody:
 NOBODY: ResponseSink = _Nobody()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SingleResponseSink(ABC):
     """A sink for calls with one response: it expects exactly one from the model, whether that is decoupled or not.
 

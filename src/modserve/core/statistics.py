@@ -48,7 +48,7 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.buckets = [0] * (len(self.bounds) + 1)
-        self.total: float = 0
+        self.total = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
         self.buckets[bisect_left(self.bounds, value)] += times

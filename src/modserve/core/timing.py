@@ -3,23 +3,46 @@
 All stamps are nanoseconds of the monotonic clock.
 """
 
-from dataclasses import dataclass
+from typing import final
 
 
-@dataclass(slots=True, eq=False)
+@final
 class ExecutionTiming:
-    """The four stamps of one execution, shared by all requests of its batch (Triton's COMPUTE_* trace points)."""
+    """The four stamps of one execution, shared by all requests of its batch (Triton's COMPUTE_* trace points).
 
-    batch_size: int = 0
-    """What ran: the sum of the requests' batch sizes, each counting 1 for models without a batch dimension, and of the
-    rows that were added to keep those of sequences in their places."""
-    close_reason: str = ""
-    """Why the batch did not grow any more: a value of `scheduling.batching.Reason`."""
-    compute_start_ns: int = 0
-    compute_input_end_ns: int = 0
-    compute_output_start_ns: int = 0
-    compute_end_ns: int = 0
-    elements: int = 0
-    """The sum of the requests' rows times their lengths, in models whose batches are filled up."""
-    padding: int = 0
-    """The elements that filled the batch up."""
+    `batch_size` is what ran: the sum of the requests' batch sizes, each counting 1 for models without a batch
+    dimension, and of the rows that were added to keep those of sequences in their places. `close_reason` is why the
+    batch did not grow any more: a value of `scheduling.batching.Reason`. `elements` is the sum of the requests' rows
+    times their lengths, in models whose batches are filled up, and `padding` the elements that filled the batch up.
+    """
+
+    __slots__ = (
+        "batch_size",
+        "close_reason",
+        "compute_end_ns",
+        "compute_input_end_ns",
+        "compute_output_start_ns",
+        "compute_start_ns",
+        "elements",
+        "padding",
+    )
+
+    def __init__(
+        self,
+        batch_size: int = 0,
+        close_reason: str = "",
+        compute_start_ns: int = 0,
+        compute_input_end_ns: int = 0,
+        compute_output_start_ns: int = 0,
+        compute_end_ns: int = 0,
+        elements: int = 0,
+        padding: int = 0,
+    ) -> None:
+        self.batch_size = batch_size
+        self.close_reason = close_reason
+        self.compute_start_ns = compute_start_ns
+        self.compute_input_end_ns = compute_input_end_ns
+        self.compute_output_start_ns = compute_output_start_ns
+        self.compute_end_ns = compute_end_ns
+        self.elements = elements
+        self.padding = padding

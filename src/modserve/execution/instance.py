@@ -105,8 +105,8 @@ class ThreadInstance(Instance):
         self._done = done
         self._deliver = deliver
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._thread = InstanceThread(self._work, name)
-        self._thread.start()
+        self._runner = InstanceThread(self._work, name)
+        self._runner.start()
 
     @property
     def engine(self) -> Executor:
@@ -122,11 +122,11 @@ class ThreadInstance(Instance):
         if not self._closed:
             self._closed = True
             self.end()
-            self._thread.join()
+            self._runner.join()
             self._engine.close()
 
     def _work(self) -> None:
-        rule, thread = self.quick, self._thread
+        rule, thread = self.quick, self._runner
         while (job := self._jobs.get()) is not None:
             thread.job = job
             if rule is None:

@@ -84,7 +84,7 @@ class LoopInstance(Instance):
         self._done = done
         self._deliver_on_loop = deliver
         self._on_lost = on_lost
-        self._thread = threading.get_ident()
+        self._loop_thread = threading.get_ident()
         self._starting = False
         self._attached = False
         self._closed = False
@@ -122,7 +122,7 @@ class LoopInstance(Instance):
         if self._closed:
             return
         self._closed = True
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._loop_thread:
             self.end()
         else:
             ended = threading.Event()
@@ -274,7 +274,7 @@ class LoopInstance(Instance):
 
     def _post(self, callback: Callable[[], None]) -> None:
         """Call back on the event loop's thread: at once where that keeps the order."""
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._loop_thread:
             self._posted.append(callback)
             try:
                 self.loop.call_soon_threadsafe(self._call_posted)

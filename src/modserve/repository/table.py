@@ -139,7 +139,7 @@ class ModelTable:
     def state(self, name: str, version: int | None) -> VersionState:
         """The state of a version, or for None of the version that would respond. Raises NOT_FOUND."""
         model = self.models.get(name)
-        if model is None or (self._is_coming(name) and version not in (None, *model.versions)):
+        if model is None or (self._is_coming(name) and version is not None and version not in model.versions):
             if self._is_coming(name) and self._expected is not None:
                 return VersionState(State.LOADING)
             raise self._refusal(name, version)

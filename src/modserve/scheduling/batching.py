@@ -38,13 +38,18 @@ class Reason(enum.Enum):
     """The engine refused the batch that this request was in, which ran once more by itself."""
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Dispatch:
     """Run the first `count` requests as one batch, or the `members`, if it has any, which are so many."""
 
-    count: Final[int]
-    reason: Final[Reason]
-    members: Final[Sequence[Inflight]] = ()
+    count: int
+    reason: Reason
+    members: Sequence[Inflight]
+
+    def __init__(self, count: int, reason: Reason, members: Sequence[Inflight] = ()) -> None:
+        self.count = count
+        self.reason = reason
+        self.members = members
 
 
 @dataclass(frozen=True, slots=True)

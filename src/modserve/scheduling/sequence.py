@@ -23,7 +23,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic
+from typing import Any, Generic
 
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, cancelled, invalid, unavailable
@@ -81,7 +81,7 @@ class Member:
     sequence: Sequence
     says: Membership
     arrived_ns: int
-    shape_key: object
+    shape_key: Any
 
 
 class SequenceScheduler(Generic[SlotT]):

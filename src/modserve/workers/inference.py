@@ -1,6 +1,7 @@
 """Inference between workers: requests and responses as the messages of gRPC, with raw tensors."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from modserve.core import dtypes
 from modserve.core.errors import Code, ModserveError, invalid
@@ -12,6 +13,8 @@ from modserve.protocol.grpc import grpc_messages, infer_message
 from modserve.protocol.grpc.response_writer import ResponseWriter
 
 _LARGEST_SIGNED = 2**63 - 1
+_LARGE = "modserve_large_"
+"""How the names of parameters begin whose values gRPC's requests have no room for; they come as texts of digits."""
 
 
 def write_request(request: InferenceRequest) -> bytes:
@@ -32,8 +35,15 @@ def write_request(request: InferenceRequest) -> bytes:
 
 
 def read_request(data: bytes, deadline_ns: int) -> InferenceRequest:
-    message = infer_message.from_protobuf(pb.ModelInferRequest.FromString(data))
-    return grpc_messages.decode_request(message, deadline_ns)
+    message = pb.ModelInferRequest.FromString(data)
+    large = {name: message.parameters[name].string_param for name in message.parameters if name.startswith(_LARGE)}
+    for name in large:
+        del message.parameters[name]
+    request = grpc_messages.decode_request(infer_message.from_protobuf(message), deadline_ns)
+    if not large:
+        return request
+    values = {name.removeprefix(_LARGE): int(text) for name, text in large.items()}
+    return replace(request, parameters={**request.parameters, **values})
 
 
 class Responses:
@@ -62,14 +72,14 @@ def read_response(data: bytes) -> InferenceResponse:
 
 def _write_parameters(target: Mapping[str, pb.InferParameter], parameters: Mapping[str, ParameterValue]) -> None:
     for name, value in parameters.items():
+        if type(value) is int and value > _LARGEST_SIGNED:
+            target[_LARGE + name].string_param = str(value)
+            continue
         parameter = target[name]
         if isinstance(value, bool):
             parameter.bool_param = value
         elif isinstance(value, int):
-            if value > _LARGEST_SIGNED:
-                parameter.uint64_param = value
-            else:
-                parameter.int64_param = value
+            parameter.int64_param = value
         elif isinstance(value, float):
             parameter.double_param = value
         else:

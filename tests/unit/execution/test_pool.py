@@ -268,13 +268,13 @@ async def test_closing_waits_for_what_runs(monkeypatch: pytest.MonkeyPatch) -> N
     bench = Bench(instances=1)
     [instance] = bench.pool._instances
     assert isinstance(instance, ThreadInstance)
-    loop, waits, join = asyncio.get_running_loop(), asyncio.Event(), instance._thread.join
+    loop, waits, join = asyncio.get_running_loop(), asyncio.Event(), instance._runner.join
 
     def tell_and_join() -> None:
         loop.call_soon_threadsafe(waits.set)
         join()
 
-    monkeypatch.setattr(instance._thread, "join", tell_and_join)
+    monkeypatch.setattr(instance._runner, "join", tell_and_join)
     entry = member(1)
     execution = bench.run(entry)
     closing = asyncio.create_task(asyncio.to_thread(bench.pool.close))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sinks import keep, sink_of
 
 from modserve.backends.api import ModelSource
 from modserve.core import dtypes
@@ -46,10 +47,8 @@ class Bench:
         """One request a length, all in one turn of the event loop."""
         now_ns = time.monotonic_ns()
         arrays = [np.full((1, length), length, np.int32) for length in lengths]
-        return [
-            self.model.submit(request({"INPUT0": Tensor.from_array(array)}), RecordingSink(), now_ns)
-            for array in arrays
-        ]
+        asked = [request({"INPUT0": Tensor.from_array(array)}) for array in arrays]
+        return [keep(self.model.submit(each, sink := RecordingSink(), now_ns), sink) for each in asked]
 
     async def finish(self) -> tuple[int, ...]:
         """End the next execution, which gives back what it gets; the shape of that."""
@@ -67,8 +66,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 def given_back(entry: Inflight) -> list[list[int]]:
-    assert isinstance(entry.sink, RecordingSink)
-    [response] = entry.sink.responses
+    [response] = sink_of(entry).responses
     found: list[list[int]] = response.outputs["OUTPUT0"].array.tolist()
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sinks import keep, sink_of
 
 from modserve.backends.api import BackendInstance, Executor, InstanceLostError, ModelSource
 from modserve.core import dtypes
@@ -23,7 +24,6 @@ from modserve.core.timing import ExecutionTiming
 from modserve.core.version import ModelId
 from modserve.models.assembly import assemble_model
 from modserve.models.model import Model, Opened
-from modserve.scheduling.ordering import _Held
 from modserve.scheduling.scheduler import LoopClock
 from modserve.testing import Execution, PuppetBackend, RecordingSink, config, instance_spec, request, tensor
 
@@ -42,10 +42,8 @@ class Bench:
     def submit(self, *values: int, **more: Any) -> list[Inflight]:
         """One request a value, all in one turn of the event loop."""
         now_ns = time.monotonic_ns()
-        return [
-            self.model.submit(request({"INPUT0": tensor(dtypes.INT32, (1, 4), value)}, **more), RecordingSink(), now_ns)
-            for value in values
-        ]
+        asked = [request({"INPUT0": tensor(dtypes.INT32, (1, 4), value)}, **more) for value in values]
+        return [keep(self.model.submit(each, sink := RecordingSink(), now_ns), sink) for each in asked]
 
     async def execution(self) -> Execution:
         """The next execution, once the event loop has had its turns."""
@@ -70,8 +68,7 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
 
 def outcome(entry: Inflight) -> int | Code:
     """The value a request got back, or the code of its failure."""
-    sink = entry.sink._sink if isinstance(entry.sink, _Held) else entry.sink
-    assert isinstance(sink, RecordingSink)
+    sink = sink_of(entry)
     assert sink.settled == 1
     if sink.errors:
         return sink.errors[0].code
@@ -271,9 +268,10 @@ class RaisingSink(RecordingSink):
 )
 async def test_a_model_whose_sinks_raise_can_be_drained(bench: Bench) -> None:
     now_ns = time.monotonic_ns()
+    rows = [(1, 0, RaisingSink()), (2, 1, RaisingSink()), (3, 1, RecordingSink())]
+    asked = [request({"INPUT0": tensor(dtypes.INT32, (1, 4), value)}, deadline_ns=late) for value, late, _ in rows]
     waiting = [
-        bench.model.submit(request({"INPUT0": tensor(dtypes.INT32, (1, 4), value)}, deadline_ns=late), sink, now_ns)
-        for value, late, sink in ((1, 0, RaisingSink()), (2, 1, RaisingSink()), (3, 1, RecordingSink()))
+        keep(bench.model.submit(each, sink, now_ns), sink) for each, (_, _, sink) in zip(asked, rows, strict=True)
     ]
     [entry] = bench.submit(4)
     waiting[0].cancel()
@@ -328,8 +326,7 @@ async def test_close_fails_what_waits_and_finishes_what_runs() -> None:
     [waiting] = bench.submit(2)
     closing = asyncio.create_task(bench.model.close())
     await asyncio.sleep(0)
-    assert isinstance(waiting.sink, RecordingSink)
-    assert [error.message for error in waiting.sink.errors] == ["model 'model' was unloaded before the request ran"]
+    assert [error.message for error in sink_of(waiting).errors] == ["model 'model' was unloaded before the request ran"]
     execution.finish({"OUTPUT0": np.ones((1, 4), np.int32)})
     await closing
     assert (bench.backend.open_models, bench.backend.open_instances) == (0, 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sinks import keep, sink_of
 
 from modserve.backends.api import InstanceLostError, ModelSource
 from modserve.core import dtypes
@@ -53,7 +54,8 @@ class Bench:
         parameters["sequence_id"] = id
         given = {"INPUT0": tensor(dtypes.INT32, (1, 4), value)}
         asked = request(given, parameters=parameters, timeout_ns=timeout_ns(parameters))
-        return self.model.submit(asked, sink or RecordingSink(), time.monotonic_ns())
+        sink = sink or RecordingSink()
+        return keep(self.model.submit(asked, sink, time.monotonic_ns()), sink)
 
     async def execute(self) -> dict[str, list[int]]:
         """The next execution: what its first elements were."""
@@ -89,11 +91,11 @@ both = pytest.mark.parametrize("bench", [DIRECT, OLDEST], indirect=True, ids=["d
 
 
 def outcome(entry: Inflight) -> int | str:
-    assert isinstance(entry.sink, RecordingSink)
-    assert entry.sink.settled == 1
-    if entry.sink.errors:
-        return entry.sink.errors[0].message
-    value: int = entry.sink.responses[0].outputs["OUTPUT0"].array[0, 0]
+    sink = sink_of(entry)
+    assert sink.settled == 1
+    if sink.errors:
+        return sink.errors[0].message
+    value: int = sink.responses[0].outputs["OUTPUT0"].array[0, 0]
     return value
 
 

@@ -34,16 +34,26 @@ _MEMORABLE: Final = 4096
 """Bytes of the longest JSON without data that is remembered."""
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True, eq=False)
 class Body:
-    """A response body: JSON in one or more parts, and binary ones behind it, where `header_length` is the JSON's."""
+    """A response body: JSON in one or more parts, and binary ones behind it, where `header_length` is the JSON's.
 
-    parts: Final[list[Buffer]]
-    header_length: Final[int | None]
-    encoding: Final[str | None] = None
-    """How the parts are compressed; `header_length` is the JSON's before that."""
-    server_timing: Final[str] = ""
-    """What the response has cost; empty if that is not sent."""
+    `encoding` is how the parts are compressed; `header_length` is the JSON's before that. `server_timing` is what the
+    response has cost; empty if that is not sent. Nobody changes one.
+    """
+
+    parts: list[Buffer]
+    header_length: int | None
+    encoding: str | None
+    server_timing: str
+
+    def __init__(
+        self, parts: list[Buffer], header_length: int | None, encoding: str | None = None, server_timing: str = ""
+    ) -> None:
+        self.parts = parts
+        self.header_length = header_length
+        self.encoding = encoding
+        self.server_timing = server_timing
 
 
 Pieces: TypeAlias = tuple[bytes, ...]

@@ -1,34 +1,68 @@
 """What the head of an HTTP request says."""
 
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
 
 from modserve.protocol.header_forwarding import Forwarded
 from modserve.protocol.http.deadlines import Timeouts
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class RequestHead:
     """What a head says that has been checked; how long the body is, is left to `Framing`.
 
     `model` is named for an inference that goes around the application, which needs none of the first five fields. Other
-    requests have only these, as the application reads the rest by itself. Requests share heads, so nobody changes one
-    (making a frozen one takes a microsecond longer).
+    requests have only these, as the application reads the rest by itself. Requests share heads, so nobody changes one.
     """
 
-    method: Final[bytes] = b"POST"
-    target: Final[bytes] = b""
-    version: Final[str] = "1.1"
-    headers: Final[list[tuple[bytes, bytes]]] = field(default_factory=list)
-    as_sent: Final[list[tuple[str, str]]] = field(default_factory=list)
-    keep_alive: Final[bool] = True
-    old: Final[bool] = False  # HTTP/1.0, whose clients must be told that the connection stays open
-    cors: Final[bytes] = b""  # header lines for the response
-    model: Final[str] = ""
-    model_version: Final[int | None] = None
-    header_length: Final[bytes | None] = None  # of the JSON before binary data, as sent
-    content_encoding: Final[bytes | None] = None
-    response_encoding: Final[str | None] = None  # the content coding chosen for the response
-    forwarded: Final[Forwarded] = ()  # headers that become parameters of the request
-    timeouts: Final[Timeouts] = ()  # headers that say how long the client waits
-    traceparent: Final[bytes | None] = None  # the client's span (W3C Trace Context)
+    method: bytes
+    target: bytes
+    version: str
+    headers: list[tuple[bytes, bytes]]
+    as_sent: list[tuple[str, str]]
+    keep_alive: bool
+    old: bool  # HTTP/1.0, whose clients must be told that the connection stays open
+    cors: bytes  # header lines for the response
+    model: str
+    model_version: int | None
+    header_length: bytes | None  # of the JSON before binary data, as sent
+    content_encoding: bytes | None
+    response_encoding: str | None  # the content coding chosen for the response
+    forwarded: Forwarded  # headers that become parameters of the request
+    timeouts: Timeouts  # headers that say how long the client waits
+    traceparent: bytes | None  # the client's span (W3C Trace Context)
+
+    def __init__(
+        self,
+        method: bytes = b"POST",
+        target: bytes = b"",
+        version: str = "1.1",
+        headers: list[tuple[bytes, bytes]] | None = None,
+        as_sent: list[tuple[str, str]] | None = None,
+        keep_alive: bool = True,
+        old: bool = False,
+        cors: bytes = b"",
+        model: str = "",
+        model_version: int | None = None,
+        header_length: bytes | None = None,
+        content_encoding: bytes | None = None,
+        response_encoding: str | None = None,
+        forwarded: Forwarded = (),
+        timeouts: Timeouts = (),
+        traceparent: bytes | None = None,
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.version = version
+        self.headers = headers if headers is not None else []
+        self.as_sent = as_sent if as_sent is not None else []
+        self.keep_alive = keep_alive
+        self.old = old
+        self.cors = cors
+        self.model = model
+        self.model_version = model_version
+        self.header_length = header_length
+        self.content_encoding = content_encoding
+        self.response_encoding = response_encoding
+        self.forwarded = forwarded
+        self.timeouts = timeouts
+        self.traceparent = traceparent

@@ -1,7 +1,6 @@
 """What the head of a request says, and what it must say for the request to be served (RFC 9112)."""
 
 import re
-from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -39,13 +38,17 @@ class RefusedRequestError(Exception):
         self.message = message
 
 
-@dataclass(slots=True)
 class HeadLines:
     """A head as the parser reports it."""
 
-    target: bytes = b""
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # with names in lower case; no trailers
-    as_sent: list[tuple[str, str]] = field(default_factory=list)  # the same with names as sent, if any are forwarded
+    __slots__ = ("as_sent", "headers", "target")
+
+    def __init__(self) -> None:
+        self.target = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        """With names in lower case; no trailers."""
+        self.as_sent: list[tuple[str, str]] = []
+        """The same with names as sent, if any are forwarded."""
 
     def without_upgrade(self, method: bytes, version: str) -> bytes:
         """The head, as if it had not asked for another protocol."""

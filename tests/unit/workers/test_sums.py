@@ -1,0 +1,74 @@
+"""Statistics and the repository index of several workers."""
+
+from modserve.pb import inference as pb
+from modserve.workers import sums
+
+
+def duration(count: int, ns: int) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=count, ns=ns)
+
+
+def model(name: str = "a", last: int = 0, count: int = 0, **batches: int) -> pb.ModelStatistics:
+    return pb.ModelStatistics(
+        name=name,
+        version="1",
+        last_inference=last,
+        inference_count=count,
+        execution_count=count,
+        inference_stats=pb.InferStatistics(success=duration(count, 10 * count), queue=duration(count, count)),
+        batch_stats=[
+            pb.InferBatchStatistics(batch_size=int(size[1:]), compute_infer=duration(number, 100 * number))
+            for size, number in batches.items()
+        ],
+    )
+
+
+def answer(*models: pb.ModelStatistics) -> pb.ModelStatisticsResponse:
+    return pb.ModelStatisticsResponse(model_stats=list(models))
+
+
+def test_counts_and_durations_are_added_up() -> None:
+    first, second = answer(model(last=5, count=2, b1=2, b4=1)), answer(model(last=3, count=40, b2=7, b4=3))
+    (total,) = sums.statistics([first, second]).model_stats
+    assert total == model(last=5, count=42, b1=2, b2=7, b4=4)
+    assert first.model_stats[0].inference_count == 2, "what came in was changed"
+
+
+def test_models_that_one_worker_has_stay() -> None:
+    total = sums.statistics([answer(model("a", count=1)), answer(model("b", count=2), model("a", count=3))])
+    assert [(one.name, one.inference_count) for one in total.model_stats] == [("a", 4), ("b", 2)]
+
+
+def test_responses_are_added_up_by_their_number() -> None:
+    first, second = model(), model()
+    first.response_stats["0"].success.CopyFrom(duration(1, 5))
+    second.response_stats["0"].success.CopyFrom(duration(2, 6))
+    second.response_stats["1"].fail.CopyFrom(duration(3, 7))
+    (total,) = sums.statistics([answer(first), answer(second)]).model_stats
+    assert total.response_stats["0"].success == duration(3, 11)
+    assert total.response_stats["1"].fail == duration(3, 7)
+
+
+def index(*rows: tuple[str, str, str, str]) -> pb.RepositoryIndexResponse:
+    response = pb.RepositoryIndexResponse()
+    for name, version, state, reason in rows:
+        response.models.add(name=name, version=version, state=state, reason=reason)
+    return response
+
+
+def test_a_version_is_ready_if_it_is_everywhere() -> None:
+    ready = ("a", "1", "READY", "")
+    assert sums.index({0: index(ready), 1: index(ready)}, False) == index(ready)
+    lost = ("a", "1", "UNAVAILABLE", "it broke")
+    said = ("a", "1", "UNAVAILABLE", "worker 1: it broke")
+    assert sums.index({0: index(ready), 1: index(lost)}, False) == index(said)
+    assert sums.index({0: index(ready), 1: index(lost)}, True) == index()
+
+
+def test_versions_are_in_order_of_their_numbers() -> None:
+    rows = index(("b", "", "", ""), ("a", "10", "READY", ""), ("a", "9", "READY", ""))
+    assert [(each.name, each.version) for each in sums.index({0: rows}, False).models] == [
+        ("a", "9"),
+        ("a", "10"),
+        ("b", ""),
+    ]
