@@ -1,6 +1,5 @@
 """A real server: ``python -m modserve serve`` on free ports, its log at hand, ended by its process id."""
 
-import contextvars
 import os
 import re
 import signal
@@ -28,17 +27,17 @@ _STOP_SECONDS = 20.0
 GRPC_ENGINES = ("native", "grpcio")
 """Those that serve gRPC, the default one first."""
 
-_engine: contextvars.ContextVar[str] = contextvars.ContextVar("engine")
+_engines: list[str] = []
 
 
 @contextmanager
 def grpc_engine(name: str) -> Iterator[None]:
-    """Servers that are started meanwhile serve gRPC with this engine, unless their options say otherwise."""
-    token = _engine.set(name)
+    """Servers that are started meanwhile serve gRPC with this engine."""
+    _engines.append(name)
     try:
         yield
     finally:
-        _engine.reset(token)
+        _engines.pop()
 
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -68,8 +67,8 @@ class ServerProcess:
                 command += [port, "0"]
         if not any(option.startswith("--event-loop-warning-ms") for option in options):
             command += ["--event-loop-warning-ms", str(_LONGEST_STALL_MS)]
-        if engine := _engine.get(""):
-            command += ["--grpc-engine", engine]
+        if _engines:
+            command += ["--grpc-engine", _engines[-1]]
         self._process = subprocess.Popen(
             [*command, *options],
             stdin=subprocess.DEVNULL,

@@ -57,14 +57,14 @@ def files_of(pair: Pair, protocol: str = "grpc") -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def secure(authority: Authority) -> Iterator[ServerProcess]:
+def secure(authority: Authority, engine: str) -> Iterator[ServerProcess]:
     options = ["--grpc-use-ssl=true", "--http-use-ssl=true", *files_of(authority.issue("server"))]
     with serving(EXAMPLES, options=options) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def mutual(authority: Authority) -> Iterator[ServerProcess]:
+def mutual(authority: Authority, engine: str) -> Iterator[ServerProcess]:
     options = [
         "--grpc-use-ssl-mutual=true",
         "--http-use-ssl-mutual=true",

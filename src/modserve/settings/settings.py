@@ -119,7 +119,7 @@ class GrpcSettings(FrontEndSettings):
 
     port: Port = option(8001, _PORT_HELP)
     engine: Literal["native", "grpcio"] = option(
-        "grpcio", "What serves gRPC: native, a server of modserve's own, or grpcio, the one of gRPC's library."
+        "native", "What serves gRPC: native, a server of modserve's own, or grpcio, the one of gRPC's library."
     )
     restrictions: values.GrpcRestrictions = option(
         {},

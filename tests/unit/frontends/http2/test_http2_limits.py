@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from http2_client import HEADERS, EchoSite, Loop, Wire, data, headers, window
-from hyperframe.frame import GoAwayFrame, PingFrame, PriorityFrame, RstStreamFrame, SettingsFrame
+from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFrame
 
 from modserve.frontends.http2 import frames
 from modserve.frontends.http2.frames import (

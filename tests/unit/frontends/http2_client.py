@@ -1,4 +1,4 @@
-"""HTTP/2 on a transport of the test's own: a connection of the server's, and frames by hyperframe and h2."""
+"""HTTP/2 on a transport of the test's own: a connection of the server, and its client by hyperframe and h2."""
 
 import asyncio
 from collections.abc import Callable, Sequence

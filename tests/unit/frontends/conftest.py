@@ -1,0 +1,1 @@
+"""What the tests in the folders below import is here."""
