@@ -91,7 +91,7 @@ class GrpcHead(Head):
         rpc = rpcs.get(self.pseudo[b":path"].decode("latin-1"))
         if rpc is None:
             return refused(UNIMPLEMENTED, "Method not found!")
-        if self.encoding not in ("", "identity", *CODINGS):
+        if self.encoding not in ("", "identity") and self.encoding not in CODINGS:
             text = f"grpc-encoding '{self.encoding}' is not supported; supported are {ACCEPTED.decode()}"
             return HEADERS + _ACCEPT + trailers(UNIMPLEMENTED, text)
         self.rpc = rpc

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from http2_client import FriendlyClient, Wire, data, headers
 from native_client import SERVICE, SUM, Client, Port, call_block, continuation, framed, outputs, request
+from native_fixtures import client, port
 
 from modserve.frontends.grpc.rpc import RpcCall
 

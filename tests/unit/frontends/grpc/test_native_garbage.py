@@ -7,6 +7,7 @@ import pytest
 from http2_client import data
 from hyperframe.frame import RstStreamFrame
 from native_client import Client, Port, framed, request
+from native_fixtures import client, port
 
 from garbage import garbage_left
 

@@ -1,4 +1,4 @@
-"""Fixtures of calls on connections of our own."""
+"""Fixtures of calls on connections of our own. mypy knows one module `conftest`, and that is another."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
