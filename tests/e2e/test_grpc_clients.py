@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 from wire import DIFFERENCE, HOST, SECONDS, SUM, Ask, message
 
 SERVICE = "/inference.GRPCInferenceService/"
+CURL = ("curl", "-s", "-i", "--http2-prior-knowledge", "-H", "Content-Type: application/grpc", "-H", "TE: trailers")
 
 
 def unary(channel: Channel, name: str) -> Any:
@@ -55,8 +56,7 @@ async def test_a_long_message_of_grpclib(server: ServerProcess) -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl(server: ServerProcess) -> None:
     done = subprocess.run(
-        ["curl", "-s", "-i", "--http2-prior-knowledge", "-H", "Content-Type: application/grpc", "-H", "TE: trailers"]
-        + ["--data-binary", "@-", f"http://{HOST}:{server.grpc_port}{SERVICE}ServerLive"],
+        [*CURL, "--data-binary", "@-", f"http://{HOST}:{server.grpc_port}{SERVICE}ServerLive"],
         input=bytes(5),
         capture_output=True,
         timeout=SECONDS,
