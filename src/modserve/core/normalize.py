@@ -34,7 +34,7 @@ class _Known(NamedTuple):
 
     output_names: tuple[str, ...]
     batch_size: int
-    shape_key: object
+    shape_key: Any
     length: int
 
 
