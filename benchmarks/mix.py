@@ -31,7 +31,7 @@ import onnx
 from onnx import TensorProto, helper
 
 import process_tree
-from mix_clients import DISTURBANCES, SPARE, Ports, disturb, spin, tiny
+from mix_clients import DISTURBANCES, SPARE, Ports, disturb, settle, spin, tiny
 from modserve.execution.placement import available_cores
 from overhead import put_into_report
 from side_by_side.loads import quantile
@@ -95,7 +95,9 @@ def server(folder: Path, options: argparse.Namespace) -> Iterator[Ports]:
     tree = ROOT / "src" if options.tree is None else options.tree.resolve()
     variables = {**os.environ, "PYTHONPATH": str(tree), "LOOP_HOLDS": str(folder / "holds"), "LOOP_HOLDS_MS": "3"}
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*command, *options.serve], stdout=log, stderr=subprocess.STDOUT, env=variables)
+        process = subprocess.Popen(
+            [*command, *options.serve], stdout=log, stderr=subprocess.STDOUT, env=variables, start_new_session=True
+        )
     try:
         limit = time.monotonic() + 60
         while not ready(ports.http):
@@ -111,6 +113,8 @@ def measure(every: Sequence[Phase], ports: Ports, options: argparse.Namespace) -
     context = multiprocessing.get_context("spawn")
     steps, done, began = len(every) * options.rounds, 0, time.monotonic()
     with ProcessPoolExecutor(len(WAYS) + len(DISTURBANCES), mp_context=context) as pool:
+        for each in [pool.submit(settle) for _ in range(len(WAYS) + len(DISTURBANCES))]:
+            each.result()
         for number in range(options.rounds):
             for phase in every if number % 2 == 0 else every[::-1]:
                 window(phase, ports, pool, options)
@@ -131,7 +135,7 @@ def window(phase: Phase, ports: Ports, pool: ProcessPoolExecutor, options: argpa
         phase.times.setdefault(way, []).extend(times)
         phase.medians.setdefault(way, []).append(statistics.median(times))
     phase.requests += sum(each.result() for each in others)
-    phase.spans.append((begin, end))
+    phase.spans.append((begin, time.time()))
 
 
 def progress(phase: Phase) -> str:
@@ -159,7 +163,7 @@ def latency_table(every: Sequence[Phase], options: argparse.Namespace) -> list[s
     ]
     for phase in every:
         columns = " | ".join(cells(phase.times[way]) for way in WAYS)
-        span = sum(end - begin + LEAD_S for begin, end in phase.spans)
+        span = len(phase.spans) * (options.seconds + LEAD_S)
         rate = f"{phase.requests / span:.1f}" if phase.requests and phase.name != BUSY else "-"
         lines.append(f"| {phase.name} | {columns} | {rate} |")
     return lines

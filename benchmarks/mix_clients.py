@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import grpc
 import numpy as np
@@ -27,6 +28,11 @@ class Ports:
     http: int
     grpc: int
     metrics: int
+
+
+def settle() -> None:
+    """For a pool to start all its processes: none gets a second of these before each has one."""
+    time.sleep(1.0)
 
 
 # ---- Tiny requests
@@ -128,6 +134,7 @@ def _values(megabytes: float) -> "np.ndarray[tuple[int, ...], np.dtype[np.float3
     return np.random.default_rng(0).random((1, int(megabytes * 1e6) // 4)).astype(np.float32)
 
 
+@cache
 def _json_request(megabytes: float) -> Request:
     """So much text: about 10 characters a number, and a comma."""
     values = _values(megabytes * 4 / 11)
@@ -136,6 +143,7 @@ def _json_request(megabytes: float) -> Request:
     return Request("/v2/models/identity/infer", body, {"Content-Type": "application/json"})
 
 
+@cache
 def _binary_request(megabytes: float) -> Request:
     values = _values(megabytes)
     tensor = {

@@ -43,7 +43,7 @@ from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
 from .server import Server
 from .settings import GrpcSettings, Settings
-from .workers.member import Member
+from .workers.member import EngineControl, Member
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,13 @@ class InferenceServer(Server):
         table = ModelTable()
         table.expect(None)  # until the repositories have been looked through
         loader = Loader(
-            registry, options, self._executor, table.borrow, self, lambda: self.changes.notify(), table.borrower
+            registry,
+            options,
+            self._executor,
+            table.borrow,
+            self if member is None else EngineControl(self),
+            lambda: self.changes.notify(),
+            table.borrower,
         )
         super().__init__(
             ModelManager(table, loader, threads, settings.model_load_retry_count),

@@ -7,21 +7,21 @@ from onnx_models import NAMES, OnnxModel
 
 
 def endpoint(name):
-    """The API of one model, whose parameters are its inputs."""
+    """The API of one model, whose parameters are its inputs; on the event loop, as a thread costs small models more."""
     if name == "simple":
 
-        def simple(self, INPUT0: list[list[int]], INPUT1: list[list[int]]) -> dict[str, Any]:
+        async def simple(self, INPUT0: list[list[int]], INPUT1: list[list[int]]) -> dict[str, Any]:
             return self.models["simple"].run_lists({"INPUT0": INPUT0, "INPUT1": INPUT1})
 
         return simple
     if name == "mlp":
 
-        def mlp(self, INPUT: list[list[float]]) -> dict[str, Any]:
+        async def mlp(self, INPUT: list[list[float]]) -> dict[str, Any]:
             return self.models["mlp"].run_lists({"INPUT": INPUT})
 
         return mlp
 
-    def encoder(self, input_ids: list[list[int]], attention_mask: list[list[int]]) -> dict[str, Any]:
+    async def encoder(self, input_ids: list[list[int]], attention_mask: list[list[int]]) -> dict[str, Any]:
         return self.models["encoder"].run_lists({"input_ids": input_ids, "attention_mask": attention_mask})
 
     return encoder

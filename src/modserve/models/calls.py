@@ -37,7 +37,8 @@ T = TypeVar("T")
 class ModelControl(Protocol):
     """What engines may do to the models of the server; implemented by `server.Server`."""
 
-    memory: MemoryBudget
+    @property
+    def memory(self) -> MemoryBudget: ...
 
     async def load_model(
         self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None

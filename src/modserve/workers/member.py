@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from modserve.core.errors import unsupported
+from modserve.core.memory import MemoryBudget
 from modserve.core.servable import Servable
 from modserve.core.trace_settings import TraceSettings
 from modserve.frontends.grpc.dispatch import Dispatcher
@@ -28,8 +30,34 @@ from .shared import SharedRpcs, shared_app
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_JSON = 2**40
-"""The public port has checked the size already."""
+
+class EngineControl:
+    """Implements `models.calls.ModelControl`: what the engines of one worker may do to the server's models.
+
+    A load or unload by an engine would be one worker's alone, and may come while all of them load: it is refused.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    @property
+    def memory(self) -> MemoryBudget:
+        return self._server.memory
+
+    async def load_model(self, name: str, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        raise unsupported(f"a model cannot load model '{name}': {_ONE_OF_MANY}")
+
+    async def unload_model(self, name: str, unload_dependents: bool = False) -> None:
+        raise unsupported(f"a model cannot unload model '{name}': {_ONE_OF_MANY}")
+
+    async def check_callable(self, name: str, version: int | None) -> bool:
+        return await self._server.check_callable(name, version)
+
+
+_ONE_OF_MANY = (
+    "it runs in one of several workers, and the others would not hear of it. Let a client do it, or start the server "
+    "with --workers=1"
+)
 
 
 class Member:
@@ -75,7 +103,9 @@ class Member:
         """Open the sockets for the other workers; from then on their changes come here, too. `page` is the own page."""
         server = self._server
         assert server is not None, "a member joins a server before it starts: this is a bug"
-        options = HttpSettings(max_json=_LONGEST_JSON, max_connections=0, idle_timeout=0, client_timeout=0)
+        options = HttpSettings(
+            max_json=self._settings.http.max_json, max_connections=0, idle_timeout=0, client_timeout=0
+        )
         limits = Dispatcher(server).inflating
         rpcs: Mapping[str, Rpc] = own_rpcs(server, GrpcSettings(), limits)
         whole: AsgiApp = create_app(server, options)

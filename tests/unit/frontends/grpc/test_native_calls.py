@@ -7,8 +7,7 @@ import zlib
 from typing import Any
 
 import pytest
-from http2_client import FriendlyClient, Wire, data, headers
-from native_client import (  # noqa: F401
+from native_client import (
     SERVICE,
     SUM,
     Client,
@@ -22,6 +21,7 @@ from native_client import (  # noqa: F401
     request,
 )
 
+from http2_client import FriendlyClient, Wire, data, headers
 from modserve.frontends.grpc.rpc import RpcCall
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from http2_client import HEADERS, EchoSite, Loop, Wire, data, headers, window
 from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFrame
 
+from http2_client import HEADERS, EchoSite, Loop, Wire, data, headers, window
 from modserve.frontends.http2 import frames
 from modserve.frontends.http2.frames import (
     COMPRESSION_ERROR,
