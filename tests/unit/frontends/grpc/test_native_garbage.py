@@ -6,8 +6,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 from http2_client import data
 from hyperframe.frame import RstStreamFrame
-from native_client import Client, Port, framed, request
-from native_fixtures import client, port
+from native_client import (
+    Client,
+    Port,
+    framed,
+    port_fixture,  # noqa: F401
+    request,
+)
 
 from garbage import garbage_left
 
