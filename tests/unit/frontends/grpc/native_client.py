@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from hpack import Decoder
-from http2_client import Wire, data, headers
 from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame
 from puppet_server import MANY, SIMPLE, PuppetLoader, server_over
 
+from http2_client import Wire, data, headers
 from modserve.core.memory import MemoryBudget
 from modserve.core.model_config import ModelConfig
 from modserve.frontends.grpc.dispatch import Dispatcher

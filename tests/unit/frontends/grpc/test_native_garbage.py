@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from http2_client import data
 from hyperframe.frame import RstStreamFrame
 from native_client import (
     Client,
@@ -15,6 +14,7 @@ from native_client import (
 )
 
 from garbage import garbage_left
+from http2_client import data
 
 Kind = Callable[[Port, Client], Awaitable[None]]
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from http2_client import Loop
 
+from http2_client import Loop
 from modserve.frontends.grpc import heads
 from modserve.frontends.grpc.aio import COMPRESSION_LEVELS
 from modserve.frontends.grpc.deadlines import Deadlines
