@@ -196,7 +196,7 @@ class Wire:
         """The same as frames."""
         if self.loop is not None:
             self.loop.run()
-        data, frames = memoryview(self.written()), []
+        data, frames = memoryview(self.written()), list[Any]()
         while data:
             frame, length = Frame.parse_frame_header(data[:9])
             frame.parse_body(data[9 : 9 + length])

@@ -9,7 +9,6 @@ from native_client import (
     Client,
     Port,
     framed,
-    port_fixture,  # noqa: F401
     request,
 )
 
