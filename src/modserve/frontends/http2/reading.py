@@ -18,8 +18,6 @@ from .frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
-    ENHANCE_YOUR_CALM,
-    FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
     HEAD,
     HEAD_SIZE,
@@ -28,9 +26,6 @@ from .frames import (
     PADDED,
     PREFACE,
     PROTOCOL_ERROR,
-    REFUSED_STREAM,
-    STREAM_CLOSED,
-    WITH_PRIORITY,
     Http2Error,
 )
 from .headers import SIZE_UPDATE, Blocks, MalformedError
@@ -186,7 +181,9 @@ class Reading(Keeping):
 
     def _check_frame(self, kind: int, flags: int, number: int, length: int) -> None:
         """Raises `Http2Error` for a frame that is wrong by its head."""
-        if length > self.site.limits.control_frame or length != _FIXED.get(kind, length):
+        limits = self.site.limits
+        most = limits.header_block if kind in (HEADERS, CONTINUATION) else limits.control_frame
+        if length > most or length != _FIXED.get(kind, length):
             raise Http2Error(FRAME_SIZE_ERROR, f"a frame of kind {kind} has {length} bytes")
         if (not number and kind in _OF_STREAMS) or (number and kind in _OF_CONNECTIONS):
             raise Http2Error(PROTOCOL_ERROR, f"a frame of kind {kind} is on stream {number}")
@@ -220,7 +217,7 @@ class Reading(Keeping):
             raise Http2Error(FRAME_SIZE_ERROR if number else PROTOCOL_ERROR, f"DATA of {length} bytes is on {number}")
         self._received += length
         if self._received > limits.connection_window:
-            raise Http2Error(FLOW_CONTROL_ERROR, "more bytes came than the connection's window allows")
+            raise Http2Error(frames.FLOW_CONTROL_ERROR, "more bytes came than the connection's window allows")
         stream = self.streams.get(number)
         if stream is None:
             if number > self.highest:
@@ -229,11 +226,11 @@ class Reading(Keeping):
                 self.count_noise()
             return None
         if stream.ended:
-            self.wrong(stream, STREAM_CLOSED)
+            self.wrong(stream, frames.STREAM_CLOSED)
             return None
         stream.room -= length
         if stream.room < 0:
-            self.wrong(stream, FLOW_CONTROL_ERROR)
+            self.wrong(stream, frames.FLOW_CONTROL_ERROR)
             return None
         return stream
 
@@ -264,7 +261,7 @@ class Reading(Keeping):
         start, end = 0, len(payload)
         if flags & PADDED:
             start, end = 1, end - (payload[0] if payload else end)
-        if flags & WITH_PRIORITY:
+        if flags & frames.WITH_PRIORITY:
             start += 5
         if start > end:
             raise Http2Error(PROTOCOL_ERROR, "the padding is longer than its frame")
@@ -282,7 +279,7 @@ class Reading(Keeping):
         parts.append(payload)
         self._block_size += len(payload)
         if len(parts) > limits.continuations or self._block_size > limits.header_block:
-            raise Http2Error(ENHANCE_YOUR_CALM, "a header block is too long")
+            raise Http2Error(frames.ENHANCE_YOUR_CALM, "a header block is too long")
         if not payload:
             self.count_noise()
         if flags & END_HEADERS:
@@ -312,7 +309,7 @@ class Reading(Keeping):
                 blocks.remember(block, head)
         site = self.site
         if number > self.last_stream or len(self.streams) >= (site.limits.streams or site.limits.most_streams):
-            self.refuse(number, REFUSED_STREAM)
+            self.refuse(number, frames.REFUSED_STREAM)
             return
         stream = site.open(self, number, head, self.initial_window, site.limits.stream_window)
         if stream.over:
@@ -328,7 +325,7 @@ class Reading(Keeping):
         if stream is None:
             self.count_noise()
         elif stream.ended or not ends:
-            self.wrong(stream, STREAM_CLOSED if stream.ended else PROTOCOL_ERROR)
+            self.wrong(stream, frames.STREAM_CLOSED if stream.ended else PROTOCOL_ERROR)
         else:
             self._end(stream)
 
@@ -345,7 +342,7 @@ class Reading(Keeping):
         for name, value in frames.read_settings(payload):
             if name == frames.INITIAL_WINDOW_SIZE:
                 if value > LARGEST_WINDOW:
-                    raise Http2Error(FLOW_CONTROL_ERROR, "a window is larger than 2^31-1")
+                    raise Http2Error(frames.FLOW_CONTROL_ERROR, "a window is larger than 2^31-1")
                 self.change_initial_window(value)
             elif name == frames.MAX_FRAME_SIZE:
                 if not frames.DEFAULT_FRAME <= value <= frames.LARGEST_FRAME:
@@ -369,7 +366,7 @@ class Reading(Keeping):
         if self.pinged and now - self.pinged < least and policies.ping_strikes:
             self.strikes += 1
             if self.strikes > policies.ping_strikes:
-                raise Http2Error(ENHANCE_YOUR_CALM, "too_many_pings")
+                raise Http2Error(frames.ENHANCE_YOUR_CALM, "too_many_pings")
         self.pinged = now
         self.control(frames.ping(payload, ack=True))
 
@@ -378,14 +375,14 @@ class Reading(Keeping):
         if not number:
             self.window += size
             if not size or self.window > LARGEST_WINDOW:
-                code = FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
+                code = frames.FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
                 raise Http2Error(code, "the connection's window grows by nothing, or beyond 2^31-1")
             return
         stream = self.streams.get(number)
         if stream is not None:
             stream.window += size
             if not size or stream.window > LARGEST_WINDOW:
-                self.wrong(stream, FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR)
+                self.wrong(stream, frames.FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR)
             else:
                 self.opened_window(stream)
         elif number > self.highest:

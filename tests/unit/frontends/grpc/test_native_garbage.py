@@ -4,11 +4,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from http2_client import data
 from hyperframe.frame import RstStreamFrame
-from native_client import Client, Port, framed, request
+from native_client import (
+    Client,
+    Port,
+    framed,
+    request,
+)
 
 from garbage import garbage_left
+from http2_client import data
 
 Kind = Callable[[Port, Client], Awaitable[None]]
 

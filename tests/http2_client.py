@@ -187,16 +187,16 @@ class Wire:
         if self.loop is not None:
             self.loop.run()
 
-    def bytes(self) -> bytes:
+    def written(self) -> bytes:
         """What has been written since the last look."""
         written, self.transport.written = b"".join(self.transport.written), []
         return written
 
-    def frames(self) -> list[Frame]:
+    def frames(self) -> list[Any]:
         """The same as frames."""
         if self.loop is not None:
             self.loop.run()
-        data, frames = memoryview(self.bytes()), []
+        data, frames = memoryview(self.written()), list[Any]()
         while data:
             frame, length = Frame.parse_frame_header(data[:9])
             frame.parse_body(data[9 : 9 + length])
@@ -261,7 +261,7 @@ class FriendlyClient:
                 self.wire.send(out)
             if self.wire.loop is not None:
                 self.wire.loop.run()
-            received = self.wire.bytes()
+            received = self.wire.written()
             if not out and not received:
                 return events
             for event in self.h2.receive_data(received) if received else ():
