@@ -95,7 +95,9 @@ def server(folder: Path, options: argparse.Namespace) -> Iterator[Ports]:
     tree = ROOT / "src" if options.tree is None else options.tree.resolve()
     variables = {**os.environ, "PYTHONPATH": str(tree), "LOOP_HOLDS": str(folder / "holds"), "LOOP_HOLDS_MS": "3"}
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*command, *options.serve], stdout=log, stderr=subprocess.STDOUT, env=variables)
+        process = subprocess.Popen(
+            [*command, *options.serve], stdout=log, stderr=subprocess.STDOUT, env=variables, start_new_session=True
+        )
     try:
         limit = time.monotonic() + 60
         while not ready(ports.http):

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -38,7 +39,10 @@ def pss_mb(pid: int) -> float:
 
 
 def end(process: "subprocess.Popen[bytes]", seconds: float = 15.0) -> None:
-    """Ask the process to end; after `seconds`, kill it and everything that it has started."""
+    """Ask the process to end; after `seconds`, kill it and everything that it has started.
+
+    It must be the first of a session (`start_new_session`): a server that has crashed leaves orphans, which are in it.
+    """
     members = family(process.pid)
     if process.poll() is None:
         process.terminate()
@@ -51,10 +55,10 @@ def end(process: "subprocess.Popen[bytes]", seconds: float = 15.0) -> None:
     while (left := [each for each in members[1:] if alive(each)]) and time.monotonic() < limit:
         time.sleep(0.05)
     for each in left:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:

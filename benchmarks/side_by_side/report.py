@@ -27,6 +27,9 @@ class Server:
     shared_once_mb: float
     idle_cpu: float
 
+    def costs(self) -> dict[str, float]:
+        return {name: value for name, value in asdict(self).items() if name not in ("key", "name")}
+
 
 @dataclass
 class Results:
@@ -146,7 +149,7 @@ def figures_json(results: Results, engine: str, cores: int) -> dict[str, object]
         "machine": platform.machine(),
         "python": platform.python_version(),
         "engine": engine,
-        "servers": [asdict(server) for server in results.servers],
+        "servers": [{"name": server.name, "key": server.key, **_rounded(server.costs())} for server in results.servers],
         "cells": [
             {
                 "model": model,
@@ -169,18 +172,18 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def picture(results: Results) -> str:
-    """Latency (p99) against throughput: a row for each model, a panel for each way, a point for each load."""
+    """Latency (p99) against throughput: a row for each model, a panel for each way, a point for each load.
+
+    A load with fewer than 100 requests has no point.
+    """
     names = [server.name for server in results.servers]
 
     def panel(model: str, way: str) -> Curves:
         series = {}
         for name in names:
-            loads = [
-                median(results.windows[cell].get(name, ()))
-                for cell in results.cells(model, way)
-                if results.windows[cell].get(name)
-            ]
-            points = [(each.per_second, each.p99_us / 1e3) for each in loads if each.per_second and each.p99_us]
+            windows = (results.windows[cell].get(name) for cell in results.cells(model, way))
+            loads = [median(each) for each in windows if each]
+            points = [(each.per_second, each.p99_us / 1e3) for each in loads if each.per_second and each.count >= 100]
             if points:
                 series[name] = points
         return Curves(f"{model}, {way}", series)

@@ -58,7 +58,13 @@ def started(peer: Peer, folder: Path, files: Path, models: Sequence[Model], cach
     began = time.perf_counter()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command.words, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=variables, cwd=folder
+            command.words,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=variables,
+            cwd=folder,
+            start_new_session=True,
         )
     try:
         running = Running(peer, process, site, 0.0)

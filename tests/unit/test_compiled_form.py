@@ -66,17 +66,19 @@ def test_a_module_beside_compiled_ones_is_compiled_or_says_why_not() -> None:
     assert undecided == [], "pyproject.toml: list them as compiled, or as interpreted with the reason"
 
 
-def dataclasses(module: ast.Module) -> Iterator[ast.ClassDef]:
+def records(module: ast.Module) -> Iterator[ast.ClassDef]:
     for node in ast.walk(module):
-        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(each) for each in node.decorator_list):
-            yield node
+        if isinstance(node, ast.ClassDef):
+            marks = [ast.unparse(each) for each in (*node.decorator_list, *node.bases)]
+            if any("dataclass" in mark or mark == "NamedTuple" for mark in marks):
+                yield node
 
 
 @pytest.mark.parametrize("name", MODULES.compiled)
 def test_what_mypyc_wants_of_the_source(name: str) -> None:
     module = tree(name)
     wrong = [f"{ast.unparse(node)}: C has that word" for node in ast.walk(module) if is_c_word(node)]
-    for kind in dataclasses(module):
+    for kind in records(module):
         wrong += [f"{kind.name}.{text}" for text in wrong_fields(kind)]
     assert wrong == []
 

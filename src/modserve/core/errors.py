@@ -4,8 +4,6 @@ import enum
 from functools import partial
 from typing import Any
 
-from mypy_extensions import mypyc_attr
-
 
 class Code(enum.Enum):
     """What kind of failure it is, and thereby whose fault. The value is the text used inside reasons."""
@@ -20,7 +18,6 @@ class Code(enum.Enum):
     CANCELLED = "Cancelled"
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class ModserveError(Exception):
     """A failure that a client gets to know: `code` says what kind, `message` what, where and what would be right."""
 
@@ -54,6 +51,16 @@ class OverloadedError(ModserveError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(OverloadedError, too_many=self.too_many), (self.message, self.retry_after_ns)
+
+
+class MemoryExhaustedError(OverloadedError):
+    """The server's memory budget is used up: 503 over HTTP, RESOURCE_EXHAUSTED over gRPC. Trying again may help."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type["MemoryExhaustedError"], tuple[str]]:
+        return type(self), (self.message,)
 
 
 invalid = partial(ModserveError, Code.INVALID_ARG)

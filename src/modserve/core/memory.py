@@ -3,17 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from .errors import OverloadedError
-
-
-class MemoryExhaustedError(OverloadedError):
-    """The server's memory budget is used up: 503 over HTTP, RESOURCE_EXHAUSTED over gRPC. Trying again may help."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-
-    def __reduce__(self) -> tuple[type["MemoryExhaustedError"], tuple[str]]:
-        return type(self), (self.message,)
+from .errors import MemoryExhaustedError as MemoryExhaustedError
 
 
 @dataclass(slots=True, eq=False, repr=False)

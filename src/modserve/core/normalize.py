@@ -7,7 +7,7 @@ dimension, batch size, and then each input's datatype, shape and byte size.
 import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from . import dtypes
 from .errors import ModserveError, invalid
@@ -34,7 +34,7 @@ class _Known(NamedTuple):
 
     output_names: tuple[str, ...]
     batch_size: int
-    shape_key: object
+    shape_key: Any
     length: int
 
 

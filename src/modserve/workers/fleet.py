@@ -18,8 +18,11 @@ from .place import Place
 
 _log = logging.getLogger(__name__)
 
-_PATIENCE = 10.0
+_PATIENCE = 2.0
 """Seconds that a worker may take to say how it is. One that takes longer is left out."""
+
+_LONG_PATIENCE = 20.0
+"""The same for what it knows."""
 
 T = TypeVar("T")
 
@@ -121,7 +124,9 @@ class Fleet:
         """The responses of all workers that serve, by their numbers."""
         statuses = await self.statuses()
         indexes = [index for index, status in statuses.items() if status is not None and status.caught_up]
-        replies = await asyncio.gather(*(self._in_time(self.call(index, method, target, body)) for index in indexes))
+        replies = await asyncio.gather(
+            *(self._in_time(self.call(index, method, target, body), _LONG_PATIENCE) for index in indexes)
+        )
         return {index: reply for index, reply in zip(indexes, replies, strict=True) if reply is not None}
 
     async def statuses(self) -> dict[int, Status | None]:
@@ -158,10 +163,10 @@ class Fleet:
         reply = await self._in_time(self.call(index, "GET", private.STATUS))
         return None if reply is None else Status(**orjson.loads(reply.body))
 
-    async def _in_time(self, calling: Coroutine[Any, Any, Reply]) -> Reply | None:
+    async def _in_time(self, calling: Coroutine[Any, Any, Reply], seconds: float = _PATIENCE) -> Reply | None:
         """None for a worker that is not there, or does not respond."""
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(seconds):
                 return await calling
         except (PeerGoneError, TimeoutError):
             return None

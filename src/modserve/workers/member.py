@@ -30,9 +30,6 @@ from .shared import SharedRpcs, shared_app
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_JSON = 2**40
-"""The public port has checked the size already."""
-
 
 class EngineControl:
     """Implements `models.calls.ModelControl`: what the engines of one worker may do to the server's models.
@@ -106,7 +103,9 @@ class Member:
         """Open the sockets for the other workers; from then on their changes come here, too. `page` is the own page."""
         server = self._server
         assert server is not None, "a member joins a server before it starts: this is a bug"
-        options = HttpSettings(max_json=_LONGEST_JSON, max_connections=0, idle_timeout=0, client_timeout=0)
+        options = HttpSettings(
+            max_json=self._settings.http.max_json, max_connections=0, idle_timeout=0, client_timeout=0
+        )
         limits = Dispatcher(server).inflating
         rpcs: Mapping[str, Rpc] = own_rpcs(server, GrpcSettings(), limits)
         whole: AsgiApp = create_app(server, options)

@@ -56,5 +56,6 @@ class Place:
     def name_in_log(self, record: logging.LogRecord) -> bool:
         """A filter of log records: the line says which worker wrote it."""
         if not record.name.startswith("modserve.worker "):
-            record.name = f"modserve.worker {self.index}" + record.name.removeprefix("modserve")
+            own, rest = record.name.partition("modserve")[1:]
+            record.name = f"modserve.worker {self.index}" + (rest if own else f".{record.name}")
         return True

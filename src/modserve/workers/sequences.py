@@ -12,7 +12,7 @@ import time
 import zlib
 from typing import Final
 
-from modserve.core.errors import Code, ModserveError, unavailable
+from modserve.core.errors import ModserveError, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
 from modserve.core.response import InferenceResponse, Outcome, ResponseSink
@@ -248,9 +248,8 @@ class _Return:
         if outcome is None:
             self._link.send(self._number, Kind.END)
         elif isinstance(outcome, ModserveError):
-            if outcome.code is not Code.CANCELLED:  # nobody waits for it
-                kind = Kind.LAST_FAILURE if final else Kind.FAILURE
-                self._link.send(self._number, kind, inference.write_failure(outcome))
+            kind = Kind.LAST_FAILURE if final else Kind.FAILURE
+            self._link.send(self._number, kind, inference.write_failure(outcome))
         else:
             kind = Kind.LAST if final else Kind.RESPONSE
             self._link.send(self._number, kind, self._responses.write(outcome))

@@ -1,6 +1,7 @@
 """What the benchmark beside other servers makes of the load generators' words, and how it speaks to each server."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -238,3 +239,16 @@ def test_a_process_that_is_not_there_costs_nothing() -> None:
     nobody = 2**22 + 1
     assert process_tree.cpu_seconds(nobody) == process_tree.rss_mb(nobody) == process_tree.pss_mb(nobody) == 0
     assert not process_tree.alive(nobody)
+
+
+def test_an_orphan_of_a_crashed_server_is_ended() -> None:
+    """The shell ends at once and leaves its child, which only the session still knows."""
+    command = ["sh", "-c", "sleep 60 & echo $!"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    orphan = int(process.stdout.readline())
+    process.wait()
+    assert process_tree.alive(orphan)
+    process_tree.end(process)
+    assert process.stdout.read() == b"", "it ends when the last process that holds the pipe has ended"
+    process.stdout.close()

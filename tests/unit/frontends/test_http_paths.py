@@ -31,7 +31,7 @@ from modserve.core import tensor as tensors
 from modserve.frontends.http.rest.app import create_app
 from modserve.protocol import compression
 from modserve.protocol.http import infer_response
-from modserve.protocol.http.infer_response import Body, encode_response
+from modserve.protocol.http.infer_response import Body, JsonTexts, encode_response
 from modserve.settings import HttpSettings, Limits
 
 PATH = "/v2/models/simple/infer"
@@ -170,6 +170,7 @@ async def test_long_answers_are_written_on_a_thread(tmp_path: Path, monkeypatch:
     async with stage(tmp_path) as on:
         expected = await through_a_connection(on, [wire(*REQUESTS[name])])
         on.site.calls.limits = Limits(elements=0)
+        on.site.calls.texts = JsonTexts()  # what it knows was short by the other limits
         monkeypatch.setattr(infer_response, "encode_response", encode)
         assert await through_a_connection(on, [wire(*REQUESTS[name])]) == expected
     assert threading.main_thread() not in writers

@@ -1,5 +1,6 @@
 """Which worker has a sequence."""
 
+import logging
 from collections import Counter
 
 import pytest
@@ -76,3 +77,14 @@ def test_a_response_is_read() -> None:
 def test_a_part_of_a_response_is_none(data: bytes) -> None:
     with pytest.raises(PeerGoneError):
         parse(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("modserve.app", "modserve.worker 1.app"), ("asyncio", "modserve.worker 1.asyncio")]
+)
+def test_a_line_says_which_worker_wrote_it(name: str, said: str) -> None:
+    record = logging.LogRecord(name, logging.INFO, "", 1, "text", (), None)
+    place = Place.parse("1:2:0:/")
+    for _ in range(2):
+        assert place.name_in_log(record)
+        assert record.name == said

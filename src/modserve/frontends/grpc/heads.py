@@ -12,6 +12,7 @@ from modserve.frontends.http2.headers import Fields, Head, MalformedError, block
 from .rpc import Rpc
 
 CODINGS: Final = ("gzip", "deflate")
+_READ: Final = frozenset(("", "identity", *CODINGS))
 ACCEPTED: Final = b"identity, deflate, gzip"
 
 OK: Final = 0
@@ -91,7 +92,7 @@ class GrpcHead(Head):
         rpc = rpcs.get(self.pseudo[b":path"].decode("latin-1"))
         if rpc is None:
             return refused(UNIMPLEMENTED, "Method not found!")
-        if self.encoding not in ("", "identity", *CODINGS):
+        if self.encoding not in _READ:
             text = f"grpc-encoding '{self.encoding}' is not supported; supported are {ACCEPTED.decode()}"
             return HEADERS + _ACCEPT + trailers(UNIMPLEMENTED, text)
         self.rpc = rpc

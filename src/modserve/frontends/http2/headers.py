@@ -109,7 +109,7 @@ class Blocks:
         if now is not first or len(entries) != count or table.maxsize != most:
             self._known.clear()
             return fields, False
-        return fields, len(block) <= self._limits.block
+        return fields, len(block) <= self._limits.block and len(fields) <= self._limits.fields
 
     def remember(self, block: bytes, head: Head) -> None:
         if len(self._known) >= self._limits.blocks:

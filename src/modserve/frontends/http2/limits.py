@@ -15,15 +15,16 @@ class ConnectionLimits:
     """Names and values of a header block, with 32 bytes each, as it is told (RFC 9113, section 6.5.2)."""
     decoded: int = 64 * 1024
     """The same for a block that is decoded to its end; beyond it the connection ends."""
-    header_block: int = 32 * 1024
-    """Bytes of a header block as it comes, in all its frames."""
+    header_block: int = 64 * 1024
+    """Bytes of a header block as it comes, in one frame or several."""
     continuations: int = 16
     """CONTINUATION frames of one header block."""
     table: int = 4096
     """Of the table that a client's encoder fills (RFC 7541, section 4.2)."""
     blocks: int = 32
-    """Header blocks that are remembered as bytes, each of at most `block` bytes."""
+    """Header blocks that are remembered, each of at most `block` bytes and `fields` fields."""
     block: int = 1024
+    fields: int = 64
     frame: int = 1024 * 1024
     """The longest DATA frame. It is read as it comes, and never held as a whole."""
     control_frame: int = 16 * 1024

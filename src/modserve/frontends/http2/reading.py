@@ -21,8 +21,6 @@ from .frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
-    ENHANCE_YOUR_CALM,
-    FLOW_CONTROL_ERROR,
     FRAME_SIZE_ERROR,
     HEAD,
     HEAD_SIZE,
@@ -31,9 +29,6 @@ from .frames import (
     PADDED,
     PREFACE,
     PROTOCOL_ERROR,
-    REFUSED_STREAM,
-    STREAM_CLOSED,
-    WITH_PRIORITY,
     Http2Error,
 )
 from .headers import Blocks, MalformedError, has_pseudo
@@ -215,8 +210,9 @@ class Reading(Controlling):
 
     def _check_frame(self, kind: int, flags: int, number: int, length: int) -> None:
         """Raises `Http2Error` for a frame that is wrong by its head."""
-        wrong = length != _FIXED.get(kind, length) or (kind == frames.GOAWAY and length < 8)
-        if wrong or length > self.site.limits.control_frame:
+        limits = self.site.limits
+        most = limits.header_block if kind in (HEADERS, CONTINUATION) else limits.control_frame
+        if length > most or length != _FIXED.get(kind, length) or (kind == frames.GOAWAY and length < 8):
             raise Http2Error(FRAME_SIZE_ERROR, f"a frame of kind {kind} has {length} bytes")
         if (not number and kind in _OF_STREAMS) or (number and kind in _OF_CONNECTIONS):
             raise Http2Error(PROTOCOL_ERROR, f"a frame of kind {kind} is on stream {number}")
@@ -251,7 +247,7 @@ class Reading(Controlling):
             raise Http2Error(FRAME_SIZE_ERROR if number else PROTOCOL_ERROR, f"DATA of {length} bytes is on {number}")
         self._received += length
         if self._received > limits.connection_window:
-            raise Http2Error(FLOW_CONTROL_ERROR, "more bytes came than the connection's window allows")
+            raise Http2Error(frames.FLOW_CONTROL_ERROR, "more bytes came than the connection's window allows")
         stream = self.streams.get(number)
         if stream is None:
             if number > self.highest:
@@ -260,11 +256,11 @@ class Reading(Controlling):
                 self.count_noise()
             return None
         if stream.ended:
-            self.wrong(stream, STREAM_CLOSED)
+            self.wrong(stream, frames.STREAM_CLOSED)
             return None
         stream.room -= length
         if stream.room < 0:
-            self.wrong(stream, FLOW_CONTROL_ERROR)
+            self.wrong(stream, frames.FLOW_CONTROL_ERROR)
             return None
         return stream
 
@@ -295,7 +291,7 @@ class Reading(Controlling):
         start, end = 0, len(payload)
         if flags & PADDED:
             start, end = 1, end - (payload[0] if payload else end)
-        if flags & WITH_PRIORITY:
+        if flags & frames.WITH_PRIORITY:
             start += 5
         if start > end:
             raise Http2Error(PROTOCOL_ERROR, "the padding is longer than its frame")
@@ -313,7 +309,7 @@ class Reading(Controlling):
         parts.append(payload)
         self._block_size += len(payload)
         if len(parts) > limits.continuations or self._block_size > limits.header_block:
-            raise Http2Error(ENHANCE_YOUR_CALM, "a header block is too long")
+            raise Http2Error(frames.ENHANCE_YOUR_CALM, "a header block is too long")
         if not payload:
             self.count_noise()
         if flags & END_HEADERS:
@@ -344,7 +340,7 @@ class Reading(Controlling):
                 blocks.remember(block, head)
         site = self.site
         if number > self.last_stream or len(self.streams) >= (site.limits.streams or site.limits.most_streams):
-            self.refuse(number, REFUSED_STREAM)
+            self.refuse(number, frames.REFUSED_STREAM)
             return
         stream = site.open(self, number, head, self.initial_window, site.limits.stream_window)
         if stream.over:
@@ -361,6 +357,6 @@ class Reading(Controlling):
         if stream is None:
             self.count_noise()
         elif stream.ended or not ends or has_pseudo(fields):
-            self.wrong(stream, STREAM_CLOSED if stream.ended else PROTOCOL_ERROR)
+            self.wrong(stream, frames.STREAM_CLOSED if stream.ended else PROTOCOL_ERROR)
         else:
             self._end(stream)

@@ -333,7 +333,7 @@ class Sending:
     def _write(self) -> None:
         out, self._out = self._out, []
         transport = self.transport
-        if transport is None:
+        if transport is None or transport.is_closing():
             return
         if len(out) == 1:
             transport.write(out[0])

@@ -6,7 +6,7 @@ protos/grpc_service.proto; how fields are written: protobuf.dev, "Encoding".
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from typing import final
 
 from google.protobuf.message import DecodeError
 
@@ -21,14 +21,17 @@ _FEW_FIELDS, _MANY_FIELDS = 100, 32 * 1024
 """Those of inputs count as well. A request within the limits of `protocol.limits` has fewer than the latter."""
 
 
-@dataclass(slots=True)
+@final
 class Tensors:
     """The tensors of a message, as views of it."""
 
-    raws: list[Buffer] = field(default_factory=list)
-    """``raw_input_contents``"""
-    contents: list[Buffer | None] = field(default_factory=list)
-    """``contents`` of each input, as bytes; None where it has none."""
+    __slots__ = ("contents", "raws")
+
+    def __init__(self) -> None:
+        self.raws: list[Buffer] = []
+        """``raw_input_contents``"""
+        self.contents: list[Buffer | None] = []
+        """``contents`` of each input, as bytes; None where it has none."""
 
 
 class ManyFieldsError(ValueError):

@@ -7,9 +7,21 @@ import zlib
 from typing import Any
 
 import pytest
-from http2_client import FriendlyClient, Wire, data, headers
-from native_client import SERVICE, SUM, Client, Port, call_block, continuation, framed, outputs, request
+from native_client import (  # noqa: F401
+    SERVICE,
+    SUM,
+    Client,
+    Port,
+    call_block,
+    client_fixture,
+    continuation,
+    framed,
+    outputs,
+    port_fixture,
+    request,
+)
 
+from http2_client import FriendlyClient, Wire, data, headers
 from modserve.frontends.grpc.rpc import RpcCall
 
 

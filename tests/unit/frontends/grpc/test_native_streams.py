@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from http2_client import data, window
 from hyperframe.frame import RstStreamFrame, SettingsFrame
-from native_client import SERVICE, Answer, Client, Port, framed, request
+from native_client import SERVICE, Answer, Client, Port, client_fixture, framed, port_fixture, request  # noqa: F401
 
+from http2_client import data, window
 from modserve.frontends.grpc.rpc import ClientGoneError, RpcCall
 from modserve.frontends.http2.frames import CANCEL
 

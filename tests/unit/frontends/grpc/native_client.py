@@ -1,14 +1,19 @@
 """gRPC calls on connections of our own: frames by hand, over the real table of calls with puppets for models."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hpack import Decoder
-from http2_client import Wire, data, headers
 from hyperframe.frame import DataFrame, HeadersFrame, RstStreamFrame
-from puppet_server import PuppetLoader
+from puppet_server import MANY, SIMPLE, PuppetLoader, server_over
 
+from http2_client import Wire, data, headers
+from modserve.core.memory import MemoryBudget
+from modserve.core.model_config import ModelConfig
 from modserve.frontends.grpc.dispatch import Dispatcher
 from modserve.frontends.grpc.native_site import GrpcSite
 from modserve.frontends.grpc.rpc import Rpc
@@ -150,3 +155,21 @@ SUM = b"".join(value.to_bytes(4, "little") for value in (2, 4))
 
 def continuation(stream: int, rest: bytes) -> bytes:
     return len(rest).to_bytes(3, "big") + b"\x09\x04" + stream.to_bytes(4, "big") + rest
+
+
+@pytest.fixture(name="port")
+async def port_fixture(tmp_path: Path) -> AsyncIterator[Port]:
+    models: dict[str, ModelConfig] = {"simple": SIMPLE, "many": MANY}
+    loader = PuppetLoader(models=models)
+    server = server_over(tmp_path, loader, memory=MemoryBudget(1_000_000))
+    await server.load()
+    made = Port(server, loader)
+    yield made
+    assert made.held == 0
+    assert len(made.site.deadlines) == 0
+    made.site.deadlines.close()
+
+
+@pytest.fixture(name="client")
+def client_fixture(port: Port) -> Client:
+    return port.client()

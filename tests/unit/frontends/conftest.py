@@ -1,1 +1,0 @@
-"""What the tests in the folders below import is here."""
