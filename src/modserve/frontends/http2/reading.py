@@ -212,8 +212,7 @@ class Reading(Controlling):
         """Raises `Http2Error` for a frame that is wrong by its head."""
         limits = self.site.limits
         most = limits.header_block if kind in (HEADERS, CONTINUATION) else limits.control_frame
-        wrong = length != _FIXED.get(kind, length) or (kind == frames.GOAWAY and length < 8)
-        if wrong or length > most:
+        if length > most or length != _FIXED.get(kind, length) or (kind == frames.GOAWAY and length < 8):
             raise Http2Error(FRAME_SIZE_ERROR, f"a frame of kind {kind} has {length} bytes")
         if (not number and kind in _OF_STREAMS) or (number and kind in _OF_CONNECTIONS):
             raise Http2Error(PROTOCOL_ERROR, f"a frame of kind {kind} is on stream {number}")
