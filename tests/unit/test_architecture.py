@@ -44,7 +44,7 @@ RULES = {
     "resources": rule("core"),
     "repository": rule("core"),
     "observability": rule("core", "prometheus_client"),
-    "scheduling": rule("core resources"),
+    "scheduling": rule("core resources", "mypy_extensions"),
     "execution": rule("core backends.api resources", "numpy"),
     "models": rule("core resources config backends.api backends.catalogue backends.registry execution scheduling"),
     "in_process": rule("core resources"),
