@@ -112,9 +112,12 @@ class Reading(Controlling):
         self.site.received += 1
         if self.ready:
             ready, self.ready = self.ready, []
+            turn = self.site.turn
+            turn.begin()
             for stream in ready:
                 if not stream.over:
                     stream.begin()
+            turn.end()
         if self._received >= self.site.limits.connection_window // 2:
             self._out.append(frames.window_update(0, self._received))
             self._received = 0

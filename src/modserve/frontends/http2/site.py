@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from modserve.core.turn import turn_of
+
 from . import frames
 from .headers import Fields, Head
 from .limits import LIMITS, ConnectionLimits
@@ -61,6 +63,7 @@ class Site:
         spread: Callable[[], float] = random.random,
     ) -> None:
         self.loop = loop
+        self.turn = turn_of(loop)
         self.policies = policies
         self.limits = limits
         self.spread = spread
