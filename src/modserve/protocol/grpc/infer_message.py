@@ -45,7 +45,7 @@ class Output(NamedTuple):
 
 @final
 class Head:
-    """The inputs and the requested outputs. It repeats from one request to the next, and does not change but for `form`.
+    """The inputs and the requested outputs. It repeats from one request to the next, and changes only its `form`.
 
     Of more tensors than `LIMITS` has there is only the number.
     """
