@@ -12,7 +12,7 @@ from .headers import Head
 if TYPE_CHECKING:
     from .sending import Sending
 
-Chunk: TypeAlias = bytes | memoryview
+Chunk: TypeAlias = bytes | bytearray | memoryview
 
 
 class Stream:
