@@ -49,17 +49,12 @@ class Dispatcher:
         self.inflating = Inflating(server.memory, max_message, self.limits)
         self.reader = RequestReader(self.limits.split)
         self._server = server
-        self._max_calls = max_calls
+        self.max_calls = max_calls
         self._in_parts = in_parts
         self.calls = 0
         """Unary calls under way, without those whose refusal is held back."""
         self.refused = 0
         """Calls that were refused because too many were under way."""
-
-    @property
-    def full(self) -> bool:
-        """Whether another call is one too many."""
-        return self.calls >= self._max_calls
 
     async def unary(self, rpc: Rpc, call: RpcCall) -> Response:
         """The response to a call with one request and one response. Raises what `call.refuse` raises."""
@@ -72,7 +67,7 @@ class Dispatcher:
         try:
             if rpc.restriction is not None:
                 _check_restriction(rpc.restriction, call)
-            if self.calls > self._max_calls:
+            if self.calls > self.max_calls:
                 raise self._too_many()
             data = await call.read()
             if data is None:
@@ -164,7 +159,7 @@ class Dispatcher:
     def _too_many(self) -> ModserveError:
         self.refused += 1
         return OverloadedError(
-            f"too many calls: {self._max_calls} are under way on the gRPC port, and it takes no more at a time. Try "
+            f"too many calls: {self.max_calls} are under way on the gRPC port, and it takes no more at a time. Try "
             "again later."
         )
 

@@ -157,7 +157,7 @@ class NativeCall(Collecting):
     # The stream's side
 
     def end_received(self) -> None:
-        if self.collecting:
+        if self._buffer is not None or self._prefix:
             self.end(INTERNAL, "the client ended the call in the middle of a message")
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
@@ -180,9 +180,10 @@ class NativeCall(Collecting):
             return
         self._started = True
         self._waiting = False
-        self._set_deadline()
-        if self.over:
-            return
+        if self.deadline_ns:
+            self._set_deadline()
+            if self.over:
+                return
         if rpc.plain is not None and not self.call_head.coding:
             message = self._message
             if message is not None and not self.held:
@@ -246,17 +247,21 @@ class NativeCall(Collecting):
         if self._bucket:
             self.port.deadlines.remove(self, self._bucket)
             self._bucket = 0
-        for waiting in (self._reader, self._writer):
-            if waiting is not None and not waiting.done():
-                waiting.set_result(None)
-        self.collect_no_more()
+        if self._streaming or self._writer is not None:
+            for waiting in (self._reader, self._writer):
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(None)
+        self.full = True
+        if self._buffer is not None or self._prefix or self.held:
+            self.collect_no_more()
         if self._messages is not None:
             for _, _, held in self._messages:
                 self.release(held)
             self._messages = None
-        callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            callback()
+        if self._callbacks is not None:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                callback()
 
     def _cancel(self) -> None:
         """Whatever serves the call stops."""

@@ -46,9 +46,9 @@ class PlainInferences:
         """Serve the call if its message is plain; None if it is not, and nothing has been done."""
         size = len(data)
         server = self.server
-        if not size or data[0] != _BEGINNING or size > self.limits.split or server.tracer.on or dispatcher.full:
+        if not size or data[0] != _BEGINNING or size > self.limits.split or server.tracer.on:
             return None
-        if size > _UNCOUNTED and not server.memory.fits(size):
+        if dispatcher.calls >= dispatcher.max_calls or (size > _UNCOUNTED and not server.memory.fits(size)):
             return None
         message = dispatcher.reader.read(data)
         if message is None:
@@ -87,15 +87,16 @@ class PlainCall(Call):
 
     def start(self) -> None:
         """Hand the request to its model. Never raises."""
-        now_ns = time.monotonic_ns()
+        self.now_ns = time.monotonic_ns()
         if self._size:
             self.server.memory.force(self._size)
         self._dispatcher.calls += 1
         self.reply = BINARY
         message = self._message
         try:
-            self.version = message.requested_version()
-            self.begin(self.server.model(message.model_name, self.version), now_ns)
+            version = message.requested_version() if message.model_version else None
+            self.version = version
+            self.servable = self.server.model(message.model_name, version)
             self.submit(grpc_messages.decode_request(message, self._deadline_ns))
         except Exception as error:
             self._fail(to_client_error(error, _WHAT))

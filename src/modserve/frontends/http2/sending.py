@@ -192,8 +192,10 @@ class Sending:
             self._later()
         if self.streams.pop(stream.number, None) is not None:
             limits = self.site.limits
-            self.resets = min(self.resets + 1, limits.resets)
-            self.noise = min(self.noise + 8, limits.noise)
+            if self.resets < limits.resets:
+                self.resets += 1
+            if self.noise < limits.noise:
+                self.noise = min(self.noise + 8, limits.noise)
         stream.over = True
         if self._watched is not None:
             self._watched.discard(stream)
@@ -205,7 +207,8 @@ class Sending:
         """Data or headers go out, after which a client may ping."""
         self.pings_sent = self.strikes = 0
         self.pinged = 0.0
-        self._later()
+        if not self.reading:
+            self._later()
 
     # Windows
 

@@ -50,7 +50,7 @@ def decode_request(
         form = head.form_of(raws)
     else:
         inputs = _inputs(message, lend, take)
-    version = message.requested_version()
+    version = message.requested_version() if message.model_version else None
     limit_ns = timeout_ns(values) if values else 0
     return InferenceRequest(
         message.model_name, inputs, head.output_names, version, message.id, values, deadline_ns, limit_ns, form

@@ -96,7 +96,7 @@ class Head:
         """The form of requests with plain inputs and these raw tensors: that of the last one, where it is like it."""
         if not self.lasting:
             return None
-        sizes = [len(raw) for raw in raws]
+        sizes = list(map(len, raws))
         form = self.form
         if form is None or sizes != self.form_sizes:
             form = self.form = RequestForm()
