@@ -146,7 +146,7 @@ class Echo(Stream):
             self.connection.watch(self)
 
     def answer(self) -> None:
-        self.connection.respond(self, OK, self.body, END)
+        self.connection.respond(self, OK, b"", [self.body], len(self.body), END)
 
     def lost(self) -> None:
         self.log.append("lost")

@@ -71,7 +71,8 @@ class Collecting(Stream):
                 stop = start + PREFIX + size
                 if stop > end:
                     break
-                if not self._acceptable(data[start], size):
+                most = self.port.max_message
+                if (data[start] or (most and size > most)) and not self._acceptable(data[start], size):
                     return
                 self.message_received(data[start + PREFIX : stop], PREFIX + size, 0)
                 start = stop

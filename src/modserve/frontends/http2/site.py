@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
+from modserve.core.turn import turn_of
+
 from . import frames
 from .headers import Fields, Head
 from .limits import LIMITS, ConnectionLimits
@@ -64,6 +66,7 @@ class Site:
         spread: Callable[[], float] = random.random,
     ) -> None:
         self.loop = loop
+        self.turn = turn_of(loop)
         self.policies = policies
         self.limits = limits
         self.spread = spread

@@ -14,7 +14,7 @@ from .headers import Head
 if TYPE_CHECKING:
     from .sending import Sending
 
-Chunk: TypeAlias = bytes | memoryview
+Chunk: TypeAlias = bytes | bytearray | memoryview
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
