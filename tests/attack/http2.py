@@ -14,7 +14,7 @@ END_STREAM: Final = 1
 ACK: Final = 1
 END_HEADERS: Final = 4
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _INITIAL_WINDOW = 65_535
 SERVICE: Final = "/inference.GRPCInferenceService/"
 
@@ -216,5 +216,5 @@ def connected(port: int, receive: int = 0) -> Iterator[Connection]:
         opened.connect((HOST, port))
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(opened)
-        connection.send(_PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, ACK, 0))
+        connection.send(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, ACK, 0))
         yield connection
