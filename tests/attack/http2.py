@@ -102,7 +102,7 @@ class Connection:
             view = memoryview(part)
             while view:
                 while (room := self._room(stream)) <= 0:
-                    if not self._wait(end) or stream in self.resets:
+                    if stream in self.resets or not self._wait(end):
                         return False
                 chunk = view[: min(room, 16_384)]
                 if not self.send(frame(DATA, 0, stream, bytes(chunk)), end - time.monotonic()):
@@ -121,6 +121,10 @@ class Connection:
         while (status := _status(self.blocks.get(stream, b""))) is None and self._wait(end):
             pass
         return status
+
+    def status(self, stream: int) -> int | None:
+        """The ``grpc-status`` that has come."""
+        return _status(self.blocks.get(stream, b""))
 
     def wait_for_answers(self, streams: Iterable[int], seconds: float) -> bool:
         """Whether something is said on each of the streams in time."""
