@@ -180,7 +180,7 @@ def test_responses_for_which_there_is_no_window(server: ServerProcess) -> None:
     body = http2.message(asked.SerializeToString())
     streams = range(1, 301, 2)
     with (
-        attacked(server, "HTTP/2: 150 responses of 4 MB, no window", Limits(peak_mb=800, cpu_seconds=10, left_mb=160)),
+        attacked(server, "HTTP/2: 150 responses of 4 MB, no window", Limits(peak_mb=900, cpu_seconds=10, left_mb=160)),
         innocent(server),
         http2.connected(server.grpc_port) as connection,
     ):
