@@ -125,6 +125,7 @@ class Echo(Stream):
         super().__init__(connection, number, head, window, room)
         self.body = b""
         self.log: list[str] = []
+        self.site = site
         self.credits = site.credits
         site.streams.append(self)
 
@@ -146,6 +147,8 @@ class Echo(Stream):
             self.connection.watch(self)
 
     def answer(self) -> None:
+        if not self.site.answers:
+            return
         self.connection.respond(self, OK, self.body, END)
 
     def lost(self) -> None:
@@ -170,6 +173,7 @@ class EchoSite(Site):
         super().__init__(loop, policies or Policies(), limits or ConnectionLimits(), spread=lambda: 0.5)
         self.streams: list[Echo] = []
         self.credits = True
+        self.answers = True
 
     def open(self, connection: Sending, number: int, head: Head, window: int, room: int) -> Stream:
         return Echo(self, connection, number, head, window, room)
