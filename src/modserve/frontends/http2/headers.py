@@ -22,9 +22,6 @@ FIELD_COST: Final = 32
 SIZE_UPDATE: Final = b"\x20"
 """At the beginning of a block: the encoder's table has no room (RFC 7541, section 6.3)."""
 
-_TEXT: Final = 200
-"""Characters of an error's text, which may quote the block."""
-
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NEEDED: Final = (b":method", b":scheme", b":path")
 _OF_CONNECTIONS: Final = frozenset(
@@ -104,7 +101,8 @@ class Blocks:
             text = f"a header list has more than {self._limits.decoded} bytes"
             raise Http2Error(ENHANCE_YOUR_CALM, text) from None
         except (HPACKError, IndexError, ValueError) as error:
-            text = f"a header block cannot be read: {error}"[:_TEXT]
+            # Not the error's text, which may be long, and may have the addresses of objects.
+            text = f"a header block cannot be read ({type(error).__name__})"
             raise Http2Error(COMPRESSION_ERROR, text) from None
         now: object = entries[0] if entries else None
         if now is not first or len(entries) != count or table.maxsize != most:
