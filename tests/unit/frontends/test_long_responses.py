@@ -13,6 +13,7 @@ from modserve.core.version import ModelId
 from modserve.frontends.http.wire.long_response import LongResponse
 
 KIB = 1024
+MEBIBYTE = KIB * KIB
 TEXT = bytes(range(256)) * 16 * KIB
 """4 MiB, in which a piece that is in the wrong place shows."""
 
@@ -46,7 +47,12 @@ async def test_each_write_is_short_and_the_bytes_are_all_there(tmp_path: Path, m
         client = on.connect()
         sizes: list[int] = []
         write = client.transport.write
-        monkeypatch.setattr(client.transport, "write", lambda data: (sizes.append(len(data)), write(data)))
+
+        def write_and_count(data: bytes | bytearray | memoryview) -> None:
+            sizes.append(len(data))
+            write(data)
+
+        monkeypatch.setattr(client.transport, "write", write_and_count)
         ask(on, client).answer_all()
         assert sum(sizes) == MEBIBYTE, "as much as one turn of the event loop may take"
         client.send(infer())
@@ -55,9 +61,6 @@ async def test_each_write_is_short_and_the_bytes_are_all_there(tmp_path: Path, m
         assert is_whole(client)
         on.simple.answer_all()
         assert [answer.status for answer in client.answers] == [200, 200], "the next response follows"
-
-
-MEBIBYTE = KIB * KIB
 
 
 def pauses(client: Client) -> Iterator[int]:
