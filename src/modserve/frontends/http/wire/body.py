@@ -6,8 +6,8 @@ from io import BytesIO
 from modserve.core.tensor import Buffer
 
 _LONG_BODY = 1024 * 1024
-"""Bytes of the longest body that is joined when it is complete. When more have come, there is a place for all of it: who
-only announces much gets none."""
+"""Bytes of the longest body that is joined when it is complete. When more have come, there is a place for all of it:
+who only announces much gets none."""
 
 
 class IncomingBody:
