@@ -31,7 +31,7 @@ OK = status(200)
 END = block([(b"end", b"1")])
 
 
-class Loop:
+class Loop(asyncio.AbstractEventLoop):
     """The parts of an event loop that connections use, with a clock turned by hand."""
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class Loop:
     def time(self) -> float:
         return self.now
 
-    def call_soon(self, callback: Callable[[], object]) -> None:
+    def call_soon(self, callback: Callable[[], object]) -> None:  # type: ignore[override]
         self._soon.append(callback)
 
-    def call_later(self, delay: float, callback: Callable[[], object]) -> "Loop":
+    def call_later(self, delay: float, callback: Callable[[], object]) -> "Loop":  # type: ignore[override]
         self.later.append((self.now + delay, callback))
         return self
 
@@ -70,6 +70,13 @@ class Transport(asyncio.Transport):
         self.closed = self.aborted = self.ended = False
         self._unsent = 0
         self._high = 1 << 16
+        self.reading = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
 
     def write(self, data: Any) -> None:
         self.written.append(bytes(data))
@@ -186,6 +193,8 @@ class Wire:
         self.connection.data_received(b"".join([x if isinstance(x, bytes) else x.serialize() for x in what]))
         if self.loop is not None:
             self.loop.run()
+            while not self.transport.reading:
+                self.loop.run()
 
     def written(self) -> bytes:
         """What has been written since the last look."""

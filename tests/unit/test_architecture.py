@@ -51,7 +51,7 @@ RULES = {
     "server": rule("core in_process repository resources observability"),
     "frontends": rule(
         "core protocol server pb settings",
-        "fastapi google.protobuf grpc hpack httptools orjson pydantic starlette uvicorn",
+        "fastapi google.protobuf grpc hpack httptools mypy_extensions orjson pydantic starlette uvicorn",
     ),
     "app": Rule(EVERYTHING - {"cli", "console", "supervisor", "testing", "__init__", "__main__"}),
     "console": rule("backends.inventory core protocol.examples"),

@@ -81,6 +81,8 @@ class Connection(Reading):
             self._active = False
             self._heard = now
             self._keepalive_sent = 0.0
+        if not self._half and (self._rest or self._block is not None):
+            self._half = now
         if self.closed_by and now >= self.closed_by:
             self.abort()
         elif not self._settled:
@@ -92,6 +94,8 @@ class Connection(Reading):
                 self._unsent, self.moved = unsent, now
             elif now - self.moved > limits.blockage:
                 self.abort()
+        elif self._half and now - self._half > limits.silence:
+            self.fail(frames.PROTOCOL_ERROR, f"the rest of a frame has not come for {limits.silence:g} s")
         elif self._keepalive_sent:
             if now - self._keepalive_sent > policies.keepalive_timeout:
                 self.abort()

@@ -25,6 +25,9 @@ _JOINED: Final = 32 * 1024
 _AT_ONCE: Final = 256 * 1024
 """Bytes of bodies between two looks whether the client takes them."""
 
+_WORTH: Final = 1024
+"""Bytes of a frame that makes up for frames of the client: it may not open its windows byte by byte."""
+
 _SHARE: Final = 64 * 1024
 """Bytes of one body before the next stream's turn."""
 
@@ -267,7 +270,8 @@ class Sending:
             self._out.append(head(size, DATA, 0, stream.number))
             self._out.extend(parts)
             sent += size
-            self.noise = min(self.noise + 2, self.site.limits.noise)
+            if size >= _WORTH or not pending:
+                self.noise = min(self.noise + 2, self.site.limits.noise)
         if sent:
             stream.window -= sent
             self.window -= sent

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from mypy_extensions import mypyc_attr
+
 from . import frames
 from .headers import Fields, Head
 from .limits import LIMITS, ConnectionLimits
@@ -50,6 +52,7 @@ class Policies:
         return max(0.02, min([_TICK, *(each / 4 for each in times)]))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Site:
     """One port. A subclass says what requests mean."""
 

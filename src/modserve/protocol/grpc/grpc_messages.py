@@ -191,13 +191,13 @@ def _long_contents(sent: Input, message: InferMessage, take: Callable[[int], Non
         raw = typed_contents.decode(sent.contents, datatype, count, name, take)
     except FieldError as error:
         raise _unexpected_field(error.field, name, datatype, model) from None
-    except ElementsError as error:
+    except ElementsError as wrong:
         raise invalid(
             f"{label(message.id)}input byte size mismatch for input '{name}' for model '{model}'. "
-            f"Expected {count * datatype.size}, got {error.count * datatype.size}"
+            f"Expected {count * datatype.size}, got {wrong.count * datatype.size}"
         ) from None
-    except DecodeError as error:
-        raise invalid(f"Unable to parse request: the contents of input '{name}': {error}") from None
+    except DecodeError as unread:
+        raise invalid(f"Unable to parse request: the contents of input '{name}': {unread}") from None
     return b"" if raw is None else raw
 
 

@@ -13,9 +13,11 @@ from native_client import (
     Client,
     Port,
     call_block,
+    client_fixture,
     continuation,
     framed,
     outputs,
+    port_fixture,
     request,
 )
 

@@ -9,6 +9,7 @@ from native_client import (
     Client,
     Port,
     framed,
+    port_fixture,
     request,
 )
 
