@@ -124,13 +124,13 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
     if place is not None:
         for handler in logging.getLogger().handlers:
             handler.addFilter(place.name_in_log)
-    _log.info("modserve %s, %s", __version__, form())
     for warning in warnings:
         _log.warning("%s", warning)
     opened: list[Ports] = []
 
     def on_open(ports: "Ports") -> None:
         opened.append(ports)
+        _log.info("modserve %s, %s", __version__, form())
         for name, address, port in (
             ("HTTP", settings.http.address, ports.http),
             ("gRPC", settings.grpc.address, ports.grpc),

@@ -307,8 +307,8 @@ def test_a_log_file(serve: Callable[[Ports, bool], None], capsys: pytest.Capture
     assert capsys.readouterr().err == ""
     lines = file.read_text("utf-8").splitlines()
     assert lines[0] == "what was there"
-    assert lines[1].endswith(f"INFO    modserve.cli: modserve {__version__}, {form()}")
-    assert lines[2].endswith("WARNING modserve.cli: é")
+    assert lines[1].endswith("WARNING modserve.cli: é")
+    assert lines[2].endswith(f"INFO    modserve.cli: modserve {__version__}, {form()}")
 
 
 def test_a_log_file_that_cannot_be_opened(
