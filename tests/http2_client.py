@@ -70,6 +70,13 @@ class Transport(asyncio.Transport):
         self.closed = self.aborted = self.ended = False
         self._unsent = 0
         self._high = 1 << 16
+        self.reading = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
 
     def write(self, data: Any) -> None:
         self.written.append(bytes(data))
@@ -118,6 +125,7 @@ class Echo(Stream):
         super().__init__(connection, number, head, window, room)
         self.body = b""
         self.log: list[str] = []
+        self.site = site
         self.credits = site.credits
         site.streams.append(self)
 
@@ -139,7 +147,8 @@ class Echo(Stream):
             self.connection.watch(self)
 
     def answer(self) -> None:
-        self.connection.respond(self, OK, self.body, END)
+        if self.site.answers:
+            self.connection.respond(self, OK, b"", [self.body], len(self.body), END)
 
     def lost(self) -> None:
         self.log.append("lost")
@@ -163,6 +172,7 @@ class EchoSite(Site):
         super().__init__(loop, policies or Policies(), limits or ConnectionLimits(), spread=lambda: 0.5)
         self.streams: list[Echo] = []
         self.credits = True
+        self.answers = True
 
     def open(self, connection: Sending, number: int, head: Head, window: int, room: int) -> Stream:
         return Echo(self, connection, number, head, window, room)
@@ -186,6 +196,8 @@ class Wire:
         self.connection.data_received(b"".join([x if isinstance(x, bytes) else x.serialize() for x in what]))
         if self.loop is not None:
             self.loop.run()
+            while not self.transport.reading:
+                self.loop.run()
 
     def written(self) -> bytes:
         """What has been written since the last look."""
@@ -196,7 +208,7 @@ class Wire:
         """The same as frames."""
         if self.loop is not None:
             self.loop.run()
-        data, frames = memoryview(self.written()), []
+        data, frames = memoryview(self.written()), list[Any]()
         while data:
             frame, length = Frame.parse_frame_header(data[:9])
             frame.parse_body(data[9 : 9 + length])

@@ -35,6 +35,10 @@ class Connection(Reading):
     # The transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        opened = transport.get_extra_info("socket")
+        if opened is not None and self.site.refuses(opened.fileno()):
+            cast(asyncio.Transport, transport).abort()
+            return
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(_WRITE_BUFFER)
         self.site.opened(self)
@@ -81,6 +85,8 @@ class Connection(Reading):
             self._active = False
             self._heard = now
             self._keepalive_sent = 0.0
+        if not self._half and (self._rest or self._block is not None):
+            self._half = now
         if self.closed_by and now >= self.closed_by:
             self.abort()
         elif not self._settled:
@@ -92,6 +98,8 @@ class Connection(Reading):
                 self._unsent, self.moved = unsent, now
             elif now - self.moved > limits.blockage:
                 self.abort()
+        elif self._half and now - self._half > limits.silence:
+            self.fail(frames.PROTOCOL_ERROR, f"the rest of a frame has not come for {limits.silence:g} s")
         elif self._keepalive_sent:
             if now - self._keepalive_sent > policies.keepalive_timeout:
                 self.abort()

@@ -6,8 +6,7 @@ and all are forgotten as soon as one changes it. Clients that name their headers
 from their second or third call on.
 """
 
-from collections import deque
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError, OversizedHeaderListError
@@ -69,6 +68,11 @@ def pseudo_fields(fields: Fields) -> dict[bytes, bytes]:
     return pseudo
 
 
+def has_pseudo(fields: Fields) -> bool:
+    """Whether there are fields that trailers cannot have."""
+    return any(name[:1] == b":" for name, _ in fields)
+
+
 class Blocks:
     """The header blocks of one connection."""
 
@@ -87,16 +91,20 @@ class Blocks:
     def decode(self, block: bytes) -> tuple[Fields, bool]:
         """The fields, and whether the block may be remembered. Raises `Http2Error`."""
         table = self._table
-        entries: deque[tuple[bytes, bytes]] = table.dynamic_entries
-        first, count, most = (entries[0] if entries else None), len(entries), table.maxsize
+        entries: Any = table.dynamic_entries
+        # As objects: a tuple of two bytes has no identity once it is compiled.
+        first: object = entries[0] if entries else None
+        count, most = len(entries), table.maxsize
         try:
             fields = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except OversizedHeaderListError:
             text = f"a header list has more than {self._limits.decoded} bytes"
             raise Http2Error(ENHANCE_YOUR_CALM, text) from None
         except (HPACKError, IndexError, ValueError) as error:
-            raise Http2Error(COMPRESSION_ERROR, f"a header block cannot be read: {error}") from None
-        now = entries[0] if entries else None
+            # Not the error's text, which may be long, and may have the addresses of objects.
+            text = f"a header block cannot be read ({type(error).__name__})"
+            raise Http2Error(COMPRESSION_ERROR, text) from None
+        now: object = entries[0] if entries else None
         if now is not first or len(entries) != count or table.maxsize != most:
             self._known.clear()
             return fields, False

@@ -57,8 +57,8 @@ class Keeping(Sending):
         self.drop(stream)
         self.count_reset()
 
-    def count_noise(self) -> None:
-        self.noise -= 1
+    def count_noise(self, count: int = 1) -> None:
+        self.noise -= count
         if self.noise < 0:
             raise Http2Error(ENHANCE_YOUR_CALM, "too many frames that do nothing")
 

@@ -42,6 +42,8 @@ class ConnectionLimits:
     bytes, WINDOW_UPDATE, and what comes for streams that are over. Each call, and each frame of data that is sent,
     makes up for some."""
     noise_a_second: int = 200
+    work: int = 4_000
+    """Frames that are read in one turn of the event loop. Two bytes of a header block that is decoded count as one."""
     unsent_control: int = 64 * 1024
     """Bytes of acknowledgements that wait for a client that does not read."""
     preface: float = 10.0

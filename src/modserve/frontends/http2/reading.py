@@ -1,17 +1,20 @@
 """The half of a connection that reads: frames, looked at where they are, and what they do to its streams (RFC 9113).
 
 The payload of DATA goes to its stream piece by piece as it comes, and only the beginning of another frame that is not
-complete is kept, in `_rest`. Its state beside that of `Sending` and `Keeping`:
+complete is kept, in `_rest`. Its state beside that of `Sending`, `Keeping` and `Controlling`:
 
 - `_left` bytes of the frame at hand are still to come: DATA for `_stream`, or for nobody if that is None. The last
   `_padding` of them mean nothing, and with `_last` the client's side of the stream ends behind them.
 - `_block` has the parts of a header block whose end has not come; until then no other frame may come.
+- `_work` is what the frames of this turn of the event loop have cost. When it is too much the rest waits in `_rest` for
+  the next turn, and nothing more is received meanwhile.
 """
 
 import logging
 from typing import Final
 
 from . import frames
+from .controlling import Controlling
 from .frames import (
     ACK,
     CONTINUATION,
@@ -28,8 +31,7 @@ from .frames import (
     PROTOCOL_ERROR,
     Http2Error,
 )
-from .headers import SIZE_UPDATE, Blocks, MalformedError
-from .keeping import FAREWELL, Keeping
+from .headers import Blocks, MalformedError, has_pseudo
 from .site import Site
 from .stream import Stream
 
@@ -38,11 +40,14 @@ _log = logging.getLogger(__name__)
 _FIXED: Final = {frames.PRIORITY: 5, frames.RST_STREAM: 4, frames.PING: 8, frames.WINDOW_UPDATE: 4}
 """Bytes of the frames that have one size."""
 
+_UNUSUAL: Final = END_HEADERS | PADDED | frames.WITH_PRIORITY
+"""Most HEADERS have only the first of these flags."""
+
 _OF_STREAMS: Final = frozenset((DATA, HEADERS, frames.PRIORITY, frames.RST_STREAM, CONTINUATION))
 _OF_CONNECTIONS: Final = frozenset((frames.SETTINGS, frames.PING, frames.GOAWAY))
 
 
-class Reading(Keeping):
+class Reading(Controlling):
     """What the transport hands over goes to `data_received`."""
 
     __slots__ = (
@@ -53,20 +58,21 @@ class Reading(Keeping):
         "_block_stream",
         "_blocks",
         "_greeted",
+        "_half",
         "_last",
         "_left",
         "_padding",
         "_received",
         "_rest",
-        "_settled",
         "_stream",
+        "_waiting",
+        "_work",
     )
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
         self._rest = b""
         self._greeted = False
-        self._settled = False
         self._left = 0
         self._padding = 0
         self._last = False
@@ -78,12 +84,18 @@ class Reading(Keeping):
         self._blocks: Blocks | None = None
         self._received = 0
         self._active = False
+        self._half = 0.0
+        """When the frame or header block was first seen whose end has not come; 0: there is none."""
+        self._work = 0
+        self._waiting = False
+        """Whether frames that are there wait for the next turn."""
 
     def data_received(self, data: bytes) -> None:
         self._active = True
         if self.failed or self.transport is None:
             return
         self.reading = True
+        self._work = 0
         if self._rest:
             data = self._rest + data
             self._rest = b""
@@ -91,6 +103,10 @@ class Reading(Keeping):
             at = self._read(data, 0 if self._greeted else self._greet(data))
             if at < len(data) and not self.failed:
                 self._rest = data[at:]
+                if self._work > self.site.limits.work:
+                    self._wait()
+            elif self._half and self._block is None:
+                self._half = 0.0
         except Http2Error as error:
             self.fail(error.code, error.message)
         except Exception:
@@ -99,15 +115,31 @@ class Reading(Keeping):
         self.site.received += 1
         if self.ready:
             ready, self.ready = self.ready, []
+            turn = self.site.turn
+            turn.begin()
             for stream in ready:
                 if not stream.over:
                     stream.begin()
+            turn.end()
         if self._received >= self.site.limits.connection_window // 2:
             self._out.append(frames.window_update(0, self._received))
             self._received = 0
         self.reading = False
         if self._out or self._sendable is not None or self.closing:
             self.flush()
+
+    def _wait(self) -> None:
+        """Read the rest in the next turn of the event loop: others come first."""
+        if not self._waiting and self.transport is not None and not self.transport.is_closing():
+            self._waiting = True
+            self.transport.pause_reading()
+            self.site.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._waiting = False
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.resume_reading()
+            self.data_received(b"")
 
     def _greet(self, data: bytes) -> int:
         """How much of the bytes the client's preface takes. Raises `Http2Error` for another one."""
@@ -131,7 +163,8 @@ class Reading(Keeping):
                 self._take(data, at, end)
                 at = end
                 continue
-            if size - at < HEAD_SIZE:
+            self._work += 1
+            if size - at < HEAD_SIZE or self._work > self.site.limits.work:
                 return at
             high, low, kind, flags, number = HEAD.unpack_from(data, at)
             length = high << 8 | low
@@ -160,10 +193,18 @@ class Reading(Keeping):
                         raise Http2Error(PROTOCOL_ERROR, "the padding is longer than its frame")
                     at += 1
                     self._left -= 1
+                    if self._stream is not None:
+                        self._stream.credit(1)
                 if not self._left:
                     if not self._last:
                         self.count_noise()
                     self._take(data, at, at)
+                continue
+            usual = kind == HEADERS and flags & _UNUSUAL == END_HEADERS and number
+            if usual and length <= size - at - HEAD_SIZE and length <= self.site.limits.header_block:
+                at += HEAD_SIZE
+                self._open(number, data[at : at + length], bool(flags & END_STREAM))
+                at += length
                 continue
             if kind > CONTINUATION:
                 self.count_noise()
@@ -183,7 +224,7 @@ class Reading(Keeping):
         """Raises `Http2Error` for a frame that is wrong by its head."""
         limits = self.site.limits
         most = limits.header_block if kind in (HEADERS, CONTINUATION) else limits.control_frame
-        if length > most or length != _FIXED.get(kind, length):
+        if length > most or length != _FIXED.get(kind, length) or (kind == frames.GOAWAY and length < 8):
             raise Http2Error(FRAME_SIZE_ERROR, f"a frame of kind {kind} has {length} bytes")
         if (not number and kind in _OF_STREAMS) or (number and kind in _OF_CONNECTIONS):
             raise Http2Error(PROTOCOL_ERROR, f"a frame of kind {kind} is on stream {number}")
@@ -204,6 +245,7 @@ class Reading(Keeping):
         elif kind == frames.RST_STREAM:
             self._on_reset(number)
         elif kind == frames.GOAWAY:
+            self.count_noise()
             self.closing = True
         else:  # PRIORITY
             self.count_noise()
@@ -246,7 +288,7 @@ class Reading(Keeping):
         if not self._left:
             self._stream = None
             if self._padding:
-                stream.credit(self._padding + 1)
+                stream.credit(self._padding)
             if self._last and not stream.over:
                 self._end(stream)
 
@@ -299,6 +341,7 @@ class Reading(Keeping):
         self.highest = number
         head = blocks.known(block)
         if head is None:
+            self._work += len(block) // 2
             fields, lasting = blocks.decode(block)
             try:
                 head = self.site.understand(fields)
@@ -320,80 +363,12 @@ class Reading(Keeping):
             self._end(stream)
 
     def _on_trailers(self, blocks: Blocks, number: int, block: bytes, ends: bool) -> None:
-        blocks.decode(block)  # it may change the table
+        self._work += len(block) // 2
+        fields, _ = blocks.decode(block)  # it may change the table
         stream = self.streams.get(number)
         if stream is None:
             self.count_noise()
-        elif stream.ended or not ends:
+        elif stream.ended or not ends or has_pseudo(fields):
             self.wrong(stream, frames.STREAM_CLOSED if stream.ended else PROTOCOL_ERROR)
         else:
             self._end(stream)
-
-    # Other frames
-
-    def _on_settings(self, flags: int, payload: bytes) -> None:
-        if flags & ACK:
-            if payload:
-                raise Http2Error(FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS says something")
-            return
-        if self._settled:
-            self.count_noise()
-        self._settled = True
-        for name, value in frames.read_settings(payload):
-            if name == frames.INITIAL_WINDOW_SIZE:
-                if value > LARGEST_WINDOW:
-                    raise Http2Error(frames.FLOW_CONTROL_ERROR, "a window is larger than 2^31-1")
-                self.change_initial_window(value)
-            elif name == frames.MAX_FRAME_SIZE:
-                if not frames.DEFAULT_FRAME <= value <= frames.LARGEST_FRAME:
-                    raise Http2Error(PROTOCOL_ERROR, f"no frame can have {value} bytes at most")
-                self.longest_frame = value
-            elif name == frames.HEADER_TABLE_SIZE and value < self.site.limits.table:
-                self.table_update = SIZE_UPDATE
-            elif name == frames.ENABLE_PUSH and value > 1:
-                raise Http2Error(PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
-        self.control(frames.SETTINGS_ACK)
-
-    def _on_ping(self, flags: int, payload: bytes) -> None:
-        if flags & ACK:
-            if payload == FAREWELL and self.goodbye:
-                self.say_goodbye()
-            return
-        self.count_noise()
-        policies, now = self.site.policies, self.site.loop.time()
-        idle = not self.streams and not policies.keepalive_when_idle
-        least = policies.ping_interval_idle if idle else policies.ping_interval
-        if self.pinged and now - self.pinged < least and policies.ping_strikes:
-            self.strikes += 1
-            if self.strikes > policies.ping_strikes:
-                raise Http2Error(frames.ENHANCE_YOUR_CALM, "too_many_pings")
-        self.pinged = now
-        self.control(frames.ping(payload, ack=True))
-
-    def _on_window_update(self, number: int, size: int) -> None:
-        self.count_noise()
-        if not number:
-            self.window += size
-            if not size or self.window > LARGEST_WINDOW:
-                code = frames.FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR
-                raise Http2Error(code, "the connection's window grows by nothing, or beyond 2^31-1")
-            return
-        stream = self.streams.get(number)
-        if stream is not None:
-            stream.window += size
-            if not size or stream.window > LARGEST_WINDOW:
-                self.wrong(stream, frames.FLOW_CONTROL_ERROR if size else PROTOCOL_ERROR)
-            else:
-                self.opened_window(stream)
-        elif number > self.highest:
-            raise Http2Error(PROTOCOL_ERROR, f"WINDOW_UPDATE is on stream {number}, which nobody has opened")
-
-    def _on_reset(self, number: int) -> None:
-        if number > self.highest:
-            raise Http2Error(PROTOCOL_ERROR, f"RST_STREAM is on stream {number}, which nobody has opened")
-        stream = self.streams.pop(number, None)
-        if stream is None:
-            self.count_noise()
-            return
-        self.drop(stream)
-        self.count_rapid(stream)

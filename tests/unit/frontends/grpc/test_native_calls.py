@@ -4,11 +4,10 @@ import asyncio
 import base64
 import gzip
 import zlib
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from native_client import (  # noqa: F401
+from native_client import (
     SERVICE,
     SUM,
     Client,
@@ -91,7 +90,7 @@ async def test_a_second_message_is_dropped(client: Client) -> None:
 
 # Refusals
 
-REFUSED: Mapping[str, tuple[dict[str, Any], int, str]] = {
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "an unknown call": ({"name": "Nothing"}, 12, "Method not found!"),
     "an unknown service": ({"name": "/a.B/C"}, 12, "Method not found!"),
     "an unknown coding": ({"name": "ServerLive", "more": (("grpc-encoding", "br"),)}, 12, "grpc-encoding 'br' is not"),
@@ -207,7 +206,7 @@ async def test_responses_are_compressed(port: Port, codings: tuple[str, ...], ac
     answer = await port.client().ask("ServerMetadata", framed(b""), more=(("grpc-accept-encoding", accepted),))
     assert answer.fields[0].get("grpc-encoding", "") == coding
     packed = answer.messages[0]
-    unpack: Mapping[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress, "": bytes}
+    unpack: dict[str, Any] = {"gzip": gzip.decompress, "deflate": zlib.decompress, "": bytes}
     assert unpack[coding](packed) == b"a" * 1000
     assert answer.body[0] == bool(coding)
 
