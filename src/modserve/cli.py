@@ -2,6 +2,7 @@
 
 import asyncio
 import faulthandler
+import gc
 import logging
 import os
 import sys
@@ -114,6 +115,9 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
     """Serve on a fresh event loop, with uvloop where it is installed; at `place`, as one of several workers."""
     from .app import serve
 
+    if not gc.isenabled():  # as `__main__.start` leaves it
+        gc.freeze()
+        gc.enable()
     speaks = place is None or place.is_first
     logs = Logs(settings.log)
     try:

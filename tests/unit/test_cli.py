@@ -1,6 +1,7 @@
 """The command: what it prints, what it starts, and how it ends."""
 
 import faulthandler
+import gc
 import io
 import logging
 import os
@@ -13,7 +14,7 @@ from typing import Any, cast
 import onnxruntime
 import pytest
 
-from modserve import InferenceServer, Ports, Settings, __version__, app, cli
+from modserve import InferenceServer, Ports, Settings, __main__, __version__, app, cli
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.model_config import ModelConfig
 from modserve.form import form
@@ -206,6 +207,25 @@ def test_a_start_tells_ports_models_and_what_to_try(
         '\'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[4],"data":[0,1,2,3]}]}\'\n'
         "\n"
     )
+
+
+def test_imports_go_on_without_the_garbage_collector_and_serving_with_it(
+    serve: Callable[[Ports, bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(Ports(81, 82, 83), True)
+    collecting = []
+
+    def entry() -> None:
+        collecting.append(gc.isenabled())
+        cli.run(SETTINGS)
+        collecting.append(gc.isenabled())
+
+    monkeypatch.setattr(cli, "entry", entry)
+    try:
+        __main__.start()
+    finally:
+        gc.enable()
+    assert collecting == [False, True]
 
 
 def test_each_line_is_written_at_once(serve: Callable[[Ports, bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
