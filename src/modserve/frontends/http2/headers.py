@@ -95,7 +95,7 @@ class Blocks:
     def decode(self, block: bytes) -> tuple[Fields, bool]:
         """The fields, and whether the block may be remembered. Raises `Http2Error`."""
         table = self._table
-        entries: deque[tuple[bytes, bytes]] = table.dynamic_entries
+        entries: deque[object] = table.dynamic_entries  # tuples would be copied where this is compiled, and never the same
         first, count, most = (entries[0] if entries else None), len(entries), table.maxsize
         try:
             fields = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
