@@ -7,7 +7,7 @@ from their second or third call on.
 """
 
 from collections import deque
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError, OversizedHeaderListError
@@ -95,7 +95,8 @@ class Blocks:
     def decode(self, block: bytes) -> tuple[Fields, bool]:
         """The fields, and whether the block may be remembered. Raises `Http2Error`."""
         table = self._table
-        entries: deque[object] = table.dynamic_entries  # tuples would be copied where this is compiled, and never the same
+        # Typed as tuples they would be copies of each other where this is compiled, and none the same as before.
+        entries: deque[Any] = table.dynamic_entries
         first, count, most = (entries[0] if entries else None), len(entries), table.maxsize
         try:
             fields = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
