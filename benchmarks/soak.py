@@ -5,10 +5,10 @@
     python benchmarks/soak.py --grpc-engine grpcio --json soak.json
 
 Over both protocols and on several connections at a time come tiny requests, requests of 400 KB, JSON, streams,
-mistakes, calls that are given up, connections that come and go, health checks and metrics scrapes. At each interval a line is
-printed: requests so far, resident memory, open files, threads, and the latency of tiny requests. In the end the last
-third is compared with the first: exit code 1 if memory, handles or the median latency have grown, or any answer was
-wrong.
+mistakes, calls that are given up, connections that come and go, health checks and metrics scrapes. At each interval a
+line is printed: requests so far, resident memory, open files, threads, and the latency of tiny requests. In the end the
+last third is compared with the first: exit code 1 if memory, handles or the median latency have grown, or any answer
+was wrong.
 """
 
 import argparse
