@@ -251,8 +251,8 @@ class Connection(asyncio.Protocol):
             self._after_reading()
         except RefusedRequestError as refusal:
             self._refuse(refusal.status, refusal.message)
-        except MemoryExhaustedError as error:
-            self._refuse(failures.spelling(error).http, error.message)
+        except MemoryExhaustedError as exhausted:
+            self._refuse(failures.spelling(exhausted).http, exhausted.message)
         except Exception as error:
             self._fail(error)
         finally:

@@ -155,10 +155,10 @@ class Reader:
             else:
                 self._parse_head(piece)
             return self._end(self.body.take()) if self._ended else None
-        except httptools.HttpParserCallbackError as error:
+        except httptools.HttpParserCallbackError as failure:
             # Not the client's mistake, unless a callback says so.
             if self._refusal is None:
-                raise error.__context__ or error from None
+                raise failure.__context__ or failure from None
             refusal, self._refusal = self._refusal, None
         except httptools.HttpParserError as error:
             refusal = 400, f"malformed HTTP request: {error}"
