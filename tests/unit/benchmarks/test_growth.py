@@ -1,6 +1,7 @@
 """What the soak calls growth."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,8 @@ def test_the_first_sample_does_not_count() -> None:
     ids=lambda value: str(value),
 )
 def test_what_has_grown(name: str, value: float) -> None:
-    grown = [replace(each, **{name: value}) if number > 6 else each for number, each in enumerate(STEADY)]
+    change: dict[str, Any] = {name: value}
+    grown = [replace(each, **change) if number > 6 else each for number, each in enumerate(STEADY)]
     (text,) = growth(grown)
     assert text.startswith(f"{name} has grown from")
 
