@@ -125,6 +125,7 @@ class Echo(Stream):
         super().__init__(connection, number, head, window, room)
         self.body = b""
         self.log: list[str] = []
+        self.site = site
         self.credits = site.credits
         site.streams.append(self)
 
@@ -146,7 +147,8 @@ class Echo(Stream):
             self.connection.watch(self)
 
     def answer(self) -> None:
-        self.connection.respond(self, OK, b"", [self.body], len(self.body), END)
+        if self.site.answers:
+            self.connection.respond(self, OK, b"", [self.body], len(self.body), END)
 
     def lost(self) -> None:
         self.log.append("lost")
@@ -170,6 +172,7 @@ class EchoSite(Site):
         super().__init__(loop, policies or Policies(), limits or ConnectionLimits(), spread=lambda: 0.5)
         self.streams: list[Echo] = []
         self.credits = True
+        self.answers = True
 
     def open(self, connection: Sending, number: int, head: Head, window: int, room: int) -> Stream:
         return Echo(self, connection, number, head, window, room)

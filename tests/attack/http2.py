@@ -14,7 +14,7 @@ END_STREAM: Final = 1
 ACK: Final = 1
 END_HEADERS: Final = 4
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _INITIAL_WINDOW = 65_535
 SERVICE: Final = "/inference.GRPCInferenceService/"
 
@@ -102,7 +102,7 @@ class Connection:
             view = memoryview(part)
             while view:
                 while (room := self._room(stream)) <= 0:
-                    if not self._wait(end) or stream in self.resets:
+                    if stream in self.resets or not self._wait(end):
                         return False
                 chunk = view[: min(room, 16_384)]
                 if not self.send(frame(DATA, 0, stream, bytes(chunk)), end - time.monotonic()):
@@ -121,6 +121,10 @@ class Connection:
         while (status := _status(self.blocks.get(stream, b""))) is None and self._wait(end):
             pass
         return status
+
+    def status(self, stream: int) -> int | None:
+        """The ``grpc-status`` that has come."""
+        return _status(self.blocks.get(stream, b""))
 
     def wait_for_answers(self, streams: Iterable[int], seconds: float) -> bool:
         """Whether something is said on each of the streams in time."""
@@ -216,5 +220,5 @@ def connected(port: int, receive: int = 0) -> Iterator[Connection]:
         opened.connect((HOST, port))
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(opened)
-        connection.send(_PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, ACK, 0))
+        connection.send(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, ACK, 0))
         yield connection

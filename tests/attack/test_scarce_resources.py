@@ -114,6 +114,23 @@ def test_few_descriptors() -> None:
         end(server)
 
 
+def test_few_descriptors_and_many_grpc_connections() -> None:
+    """Those on one port do not take the other's: HTTP is served, a line in the log says what is wrong, and it ends."""
+    with started(EXAMPLES, before=("sh", "-c", 'ulimit -n 128 && exec "$0" "$@"')) as server:
+        server.wait_for(LOADED)
+        before = footprint(server.pid)
+        with attacked(server, "300 gRPC connections, 128 descriptors"):
+            with ExitStack() as stack:
+                for _ in range(300):
+                    stack.enter_context(dialled(server.grpc_port)).setblocking(False)
+                server.wait_for("WARNING.*gRPC connections are open", 5)
+                assert [new_connection(server) for _ in range(5)] == [200] * 5
+            eventually(lambda: footprint(server.pid).descriptors <= before.descriptors + 1)
+            assert call(server) == "OK"
+        assert_lives(server)
+        server.stop()
+
+
 def call(server: ServerProcess) -> str:
     options = [("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(f"{HOST}:{server.grpc_port}", options) as channel:

@@ -10,7 +10,17 @@ from server_process import GRPC_ENGINES, ServerProcess, grpc_engine, serving
 
 MAX_JSON = 200_000
 
-OVER_BOTH_ENGINES = frozenset({"test_grpc_bursts", "test_grpc_connections", "test_streaming", "test_tls"})
+OVER_BOTH_ENGINES = frozenset(
+    {
+        "test_grpc_bursts",
+        "test_grpc_clients",
+        "test_grpc_connections",
+        "test_grpc_programs",
+        "test_soak",
+        "test_streaming",
+        "test_tls",
+    }
+)
 """What is about gRPC itself runs with each engine; all else with the default one."""
 
 

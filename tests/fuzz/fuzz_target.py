@@ -78,7 +78,7 @@ def guided(atheris: ModuleType, name: str, seconds: float, seed: int) -> None:
 
 
 def _untraced() -> list[str]:
-    """All modules but those of the two packages that targets are about: tracing takes seconds to set up.
+    """All modules but those of the packages that targets are about: tracing takes seconds to set up.
 
     And ``config.override`` recurses, which atheris does not survive when the stack is at its end.
     """
@@ -87,7 +87,11 @@ def _untraced() -> list[str]:
     assert spec.origin is not None
     root = Path(spec.origin).parent
     modules = [path.relative_to(root.parent).with_suffix("").parts for path in root.rglob("*.py")]
-    return [".".join(parts).removesuffix(".__init__") for parts in modules if parts[1] not in ("core", "protocol")]
+    return [".".join(parts).removesuffix(".__init__") for parts in modules if not _is_traced(parts[1:])]
+
+
+def _is_traced(parts: tuple[str, ...]) -> bool:
+    return parts[0] in ("core", "protocol") or parts[:2] == ("frontends", "http2")
 
 
 def unguided(name: str, seconds: float, seed: int) -> int:

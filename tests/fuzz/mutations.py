@@ -229,6 +229,68 @@ def _bytes(data: bytes, choose: random.Random) -> bytes:
     return bytes(found)
 
 
+# HTTP/2
+
+
+def _frames(data: bytes, choose: random.Random) -> bytes:
+    """Frames changed, taken out, or sent again; most have the length that their head says."""
+    frames: list[list[Any]] = []
+    while len(data) >= 9:
+        end = 9 + int.from_bytes(data[:3], "big")
+        frames.append([data[3], data[4], int.from_bytes(data[5:9], "big"), data[9:end]])
+        data = data[end:]
+    if not frames:
+        return _bytes(data, choose)
+    for _ in range(choose.choice((1, 1, 2, 3))):
+        at = choose.randrange(len(frames))
+        each = frames[at]
+        match choose.randrange(8):
+            case 0:
+                each[0] = choose.randrange(12)
+            case 1:
+                each[1] ^= 1 << choose.randrange(8)
+            case 2:
+                each[2] = choose.choice((0, 1, 2, 3, 5, 7, 2**31 - 1, 2**31, each[2] + 2))
+            case 3:
+                each[3] = _bytes(each[3], choose)
+            case 4:
+                each[3] = choose.choice((b"", bytes(4), bytes(8), b"\xff" * 4, b"\x7f\xff\xff\xff", each[3] * 30))
+            case 5 if len(frames) > 1:
+                del frames[at]
+            case 6:
+                frames[at:at] = [list(choose.choice(frames)) for _ in range(choose.choice((1, 1, 50)))]
+            case _:
+                frames.append([4, 0, 0, choose.randrange(1, 7).to_bytes(2, "big") + choose.choice(_SETTINGS)])
+    joined = b"".join([len(p).to_bytes(3, "big") + bytes((k, f)) + s.to_bytes(4, "big") + p for k, f, s, p in frames])
+    return joined if choose.random() < 0.9 else _bytes(joined, choose)
+
+
+_SETTINGS = tuple(value.to_bytes(4, "big") for value in (0, 1, 16_384, 65_535, 2**24 - 1, 2**31 - 1, 2**31))
+
+
+def _blocks(data: bytes, choose: random.Random) -> bytes:
+    """Header blocks, each with the length that is said."""
+    blocks: list[bytes] = []
+    while data:
+        end = 2 + int.from_bytes(data[:2], "big")
+        blocks.append(data[2:end])
+        data = data[end:]
+    if not blocks:
+        return data
+    for _ in range(choose.choice((1, 1, 2))):
+        at = choose.randrange(len(blocks))
+        match choose.randrange(4):
+            case 0:
+                blocks[at] = _bytes(blocks[at], choose)
+            case 1:
+                blocks.insert(at, choose.choice(blocks))
+            case 2:
+                blocks[at] += choose.choice((b"\xbe", b"\xbf", b"\x40\1x\1y", b"\0\1x\1y", b"\xbe" * 300))
+            case _:
+                blocks[at] = choose.choice((b"\x20", b"\x3f\xe1\x1f", b"\x3f\x45", b"\x20\x3f\xe1\x1f")) + blocks[at]
+    return b"".join([len(block).to_bytes(2, "big") + block for block in blocks])
+
+
 _STRUCTURES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "http_json": _json,
     "http_binary": _binary,
@@ -238,4 +300,6 @@ _STRUCTURES: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "generate_body": _json,
     "predict_body": _json,
     "control_body": _behind_digit,
+    "http2_connection": _frames,
+    "header_blocks": _blocks,
 }

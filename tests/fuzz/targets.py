@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import http2_targets
 from google.protobuf.message import DecodeError
 
 from modserve import config
@@ -254,6 +255,8 @@ _TARGETS: dict[str, tuple[Target, frozenset[Code]]] = {
     "generate_body": (generate_body, _BLAMES_CLIENT),
     "predict_body": (predict_body, _BLAMES_CLIENT),
     "control_body": (control_body, _CONTROL),
+    "http2_connection": (http2_targets.connection, _BLAMES_CLIENT),
+    "header_blocks": (http2_targets.header_blocks, _BLAMES_CLIENT),
 }
 NAMES = tuple(_TARGETS)
 

@@ -1,6 +1,7 @@
 """The gRPC port on a server of our own: HTTP/2 on the event loop, in `frontends/http2`."""
 
 import asyncio
+import resource
 from dataclasses import replace
 from typing import Any, Final
 
@@ -29,6 +30,9 @@ _LATE: Final = 0.02
 
 _TURNS: Final = 5
 """Turns of the event loop, more than it takes to read what has come."""
+
+_KEPT: Final = 16
+"""Descriptors that are left to others, at least."""
 
 _PROTOCOL: Final = "h2"
 
@@ -63,6 +67,7 @@ class NativeListener:
             codings=CODINGS[options.compression],
             limits=replace(LIMITS, streams=options.max_concurrent_streams),
         )
+        site.last_descriptor = _last_descriptor()
         tls: dict[str, Any] = {}
         if options.tls is not None:
             context = Certificates(options.tls, (_PROTOCOL,)).server_context()
@@ -135,6 +140,12 @@ def policies(options: GrpcSettings) -> Policies:
         age=options.max_connection_age / 1e3,
         grace=options.max_connection_age_grace / 1e3,
     )
+
+
+def _last_descriptor() -> int:
+    """Of those that connections may take: the last eighth of the process's is for other ports and files."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 0 if limit == resource.RLIM_INFINITY else limit - max(limit // 8, _KEPT)
 
 
 async def _within(event: asyncio.Event, seconds: float) -> None:

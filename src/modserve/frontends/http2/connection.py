@@ -35,6 +35,10 @@ class Connection(Reading):
     # The transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        opened = transport.get_extra_info("socket")
+        if opened is not None and self.site.refuses(opened.fileno()):
+            cast(asyncio.Transport, transport).abort()
+            return
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(_WRITE_BUFFER)
         self.site.opened(self)

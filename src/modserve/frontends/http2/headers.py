@@ -6,7 +6,6 @@ and all are forgotten as soon as one changes it. Clients that name their headers
 from their second or third call on.
 """
 
-from collections import deque
 from typing import Any, Final, TypeAlias
 
 from hpack import Decoder
@@ -22,9 +21,6 @@ FIELD_COST: Final = 32
 
 SIZE_UPDATE: Final = b"\x20"
 """At the beginning of a block: the encoder's table has no room (RFC 7541, section 6.3)."""
-
-_TEXT: Final = 200
-"""Characters of an error's text, which may quote the block."""
 
 _PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
 _NEEDED: Final = (b":method", b":scheme", b":path")
@@ -95,18 +91,20 @@ class Blocks:
     def decode(self, block: bytes) -> tuple[Fields, bool]:
         """The fields, and whether the block may be remembered. Raises `Http2Error`."""
         table = self._table
-        # Typed as tuples they would be copies of each other where this is compiled, and none the same as before.
-        entries: deque[Any] = table.dynamic_entries
-        first, count, most = (entries[0] if entries else None), len(entries), table.maxsize
+        entries: Any = table.dynamic_entries
+        # As objects: a tuple of two bytes has no identity once it is compiled.
+        first: object = entries[0] if entries else None
+        count, most = len(entries), table.maxsize
         try:
             fields = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except OversizedHeaderListError:
             text = f"a header list has more than {self._limits.decoded} bytes"
             raise Http2Error(ENHANCE_YOUR_CALM, text) from None
         except (HPACKError, IndexError, ValueError) as error:
-            text = f"a header block cannot be read: {error}"[:_TEXT]
+            # Not the error's text, which may be long, and may have the addresses of objects.
+            text = f"a header block cannot be read ({type(error).__name__})"
             raise Http2Error(COMPRESSION_ERROR, text) from None
-        now = entries[0] if entries else None
+        now: object = entries[0] if entries else None
         if now is not first or len(entries) != count or table.maxsize != most:
             self._known.clear()
             return fields, False

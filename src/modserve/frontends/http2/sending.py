@@ -28,6 +28,9 @@ _AT_ONCE: Final = 256 * 1024
 _WORTH: Final = 1024
 """Bytes of a frame that makes up for frames of the client: it may not open its windows byte by byte."""
 
+_TURN: Final = 1024 * 1024
+"""Bytes of bodies in one turn of the event loop: up to a millisecond."""
+
 _SHARE: Final = 64 * 1024
 """Bytes of one body before the next stream's turn."""
 
@@ -230,8 +233,11 @@ class Sending:
         sendable = self._sendable
         if sendable is None:
             return
-        handed = 0
+        handed = written = 0
         while sendable and not self.paused and self.transport is not None:
+            if written >= _TURN:
+                self._later()
+                return
             stream = sendable[0]
             if stream.pending and not stream.over and stream.window > 0 and self.window <= 0:
                 return
@@ -250,6 +256,7 @@ class Sending:
                 self.unwatch(stream)
                 stream.drained()
             if handed >= _AT_ONCE:
+                written += handed
                 handed = 0
                 self._write()
         if not sendable:

@@ -1,10 +1,13 @@
 """What the connections of a port share: limits, policies, the clock, and the writing at the end of a turn."""
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import mypyc_attr
 
 from modserve.core.turn import turn_of
 
@@ -16,6 +19,11 @@ from .stream import Stream
 if TYPE_CHECKING:
     from .connection import Connection
     from .sending import Sending
+
+_log = logging.getLogger(__name__)
+
+_WARN: Final = 10.0
+"""Seconds between two warnings that connections were refused."""
 
 _TICK: Final = 1.0
 """Seconds between two looks at all connections, unless a policy needs them more often."""
@@ -52,6 +60,7 @@ class Policies:
         return max(0.02, min([_TICK, *(each / 4 for each in times)]))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Site:
     """One port. A subclass says what requests mean."""
 
@@ -78,6 +87,10 @@ class Site:
         self.greeting = frames.settings(announced(limits)) + frames.window_update(
             0, limits.connection_window - frames.DEFAULT_WINDOW
         )
+        self.last_descriptor = 0
+        """Connections whose file descriptor is beyond it are refused: the rest is for other ports. 0: any may be."""
+        self._turned_away = 0
+        self._next_warning = 0.0
         self._dirty: list[Sending] = []
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -101,6 +114,23 @@ class Site:
         self.connections.discard(connection)
         if not self.connections:
             self.idle.set()
+
+    def refuses(self, descriptor: int) -> bool:
+        """Whether a connection with this descriptor is one too many; that it is goes to the log from time to time."""
+        if not self.last_descriptor or descriptor <= self.last_descriptor:
+            return False
+        self._turned_away += 1
+        now = self.loop.time()
+        if now >= self._next_warning:
+            self._next_warning = now + _WARN
+            _log.warning(
+                "%d gRPC connections are open, and few descriptors are left, which other ports need: %d new ones were "
+                "refused; raise the limit on open files (ulimit -n)",
+                len(self.connections),
+                self._turned_away,
+            )
+            self._turned_away = 0
+        return True
 
     def age(self) -> float:
         """When a connection that is made now is told to end; 0: never."""

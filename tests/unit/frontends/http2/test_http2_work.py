@@ -162,6 +162,16 @@ def test_going_away_without_a_code(wire: Wire) -> None:
     assert error[0] == FRAME_SIZE_ERROR
 
 
+def test_connections_beyond_the_last_descriptor(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
+    site = EchoSite(loop)
+    assert not site.refuses(1_000_000)
+    site.last_descriptor = 100
+    assert [site.refuses(number) for number in (99, 100, 101, 102)] == [False, False, True, True]
+    loop.now += 11
+    assert site.refuses(101)
+    assert [each.args[1] for each in caplog.records if isinstance(each.args, tuple)] == [1, 2]
+
+
 def test_trailers_with_a_path(wire: Wire) -> None:
     wire.send(headers(1), headers(1, HEADERS, end=True))
     assert wire.resets() == [(1, PROTOCOL_ERROR)]

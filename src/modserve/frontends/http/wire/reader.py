@@ -116,7 +116,7 @@ class Reader:
             self.missing -= end - start
             if not self.missing and not self.body.size:
                 return self._end(piece)
-            self.body.add(piece)
+            self.body.add(piece, self.missing)
             return None if self.missing else self._end(self.body.take())
         end = self.at = self._next_end(data, start)
         known = self._heads.recall(data[start:end]) if self.state is IDLE else None
@@ -261,7 +261,7 @@ class Reader:
         if self._chunks > _MAX_CHUNKS:  # the chunk that ends a body has none of it
             self._stop(400, _TOO_MANY_CHUNKS)
         self._check_size(self.body.size + len(body))
-        self.body.add(body)
+        self.body.add(body, 0)
 
     def on_message_complete(self) -> None:
         if not self._upgrade:
