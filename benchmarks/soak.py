@@ -152,10 +152,10 @@ async def grpc_round(ports: Ports, tally: Tally, choose: random.Random) -> None:
     """A channel with calls of all kinds, some at a time, some of them given up."""
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc}", options) as channel:
-        infer = channel.unary_unary(SERVICE + "ModelInfer")
+        infer = channel.unary_unary(SERVICE + "ModelInfer", None, None)
         for _ in range(30):
             await asyncio.gather(*[_call(infer, tally, choose) for _ in range(choose.choice((1, 1, 8)))])
-        stream = channel.stream_stream(SERVICE + "ModelStreamInfer")(iter([message(16)] * 20))
+        stream = channel.stream_stream(SERVICE + "ModelStreamInfer", None, None)(iter([message(16)] * 20))
         answers = 0
         async for _ in stream:
             answers += 1
