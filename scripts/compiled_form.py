@@ -26,7 +26,7 @@ LIBRARY = "modserve_compiled"
 """The library with the code of all modules, which the extension modules load: it stands beside the package."""
 _STAMP = "stamp.json"
 _MYPY = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent")
-_OPTIMISATION = os.getenv("OPT", "2")
+_OPTIMISATION = "2"
 
 
 @dataclass(frozen=True)

@@ -147,9 +147,8 @@ class Echo(Stream):
             self.connection.watch(self)
 
     def answer(self) -> None:
-        if not self.site.answers:
-            return
-        self.connection.respond(self, OK, self.body, END)
+        if self.site.answers:
+            self.connection.respond(self, OK, b"", [self.body], len(self.body), END)
 
     def lost(self) -> None:
         self.log.append("lost")
@@ -200,16 +199,16 @@ class Wire:
             while not self.transport.reading:
                 self.loop.run()
 
-    def bytes(self) -> bytes:
+    def written(self) -> bytes:
         """What has been written since the last look."""
         written, self.transport.written = b"".join(self.transport.written), []
         return written
 
-    def frames(self) -> list[Frame]:
+    def frames(self) -> list[Any]:
         """The same as frames."""
         if self.loop is not None:
             self.loop.run()
-        data, frames = memoryview(self.bytes()), []
+        data, frames = memoryview(self.written()), list[Any]()
         while data:
             frame, length = Frame.parse_frame_header(data[:9])
             frame.parse_body(data[9 : 9 + length])
@@ -274,7 +273,7 @@ class FriendlyClient:
                 self.wire.send(out)
             if self.wire.loop is not None:
                 self.wire.loop.run()
-            received = self.wire.bytes()
+            received = self.wire.written()
             if not out and not received:
                 return events
             for event in self.h2.receive_data(received) if received else ():

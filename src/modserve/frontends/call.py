@@ -13,6 +13,8 @@ from abc import abstractmethod
 from collections import deque
 from typing import NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from modserve.core.errors import ModserveError
 from modserve.core.inflight import Inflight, RequestTrace
 from modserve.core.memory import UnsentResponses
@@ -41,6 +43,7 @@ HTTP = Wire("HTTP", ("HTTP_RECV_START", "HTTP_RECV_END"), "HTTP_SEND_START", "HT
 GRPC = Wire("gRPC", ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), "GRPC_SEND_START", "GRPC_SEND_END")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Call(SingleResponseSink):
     """One request and the sink of its outcomes; a subclass says where the one response goes, or that there are many."""
 
@@ -211,6 +214,7 @@ class FutureCall(Call):
             inflight.cancel()  # a decoupled model may want to say more
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StreamCall(Call):
     """A call with any number of responses, which wait in `outcomes` until they are sent."""
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from mypy_extensions import mypyc_attr
+
 from modserve.core.inflight import Inflight
 from modserve.core.merging import rows_of
 from modserve.core.model_config import DynamicBatching, ModelConfig
@@ -62,6 +64,7 @@ class WaitUntil:
 Decision: TypeAlias = Dispatch | WaitUntil
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True, eq=False, repr=False)
 class Together:
     """The requests that may share a batch: iterating gives them, the most urgent first. There is at least one.

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from mypy_extensions import mypyc_attr
+
 from modserve.core.inflight import Inflight
 
 from .batching import Together
@@ -60,6 +62,7 @@ class _Group(Together):
         return next(iter(self.lanes[min(self.lanes)]))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LevelQueue(RequestQueue):
     """Its calls are those of `PlainQueue`, `move` and `age`; none costs more because many wait, but those that list.
 

@@ -22,6 +22,8 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 
+from mypy_extensions import mypyc_attr
+
 from modserve.core.inflight import Inflight
 
 from .batching import Together
@@ -35,6 +37,7 @@ Line = OrderedDict[Inflight, None]
 _Times = list[tuple[int, int, Inflight]]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RequestQueue:
     """What both queues have in common: `count` is how many requests wait, and those that have to leave at a time.
 

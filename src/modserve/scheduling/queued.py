@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Generic
 
+from mypy_extensions import mypyc_attr
+
 from modserve.core.errors import ModserveError, cancelled, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import DynamicBatching
@@ -18,6 +20,7 @@ TURN_NS = 1_000_000
 """How long a scheduler may start batches in one turn of the event loop; the rest goes on in the next."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class QueuedScheduler(Generic[SlotT]):
     """Requests wait by priority and arrival until a slot is free and `rule` sends them.
 

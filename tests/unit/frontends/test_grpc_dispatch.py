@@ -127,7 +127,7 @@ async def test_long_messages_are_read_and_made_on_threads(server: Server, monkey
         await handle(None, context)
         if name == "ModelInfer":
             context.end()
-    assert done == ["_split", "_encoded", "parse"]
+    assert done == ["_split", "_joined", "parse"]
 
 
 # Compression

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from puppet_server import JSON_ANSWER, MAX_JSON, Client, infer, request, stage
 
-from modserve.frontends.http.wire import connection
+from modserve.frontends.http.wire import half_closed
 from modserve.settings import HttpSettings
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -161,7 +161,7 @@ async def test_over_tls_nothing_can_be_sent_any_more(tmp_path: Path) -> None:
 async def test_one_that_has_gone_cancels_its_request(
     tmp_path: Path, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_LOOK", 0)
+    monkeypatch.setattr(half_closed, "_LOOK", 0)
     async with stage(tmp_path, automatic=False, options=HttpSettings(max_json=MAX_JSON)) as on:
         client = on.connect()
         client.send(infer())

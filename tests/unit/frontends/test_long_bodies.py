@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -244,29 +245,61 @@ async def test_texts_take_memory_before_they_are_counted(site: HttpContext, monk
     assert counts == []
 
 
-async def test_a_body_that_is_too_long_to_join_grows_as_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("length", [17, 0], ids=["announced", "in chunks"])
+async def test_a_body_that_is_too_long_to_join(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     monkeypatch.setattr(incoming_body, "_LONG_BODY", 10)
     incoming = incoming_body.IncomingBody()
     for piece in (b"0123", b"4567", b"89abc", b"def", b"g"):
-        incoming.add(piece)
+        incoming.add(piece, max(0, length - incoming.size - len(piece)))
     assert incoming.size == 17
-    body = incoming.take()
-    assert isinstance(body, memoryview)
-    assert (bytes(body), body.readonly, incoming.size) == (b"0123456789abcdefg", True, 0)
-    incoming.add(b"next")
+    assert (incoming.take(), incoming.size) == (b"0123456789abcdefg", 0)
+    incoming.add(b"next", 0)
     assert incoming.take() == b"next"
 
 
-async def test_a_long_body_that_nobody_reads_is_freed_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_body_is_in_memory_once_and_only_as_far_as_it_has_come() -> None:
+    length, piece = 64 * MEGABYTE, bytes(MEGABYTE)
+    incoming = incoming_body.IncomingBody()
+    tracemalloc.start()
+    try:
+        for missing in range(length - MEGABYTE, -1, -MEGABYTE):
+            incoming.add(piece, missing)
+        body = incoming.take()
+        assert tracemalloc.get_traced_memory()[1] < length + MEGABYTE
+    finally:
+        tracemalloc.stop()
+    assert body == bytes(length)
+
+
+@pytest.mark.parametrize("length", [2**62, 2**63 - 1, 2**63])
+async def test_a_body_that_there_is_no_memory_for(site: HttpContext, length: int) -> None:
+    """It is refused when much of it has come, also where the memory budget has no limit."""
+    site.server.memory.limit = 0
+    client = Client(site)
+    head = request("PUT", "/v2/models/echo/infer", Content_Length=str(length), Inference_Header_Content_Length="2")
+    client.send(head.replace(b"PUT", b"POST"), b"{}")
+    assert not client.transport.written
+    client.send(bytes(MEGABYTE))
+    (answer,) = await client.receive()
+    assert (answer.status, answer.headers["connection"]) == (503, "close")
+    client.connection.abort()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("announced", [64, 0])
+async def test_a_long_body_that_nobody_reads_is_freed_by_halves(
+    monkeypatch: pytest.MonkeyPatch, announced: int
+) -> None:
     monkeypatch.setattr(incoming_body, "_LONG_BODY", 10)
     incoming = incoming_body.IncomingBody()
-    incoming.add(bytes(64))
+    incoming.add(bytes(32), announced and announced - 32)
+    incoming.add(bytes(32), 0)
     body = incoming._long
     assert body is not None
     incoming.drop(asyncio.get_running_loop())
     assert incoming.size == 0
     sizes = []
-    for _ in range(6):
-        sizes.append(len(body))
+    for _ in range(5):
+        sizes.append(len(body.getvalue()))
         await asyncio.sleep(0)
-    assert sizes == [32, 16, 8, 8, 8, 8]
+    assert sizes == [31, 14, 6, 6, 6]

@@ -14,7 +14,7 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings, TlsFiles
 
 from .dispatch import Dispatcher, NoMessageError
-from .rpc import ClientGoneError, Refusal, Rpc
+from .rpc import ClientGoneError, Refusal, Response, Rpc
 from .service import rpc_table
 from .stream import InferStreams
 
@@ -125,7 +125,7 @@ class AioCall:
         self._context.add_done_callback(lambda _: callback())
 
 
-class _Asynchronous(functools.partial[Awaitable[bytes]]):
+class _Asynchronous(functools.partial[Awaitable[Response]]):
     """A handler of which the library sees at once that it need not run it on a thread.
 
     It asks whether a handler is awaitable, and only then whether that is a coroutine function, twice for each call.
@@ -173,7 +173,7 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def _unary(self, rpc: Rpc) -> "grpc.RpcMethodHandler[Any, Any]":
         dispatcher = self.dispatcher
 
-        def handle(messages: object, context: Any) -> Awaitable[bytes]:
+        def handle(messages: object, context: Any) -> Awaitable[Response]:
             return dispatcher.unary(rpc, AioCall(context, self))
 
         return grpc.stream_unary_rpc_method_handler(_Asynchronous(handle))

@@ -2,7 +2,7 @@
 
 A message that comes as a whole is one slice of what came. One that comes in parts is collected in a `BytesIO`, whose
 bytes are handed over without another copy; it counts as held by the server from its first part on, and the client may
-send more as soon as a part is there.
+send more as soon as a part is there. When much of a long one has come, there is a place for all of it.
 """
 
 from io import BytesIO
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 PREFIX: Final = 5
 """Bytes before each message: whether it is compressed, and its length."""
+
+_MUCH: Final = 1024 * 1024
+"""Bytes of a message before its announced length is believed."""
 
 
 class Collecting(Stream):
@@ -71,7 +74,8 @@ class Collecting(Stream):
                 stop = start + PREFIX + size
                 if stop > end:
                     break
-                if not self._acceptable(data[start], size):
+                most = self.port.max_message
+                if (data[start] or (most and size > most)) and not self._acceptable(data[start], size):
                     return
                 self.message_received(data[start + PREFIX : stop], PREFIX + size, 0)
                 start = stop
@@ -126,8 +130,23 @@ class Collecting(Stream):
         self.held += size
         self._size += size
         assert self._buffer is not None, "collected without a beginning: this is a bug"
+        if self._size > _MUCH >= self._size - size and not self._make_room(self._buffer):
+            return False
         self._buffer.write(memoryview(data)[start:end])
         self.credit(size)
+        return True
+
+    def _make_room(self, begun: BytesIO) -> bool:
+        """Move the message to a place of its announced length; whether there is one.
+
+        The system gives out zeros page by page, when they are written to: what does not come costs nothing.
+        """
+        try:
+            self._buffer = BytesIO(bytes(self._announced))
+        except MemoryError:
+            self.fail(RESOURCE_EXHAUSTED, f"the server has no memory for a message of {self._announced} bytes")
+            return False
+        self._buffer.write(begun.getvalue())
         return True
 
     def hold(self, size: int) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
+from modserve.core.tensor import Buffer
 from modserve.frontends import offload
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory
@@ -17,7 +18,8 @@ from modserve.settings import Limits
 
 from . import reading
 from .inflating import STARTS, Inflating
-from .rpc import ClientGoneError, Refusal, Rpc, RpcCall
+from .rpc import ClientGoneError, Refusal, Response, Rpc, RpcCall
+from .writing import size_of
 
 MAX_CALLS = 10_000
 """Unary calls that are under way at a time. More are refused at once: each holds about 20 KB beside its message."""
@@ -35,20 +37,26 @@ class Dispatcher:
     """Serves calls by their row of the table. Never raises, but for cancellation."""
 
     def __init__(
-        self, server: Server, limits: Limits | None = None, max_calls: int = MAX_CALLS, max_message: int = 0
+        self,
+        server: Server,
+        limits: Limits | None = None,
+        max_calls: int = MAX_CALLS,
+        max_message: int = 0,
+        in_parts: bool = False,
     ) -> None:
-        """`max_message`: bytes that a message may have; 0: any number."""
+        """`max_message`: bytes that a message may have; 0: any number. `in_parts`: who calls `unary` takes parts."""
         self.limits = limits or Limits()
         self.inflating = Inflating(server.memory, max_message, self.limits)
-        self._reader = RequestReader(self.limits.split)
+        self.reader = RequestReader(self.limits.split)
         self._server = server
-        self._max_calls = max_calls
+        self.max_calls = max_calls
+        self._in_parts = in_parts
         self.calls = 0
         """Unary calls under way, without those whose refusal is held back."""
         self.refused = 0
         """Calls that were refused because too many were under way."""
 
-    async def unary(self, rpc: Rpc, call: RpcCall) -> bytes:
+    async def unary(self, rpc: Rpc, call: RpcCall) -> Response:
         """The response to a call with one request and one response. Raises what `call.refuse` raises."""
         memory = self._server.memory
         message: Message | InferMessage | None = None
@@ -59,7 +67,7 @@ class Dispatcher:
         try:
             if rpc.restriction is not None:
                 _check_restriction(rpc.restriction, call)
-            if self.calls > self._max_calls:
+            if self.calls > self.max_calls:
                 raise self._too_many()
             data = await call.read()
             if data is None:
@@ -72,7 +80,7 @@ class Dispatcher:
                 size = len(data)
             request = rpc.method.request
             if rpc.infers:
-                message = self._reader.read(data) or await reading.parse_infer(data, self.limits)
+                message = self.reader.read(data) or await reading.parse_infer(data, self.limits)
             elif size > self.limits.message:
                 message = await offload.on_thread(reading.parse, request, data)
             else:
@@ -81,19 +89,24 @@ class Dispatcher:
                 except DecodeError:
                     raise reading.unreadable(request, size) from None
             data = None
-            response = await rpc.handler(message, call)
-            if isinstance(response, bytes):
-                if len(response) > self.limits.message:
-                    self._count_until_sent(len(response), call)
+            response: Response | Message | ModserveError = await rpc.handler(message, call)
+            if isinstance(response, bytes | list):
+                size = size_of(response)
+                if isinstance(response, list) and not self._in_parts:
+                    response = (
+                        await offload.on_thread(_joined, response) if size > self.limits.message else _joined(response)
+                    )
+                if size > self.limits.message:
+                    self.count_until_sent(size, call)
                 return response
             if isinstance(response, Message):
                 return response.SerializeToString()
-            refusal = self._refusal(response, message)
+            refusal = self.refusal(response, message)
             del response
         except ClientGoneError:
-            refusal = self._refusal(NoMessageError(), message)
+            refusal = self.refusal(NoMessageError(), message)
         except Exception as error:
-            refusal = self._refusal(to_client_error(error, rpc.method.name), message)
+            refusal = self.refusal(to_client_error(error, rpc.method.name), message)
         finally:
             self.calls -= 1
             memory.give_back(held)
@@ -117,11 +130,11 @@ class Dispatcher:
                     raise NoMessageError
                 data = await self.inflating.short(data)
                 failure = await rpc.handler(reading.parse(rpc.method.request, data), call)
-            return None if failure is None else self._refusal(failure, None)
+            return None if failure is None else self.refusal(failure, None)
         except ClientGoneError:
             return None
         except Exception as error:
-            return self._refusal(to_client_error(error, rpc.method.name), None)
+            return self.refusal(to_client_error(error, rpc.method.name), None)
 
     def record(self, error: ModserveError, request: Any = None) -> None:
         """Log a call that fails with `error`; the model, version and id are those that its request names."""
@@ -130,24 +143,29 @@ class Dispatcher:
         status, message = failures.grpc_name(error), failures.public_message(error)
         self._server.failure_log.record("gRPC", model, version, getattr(request, "id", ""), status, message)
 
-    def _refusal(self, error: ModserveError, request: Message | InferMessage | None) -> Refusal:
+    def refusal(self, error: ModserveError, request: Message | InferMessage | None) -> Refusal:
         early = isinstance(error, NoMessageError)
         if not early:
             self.record(error, request)
         status = failures.spelling(error).grpc
         return Refusal(status, failures.public_message(error), failures.trailers(error), early)
 
-    def _count_until_sent(self, size: int, call: RpcCall) -> None:
+    def count_until_sent(self, size: int, call: RpcCall) -> None:
+        """A response of `size` bytes exists until its call is over."""
         memory = self._server.memory
-        call.on_end(lambda: memory.give_back(size))
         memory.force(size)
+        call.on_end(lambda: memory.give_back(size))
 
     def _too_many(self) -> ModserveError:
         self.refused += 1
         return OverloadedError(
-            f"too many calls: {self._max_calls} are under way on the gRPC port, and it takes no more at a time. Try "
+            f"too many calls: {self.max_calls} are under way on the gRPC port, and it takes no more at a time. Try "
             "again later."
         )
+
+
+def _joined(parts: list[Buffer]) -> bytes:
+    return b"".join(parts)
 
 
 def _check_restriction(restriction: Restriction, call: RpcCall) -> None:

@@ -48,7 +48,7 @@ class NativeListener:
         self._address = address
         self._port = port
         self._options = options
-        self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0)
+        self._dispatcher = Dispatcher(server, options.limits, max_message=options.max_message or 0, in_parts=True)
         self._streams = InferStreams(server, options, self._dispatcher.inflating)
         self._rpcs = rpc_table(server, options, self._dispatcher.inflating, self._streams)
         self._site: GrpcSite | None = None

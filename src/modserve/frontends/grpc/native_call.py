@@ -13,27 +13,24 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from modserve.frontends import offload
-from modserve.frontends.http2.stream import Chunk
-from modserve.protocol import compression
+from modserve.core.tensor import Buffer
 
 from . import heads
-from .collecting import Collecting
+from .collecting import PREFIX, Collecting
 from .dispatch import NoMessageError
 from .heads import DEADLINE_EXCEEDED, INTERNAL, GrpcHead
-from .rpc import ClientGoneError, Refusal, Rpc
+from .rpc import ClientGoneError, Refusal, Response, Rpc
+from .writing import COPIED, framed, packed, size_of
 
 if TYPE_CHECKING:
     from modserve.frontends.http2.sending import Sending
 
     from .native_site import GrpcSite
+    from .plain import PlainCall
 
 _log = logging.getLogger(__name__)
-
-_COPIED: Final = 64 * 1024
-"""Bytes of a message that is copied behind its prefix; a longer one is sent as it is."""
 
 
 class NativeCall(Collecting):
@@ -47,6 +44,7 @@ class NativeCall(Collecting):
         "_coroutine",
         "_message",
         "_messages",
+        "_plain",
         "_reader",
         "_started",
         "_streaming",
@@ -75,7 +73,8 @@ class NativeCall(Collecting):
         self._bucket = 0
         self._trailers: tuple[tuple[str, str], ...] = ()
         self._callbacks: list[Callable[[], None]] | None = None
-        self._coroutine: Coroutine[Any, Any, bytes] | None = None
+        self._plain: PlainCall | None = None
+        self._coroutine: Coroutine[Any, Any, Response] | None = None
         self._awaited: asyncio.Future[Any] | None = None
         self._cancelling = False
         self._task: asyncio.Task[None] | None = None
@@ -116,13 +115,13 @@ class NativeCall(Collecting):
     async def write(self, message: bytes) -> None:
         coding, compressed = self.call_head.coding, 0
         if coding and not self.over:
-            message, compressed = await self._packed(message, coding)
+            message, compressed = await packed(message, coding, self.port.dispatcher.limits.compressed)
         if self.over:
             raise ClientGoneError
         if not self.headers_sent:
             self.send_headers(heads.COMPRESSED[coding] if coding else heads.HEADERS)
-        self.send_data(_framed(message, compressed))
-        if self.connection.paused or len(message) > _COPIED:
+        self.send_data(framed(message, compressed))
+        if self.connection.paused or len(message) > COPIED:
             self.connection.flush()  # which may be all that is needed
         if self.pending:
             self._writer = self.port.loop.create_future()
@@ -137,11 +136,15 @@ class NativeCall(Collecting):
         self._trailers = trailers
 
     async def refuse(self, refusal: Refusal) -> bytes:
+        self.refused(refusal)
+        return b""
+
+    def refused(self, refusal: Refusal) -> None:
+        """As `refuse`."""
         if not self.over:
             self.end(refusal.status, refusal.message, refusal.trailers)
             if refusal.early:  # nobody but us has ended it
                 self.port.dispatcher.record(NoMessageError())
-        return b""
 
     def on_end(self, callback: Callable[[], None]) -> None:
         if self.over:
@@ -154,7 +157,7 @@ class NativeCall(Collecting):
     # The stream's side
 
     def end_received(self) -> None:
-        if self.collecting:
+        if self._buffer is not None or self._prefix:
             self.end(INTERNAL, "the client ended the call in the middle of a message")
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
@@ -177,9 +180,17 @@ class NativeCall(Collecting):
             return
         self._started = True
         self._waiting = False
-        self._set_deadline()
-        if self.over:
-            return
+        if self.deadline_ns:
+            self._set_deadline()
+            if self.over:
+                return
+        if rpc.plain is not None and not self.call_head.coding:
+            message = self._message
+            if message is not None and not self.held:
+                self._plain = rpc.plain.start(self.port.dispatcher, self, message)
+                if self._plain is not None:
+                    self._message = None
+                    return
         if rpc.method.server_streaming:
             self._task = self.port.loop.create_task(self._serve(rpc))
         elif rpc.infers and not self.call_head.coding:
@@ -236,20 +247,26 @@ class NativeCall(Collecting):
         if self._bucket:
             self.port.deadlines.remove(self, self._bucket)
             self._bucket = 0
-        for waiting in (self._reader, self._writer):
-            if waiting is not None and not waiting.done():
-                waiting.set_result(None)
-        self.collect_no_more()
+        if self._streaming or self._writer is not None:
+            for waiting in (self._reader, self._writer):
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(None)
+        self.full = True
+        if self._buffer is not None or self._prefix or self.held:
+            self.collect_no_more()
         if self._messages is not None:
             for _, _, held in self._messages:
                 self.release(held)
             self._messages = None
-        callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            callback()
+        if self._callbacks is not None:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                callback()
 
     def _cancel(self) -> None:
         """Whatever serves the call stops."""
+        if self._plain is not None:
+            self._plain.cancel()
         if self._task is not None:
             self._task.cancel()
         if self._coroutine is not None:
@@ -280,14 +297,6 @@ class NativeCall(Collecting):
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def _packed(self, message: bytes, coding: str) -> tuple[bytes, int]:
-        """The message, compressed where that makes it shorter, and whether it is."""
-        if len(message) > self.port.dispatcher.limits.compressed:
-            packed = await offload.on_thread(compression.encode, (message,), coding)
-        else:
-            packed = compression.encode((message,), coding)
-        return (packed, 1) if len(packed) < len(message) else (message, 0)
-
     # Its coroutine
 
     def _step(self, ready: object = None) -> None:
@@ -304,7 +313,7 @@ class NativeCall(Collecting):
                 awaited = coroutine.send(None)
         except StopIteration as stop:
             self._coroutine = None
-            self._respond(stop.value)
+            self._answered(stop.value)
         except asyncio.CancelledError:
             self._coroutine = None
             self.end(heads.CANCELLED, "the call was cancelled")
@@ -321,18 +330,22 @@ class NativeCall(Collecting):
             if self._cancelling and awaited.cancel():
                 self._cancelling = False
 
-    def _respond(self, response: bytes) -> None:
-        """The response of a unary call, unless it has got its status."""
+    def respond(self, parts: list[Buffer], size: int) -> None:
+        """The response of a unary call, of `size` bytes, unless it has got its status."""
         if self.over or self.final is not None:
             return
-        size = len(response)
         trailers = heads.trailers(heads.OK, "", self._trailers) if self._trailers else heads.TRAILERS
-        if size <= _COPIED:
-            self.connection.respond(self, heads.HEADERS, b"\0" + size.to_bytes(4, "big") + response, trailers)
+        prefix = b"\0" + size.to_bytes(4, "big")
+        if size <= COPIED:
+            self.connection.respond(self, heads.HEADERS, prefix, parts, PREFIX + size, trailers)
             return
         self.send_headers(heads.HEADERS)
-        self.send_data(_framed(response, 0))
+        self.send_data([prefix, *parts])
         self.finish(trailers)
+
+    def _answered(self, response: Response) -> None:
+        parts: list[Buffer] = [response] if isinstance(response, bytes) else response
+        self.respond(parts, size_of(response))
 
     async def _answer(self, rpc: Rpc) -> None:
         """Serve a unary call as a task."""
@@ -340,12 +353,12 @@ class NativeCall(Collecting):
             response = await self.port.dispatcher.unary(rpc, self)
             coding = self.call_head.coding
             if coding and self.final is None and not self.over:
-                response, compressed = await self._packed(response, coding)
+                message, compressed = await packed(response, coding, self.port.dispatcher.limits.compressed)
                 self.send_headers(heads.COMPRESSED[coding])
-                self.send_data(_framed(response, compressed))
+                self.send_data(framed(message, compressed))
                 self.finish(heads.trailers(heads.OK, "", self._trailers))
             else:
-                self._respond(response)
+                self._answered(response)
         except asyncio.CancelledError:
             self.end(heads.CANCELLED, "the call was cancelled")
         except Exception:
@@ -373,8 +386,3 @@ class NativeCall(Collecting):
     def _failed(self) -> None:
         _log.exception("a gRPC call could not be served, unforeseen")
         self.end(INTERNAL, "internal error")
-
-
-def _framed(message: bytes, compressed: int) -> list[Chunk]:
-    prefix = bytes((compressed,)) + len(message).to_bytes(4, "big")
-    return [prefix + message] if len(message) <= _COPIED else [prefix, message]

@@ -1,16 +1,24 @@
 """gRPC calls as the front end sees them, whatever library or listener they come through."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from modserve.core.tensor import Buffer
 from modserve.pb.descriptors import Method
 from modserve.protocol.restricted import Restriction
 from modserve.server import Server
 from modserve.settings import GrpcSettings
 
+if TYPE_CHECKING:
+    from .plain import PlainInferences
+
 
 class ClientGoneError(Exception):
     """The client has ended the call, and takes nothing more."""
+
+
+Response: TypeAlias = bytes | list[Buffer]
+"""A message, or the parts of one."""
 
 
 class RpcCall(Protocol):
@@ -51,9 +59,9 @@ Handler: TypeAlias = Callable[..., Awaitable[Any]]
 class Rpc(NamedTuple):
     """A row of the table of calls.
 
-    The `handler` of a unary call takes its message and the `RpcCall`, and returns a message, or its bytes. That of a
-    stream takes its one message, or none if the client streams, and the `RpcCall`. Both raise the error that the call
-    fails with, or return it.
+    The `handler` of a unary call takes its message and the `RpcCall`, and returns a message, or the parts of its bytes.
+    That of a stream takes its one message, or none if the client streams, and the `RpcCall`. Both raise the error that
+    the call fails with, or return it.
     """
 
     method: Method
@@ -61,6 +69,8 @@ class Rpc(NamedTuple):
     restriction: Restriction | None = None
     infers: bool = False
     """The handler takes its message as an `InferMessage`."""
+    plain: "PlainInferences | None" = None
+    """What serves such calls in place of the handler, where it can."""
 
 
 class Refusal(NamedTuple):

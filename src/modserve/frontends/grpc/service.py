@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 from modserve.core.errors import Code, ModserveError, unsupported
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import CudaRegion, SystemRegion
+from modserve.core.tensor import Buffer
 from modserve.core.version import parse_requested
 from modserve.frontends import offload
 from modserve.frontends.call import GRPC, Call, FutureCall
@@ -28,6 +29,7 @@ from modserve.settings import GrpcSettings
 
 from .health import HealthService
 from .inflating import Inflating
+from .plain import PlainInferences
 from .reading import read_plain, read_request
 from .reflection import SERVICES as REFLECTION
 from .reflection import ReflectionService
@@ -44,6 +46,9 @@ class InferenceService:
         self._header_pattern = options.header_pattern
         self._server_timing = options.server_timing
         self._writer = ResponseWriter()
+        self.plain: PlainInferences | None = None
+        if self._header_pattern is None and not self._server_timing:
+            self.plain = PlainInferences(server, self._limits, self._writer)
 
     async def ServerLive(self, message: pb.ServerLiveRequest, call: RpcCall) -> Message:
         return pb.ServerLiveResponse(live=self._server.live)
@@ -129,7 +134,7 @@ class InferenceService:
         tracer.change(trace_settings.change_by_message(message.settings), message.model_name)
         return trace_settings.message(tracer.settings(message.model_name))
 
-    async def ModelInfer(self, message: InferMessage, rpc: RpcCall) -> bytes | ModserveError:
+    async def ModelInfer(self, message: InferMessage, rpc: RpcCall) -> list[Buffer] | ModserveError:
         """A failure of the execution is returned, not raised: its traceback would hold what holds it."""
         now_ns, deadline_ns, server = time.monotonic_ns(), rpc.deadline_ns, self._server
         version = message.requested_version()
@@ -148,15 +153,15 @@ class InferenceService:
                 return DeadlinePassedError() if late else outcome
             if self._server_timing and (cost := call.cost):
                 rpc.set_trailers(((server_timing.HEADER, cost),))
-            if is_long_response(outcome, call.reply, self._limits, True) or call.on_gpu:
+            if is_long_response(outcome, call.reply, self._limits) or call.on_gpu:
                 return await offload.on_thread(_encoded, self._writer, call, outcome)
             return _encoded(self._writer, call, outcome)
         finally:
             call.finish()
 
 
-def _encoded(writer: ResponseWriter, call: Call, response: InferenceResponse) -> bytes:
-    return writer.encode(response if call.reply is BINARY else call.render(response))
+def _encoded(writer: ResponseWriter, call: Call, response: InferenceResponse) -> list[Buffer]:
+    return writer.parts(response if call.reply is BINARY else call.render(response))
 
 
 def _sent(call: Call) -> None:
@@ -190,7 +195,9 @@ def own_rpcs(
             if name == "ModelStreamInfer":
                 handler = (streams or InferStreams(server, options, inflating)).serve
             restriction = options.restrictions.get(RPC_CATEGORY.get(name, ""))
-            rpcs[f"/{service}/{name}"] = Rpc(method, handler or _unserved(name), restriction, name == "ModelInfer")
+            infers = name == "ModelInfer"
+            plain = inference.plain if infers and restriction is None else None
+            rpcs[f"/{service}/{name}"] = Rpc(method, handler or _unserved(name), restriction, infers, plain)
     return rpcs
 
 

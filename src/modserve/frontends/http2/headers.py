@@ -6,8 +6,7 @@ and all are forgotten as soon as one changes it. Clients that name their headers
 from their second or third call on.
 """
 
-from collections import deque
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError, OversizedHeaderListError
@@ -92,8 +91,10 @@ class Blocks:
     def decode(self, block: bytes) -> tuple[Fields, bool]:
         """The fields, and whether the block may be remembered. Raises `Http2Error`."""
         table = self._table
-        entries: deque[tuple[bytes, bytes]] = table.dynamic_entries
-        first, count, most = (entries[0] if entries else None), len(entries), table.maxsize
+        entries: Any = table.dynamic_entries
+        # As objects: a tuple of two bytes has no identity once it is compiled.
+        first: object = entries[0] if entries else None
+        count, most = len(entries), table.maxsize
         try:
             fields = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except OversizedHeaderListError:
@@ -103,7 +104,7 @@ class Blocks:
             # Not the error's text, which may be long, and may have the addresses of objects.
             text = f"a header block cannot be read ({type(error).__name__})"
             raise Http2Error(COMPRESSION_ERROR, text) from None
-        now = entries[0] if entries else None
+        now: object = entries[0] if entries else None
         if now is not first or len(entries) != count or table.maxsize != most:
             self._known.clear()
             return fields, False

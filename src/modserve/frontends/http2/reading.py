@@ -40,6 +40,9 @@ _log = logging.getLogger(__name__)
 _FIXED: Final = {frames.PRIORITY: 5, frames.RST_STREAM: 4, frames.PING: 8, frames.WINDOW_UPDATE: 4}
 """Bytes of the frames that have one size."""
 
+_UNUSUAL: Final = END_HEADERS | PADDED | frames.WITH_PRIORITY
+"""Most HEADERS have only the first of these flags."""
+
 _OF_STREAMS: Final = frozenset((DATA, HEADERS, frames.PRIORITY, frames.RST_STREAM, CONTINUATION))
 _OF_CONNECTIONS: Final = frozenset((frames.SETTINGS, frames.PING, frames.GOAWAY))
 
@@ -112,9 +115,12 @@ class Reading(Controlling):
         self.site.received += 1
         if self.ready:
             ready, self.ready = self.ready, []
+            turn = self.site.turn
+            turn.begin()
             for stream in ready:
                 if not stream.over:
                     stream.begin()
+            turn.end()
         if self._received >= self.site.limits.connection_window // 2:
             self._out.append(frames.window_update(0, self._received))
             self._received = 0
@@ -193,6 +199,12 @@ class Reading(Controlling):
                     if not self._last:
                         self.count_noise()
                     self._take(data, at, at)
+                continue
+            usual = kind == HEADERS and flags & _UNUSUAL == END_HEADERS and number
+            if usual and length <= size - at - HEAD_SIZE and length <= self.site.limits.header_block:
+                at += HEAD_SIZE
+                self._open(number, data[at : at + length], bool(flags & END_STREAM))
+                at += length
                 continue
             if kind > CONTINUATION:
                 self.count_noise()

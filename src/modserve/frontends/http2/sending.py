@@ -28,6 +28,9 @@ _AT_ONCE: Final = 256 * 1024
 _WORTH: Final = 1024
 """Bytes of a frame that makes up for frames of the client: it may not open its windows byte by byte."""
 
+_TURN: Final = 1024 * 1024
+"""Bytes of bodies in one turn of the event loop: up to a millisecond."""
+
 _SHARE: Final = 64 * 1024
 """Bytes of one body before the next stream's turn."""
 
@@ -110,30 +113,35 @@ class Sending:
         self._out.append(self._header_frame(stream.number, END_HEADERS, block))
         self._sent_something()
 
-    def respond(self, stream: Stream, headers: bytes, body: bytes, trailers: bytes) -> None:
-        """A whole response: for short ones one piece of bytes, if nothing holds it back."""
-        size = len(body)
+    def respond(
+        self, stream: Stream, headers: bytes, prefix: bytes, body: list[Chunk], size: int, trailers: bytes
+    ) -> None:
+        """A whole response, whose prefix and body have `size` bytes: one piece of bytes, if nothing holds it back."""
         if stream.over:
             return
         if size > stream.window or size > self.window or size > self.longest_frame or self.paused or self.table_update:
             stream.send_headers(headers)
-            stream.pending = deque((body,))
+            stream.pending = deque((prefix, *body))
             stream.finish(trailers)
             return
         number = stream.number.to_bytes(4, "big")
-        parts = (
-            _PART.pack(len(headers) >> 8, len(headers) & 255, HEADERS, END_HEADERS),
-            number,
-            headers,
-            _PART.pack(size >> 8, size & 255, DATA, 0),
-            number,
-            body,
-            _PART.pack(len(trailers) >> 8, len(trailers) & 255, HEADERS, END_HEADERS | END_STREAM),
-            number,
-            trailers,
-        )
         self.window -= size
-        self._out.append(b"".join(parts))
+        self._out.append(
+            b"".join(
+                [
+                    _PART.pack(len(headers) >> 8, len(headers) & 255, HEADERS, END_HEADERS),
+                    number,
+                    headers,
+                    _PART.pack(size >> 8, size & 255, DATA, 0),
+                    number,
+                    prefix,
+                    *body,
+                    _PART.pack(len(trailers) >> 8, len(trailers) & 255, HEADERS, END_HEADERS | END_STREAM),
+                    number,
+                    trailers,
+                ]
+            )
+        )
         self._sent_something()
         self._over(stream)
 
@@ -187,8 +195,10 @@ class Sending:
             self._later()
         if self.streams.pop(stream.number, None) is not None:
             limits = self.site.limits
-            self.resets = min(self.resets + 1, limits.resets)
-            self.noise = min(self.noise + 8, limits.noise)
+            if self.resets < limits.resets:
+                self.resets += 1
+            if self.noise < limits.noise:
+                self.noise = min(self.noise + 8, limits.noise)
         stream.over = True
         if self._watched is not None:
             self._watched.discard(stream)
@@ -200,7 +210,8 @@ class Sending:
         """Data or headers go out, after which a client may ping."""
         self.pings_sent = self.strikes = 0
         self.pinged = 0.0
-        self._later()
+        if not self.reading:
+            self._later()
 
     # Windows
 
@@ -222,8 +233,11 @@ class Sending:
         sendable = self._sendable
         if sendable is None:
             return
-        handed = 0
+        handed = written = 0
         while sendable and not self.paused and self.transport is not None:
+            if written >= _TURN:
+                self._later()
+                return
             stream = sendable[0]
             if stream.pending and not stream.over and stream.window > 0 and self.window <= 0:
                 return
@@ -242,6 +256,7 @@ class Sending:
                 self.unwatch(stream)
                 stream.drained()
             if handed >= _AT_ONCE:
+                written += handed
                 handed = 0
                 self._write()
         if not sendable:

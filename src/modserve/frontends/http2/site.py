@@ -7,6 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from mypy_extensions import mypyc_attr
+
+from modserve.core.turn import turn_of
+
 from . import frames
 from .headers import Fields, Head
 from .limits import LIMITS, ConnectionLimits
@@ -56,6 +60,7 @@ class Policies:
         return max(0.02, min([_TICK, *(each / 4 for each in times)]))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Site:
     """One port. A subclass says what requests mean."""
 
@@ -67,6 +72,7 @@ class Site:
         spread: Callable[[], float] = random.random,
     ) -> None:
         self.loop = loop
+        self.turn = turn_of(loop)
         self.policies = policies
         self.limits = limits
         self.spread = spread

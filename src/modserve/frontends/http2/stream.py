@@ -6,15 +6,18 @@ A stream knows its connection; whoever serves it is a subclass, which hears of b
 from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
+from mypy_extensions import mypyc_attr
+
 from .frames import CANCEL, window_update
 from .headers import Head
 
 if TYPE_CHECKING:
     from .sending import Sending
 
-Chunk: TypeAlias = bytes | memoryview
+Chunk: TypeAlias = bytes | bytearray | memoryview
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Stream:
     """Its state: `ended` when the client has sent all, `over` when nothing more is sent or heard.
 

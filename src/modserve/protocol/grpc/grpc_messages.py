@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
-from modserve.core.request import InferenceRequest, ParameterValue, label, timeout_ns
+from modserve.core.request import InferenceRequest, ParameterValue, RequestForm, label, timeout_ns
 from modserve.core.shared_memory import LeaseFactory, Place
 from modserve.core.tensor import Buffer, Tensor, encode_elements
 from modserve.protocol import limits, parameters, shared_memory
@@ -42,16 +42,18 @@ def decode_request(
     values = _parameters(message) if message.parameter_count else {}
     raws = message.raws
     inputs: dict[str, Tensor]
+    form: RequestForm | None = None
     if head.plain_inputs and len(raws) == head.input_count:
         inputs = {}
         for sent, raw in zip(head.inputs, raws, strict=True):
             inputs[sent.name] = Tensor(sent.datatype, sent.shape, raw, None)
+        form = head.form_of(raws)
     else:
         inputs = _inputs(message, lend, take)
-    version = message.requested_version()
+    version = message.requested_version() if message.model_version else None
     limit_ns = timeout_ns(values) if values else 0
     return InferenceRequest(
-        message.model_name, inputs, head.output_names, version, message.id, values, deadline_ns, limit_ns
+        message.model_name, inputs, head.output_names, version, message.id, values, deadline_ns, limit_ns, form
     )
 
 
@@ -191,13 +193,13 @@ def _long_contents(sent: Input, message: InferMessage, take: Callable[[int], Non
         raw = typed_contents.decode(sent.contents, datatype, count, name, take)
     except FieldError as error:
         raise _unexpected_field(error.field, name, datatype, model) from None
-    except ElementsError as error:
+    except ElementsError as wrong:
         raise invalid(
             f"{label(message.id)}input byte size mismatch for input '{name}' for model '{model}'. "
-            f"Expected {count * datatype.size}, got {error.count * datatype.size}"
+            f"Expected {count * datatype.size}, got {wrong.count * datatype.size}"
         ) from None
-    except DecodeError as error:
-        raise invalid(f"Unable to parse request: the contents of input '{name}': {error}") from None
+    except DecodeError as unread:
+        raise invalid(f"Unable to parse request: the contents of input '{name}': {unread}") from None
     return b"" if raw is None else raw
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
-from modserve.core.request import ParameterValue
+from modserve.core.request import ParameterValue, RequestForm
 from modserve.core.tensor import Buffer, Shape
 from modserve.core.version import parse_requested
 from modserve.pb import inference as pb
@@ -45,12 +45,23 @@ class Output(NamedTuple):
 
 @final
 class Head:
-    """The inputs and the requested outputs. Immutable: it repeats from one request to the next.
+    """The inputs and the requested outputs. It repeats from one request to the next, and changes only its `form`.
 
     Of more tensors than `LIMITS` has there is only the number.
     """
 
-    __slots__ = ("input_count", "inputs", "output_count", "output_names", "outputs", "plain_inputs", "plain_outputs")
+    __slots__ = (
+        "form",
+        "form_sizes",
+        "input_count",
+        "inputs",
+        "lasting",
+        "output_count",
+        "output_names",
+        "outputs",
+        "plain_inputs",
+        "plain_outputs",
+    )
 
     def __init__(
         self, inputs: tuple[Input, ...], outputs: tuple[Output, ...], input_count: int, output_count: int
@@ -75,6 +86,22 @@ class Head:
                 plain = False
         self.output_names: tuple[str, ...] = tuple(output_names)
         self.plain_outputs = plain
+        self.lasting = False
+        """It is remembered: other requests will have it, too."""
+        self.form: RequestForm | None = None
+        """Of the requests with this head whose raw tensors have the sizes `form_sizes`."""
+        self.form_sizes: list[int] = []
+
+    def form_of(self, raws: Sequence[Buffer]) -> RequestForm | None:
+        """The form of requests with plain inputs and these raw tensors: that of the last one, where it is like it."""
+        if not self.lasting:
+            return None
+        sizes = list(map(len, raws))
+        form = self.form
+        if form is None or sizes != self.form_sizes:
+            form = self.form = RequestForm()
+            self.form_sizes = sizes
+        return form
 
     @property
     def typed(self) -> bool:

@@ -146,6 +146,7 @@ class RequestReader:
                 self._forget_heads()
                 self._heads_size = size
             self._heads[data] = head
+            head.lasting = True
         names.head_bytes = data
         names.head = head
         return head

@@ -44,17 +44,17 @@ class ResponseWriter:
 
     def encode(self, response: InferenceResponse) -> bytes:
         """A ``ModelInferResponse``, with all tensors raw and in the order of `outputs`, each copied once."""
-        return b"".join(self._parts(response, b""))
+        return b"".join(self.parts(response))
 
     def encode_stream(self, response: InferenceResponse, final: bool) -> bytes:
         """A ``ModelStreamInferResponse``, which says whether the response is the request's last one."""
-        parts = self._parts(response, _LAST if final else _NOT_LAST)
+        parts = self.parts(response, _LAST if final else _NOT_LAST)
         size = 0
         for part in parts:
             size += len(part)
         return b"".join((_RESPONSE, varint(size), *parts))
 
-    def _parts(self, response: InferenceResponse, final: bytes) -> list[Buffer]:
+    def parts(self, response: InferenceResponse, final: bytes = b"") -> list[Buffer]:
         """A message, field by field in the order of their numbers; the tensors as they are.
 
         `final` is the parameter that says whether the response is the last, empty for none.

@@ -66,8 +66,8 @@ def _parse_leniently(text: bytes, origin: Callable[[int], int]) -> object:
         raise invalid("failed to parse the request JSON buffer: The surrogate pair in string is invalid.") from None
     except json.JSONDecodeError as error:
         raise malformed(error.msg, origin(error.pos)) from None
-    except UnicodeDecodeError as error:
-        raise malformed("invalid UTF-8", origin(error.start)) from None
+    except UnicodeDecodeError as undecodable:
+        raise malformed("invalid UTF-8", origin(undecodable.start)) from None
     except RecursionError:
         raise too_deep() from None
     except ValueError:

@@ -139,7 +139,7 @@ class Port:
 
     def handle(self, name: str, handler: Any) -> None:
         """Serve a call with another handler."""
-        self.rpcs[SERVICE + name] = self.rpcs[SERVICE + name]._replace(handler=handler)
+        self.rpcs[SERVICE + name] = self.rpcs[SERVICE + name]._replace(handler=handler, plain=None)
 
     @property
     def held(self) -> int:

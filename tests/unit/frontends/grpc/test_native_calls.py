@@ -7,7 +7,7 @@ import zlib
 from typing import Any
 
 import pytest
-from native_client import (  # noqa: F401
+from native_client import (
     SERVICE,
     SUM,
     Client,
@@ -90,7 +90,7 @@ async def test_a_second_message_is_dropped(client: Client) -> None:
 
 # Refusals
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "an unknown call": ({"name": "Nothing"}, 12, "Method not found!"),
     "an unknown service": ({"name": "/a.B/C"}, 12, "Method not found!"),
     "an unknown coding": ({"name": "ServerLive", "more": (("grpc-encoding", "br"),)}, 12, "grpc-encoding 'br' is not"),
@@ -104,7 +104,7 @@ async def test_what_is_refused_by_its_head(client: Client, case: str) -> None:
     options = dict(options)
     name: Any = options.pop("name")
     if case == "long metadata":  # which takes two frames
-        stream, whole = 1, call_block(SERVICE + name, *options["more"])  # type: ignore[misc]
+        stream, whole = 1, call_block(SERVICE + name, *options["more"])
         first = headers(stream, whole[:16_000], end=True, whole=False)
         client.wire.send(first, continuation(stream, whole[16_000:]))
         answer = await client.answer(stream)
@@ -206,7 +206,8 @@ async def test_responses_are_compressed(port: Port, codings: tuple[str, ...], ac
     answer = await port.client().ask("ServerMetadata", framed(b""), more=(("grpc-accept-encoding", accepted),))
     assert answer.fields[0].get("grpc-encoding", "") == coding
     packed = answer.messages[0]
-    assert {"gzip": gzip.decompress, "deflate": zlib.decompress, "": bytes}[coding](packed) == b"a" * 1000
+    unpack: dict[str, Any] = {"gzip": gzip.decompress, "deflate": zlib.decompress, "": bytes}
+    assert unpack[coding](packed) == b"a" * 1000
     assert answer.body[0] == bool(coding)
 
 

@@ -9,7 +9,7 @@ from native_client import (
     Client,
     Port,
     framed,
-    port_fixture,  # noqa: F401
+    port_fixture,
     request,
 )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from hyperframe.frame import RstStreamFrame, SettingsFrame
-from native_client import SERVICE, Answer, Client, Port, client_fixture, framed, port_fixture, request  # noqa: F401
+from native_client import SERVICE, Answer, Client, Port, client_fixture, framed, port_fixture, request
 
 from http2_client import data, window
 from modserve.frontends.grpc.rpc import ClientGoneError, RpcCall

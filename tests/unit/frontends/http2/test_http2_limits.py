@@ -252,7 +252,7 @@ def test_acknowledgements_for_a_client_that_does_not_read(loop: Loop) -> None:
     for _ in range(10):
         wire.send(PingFrame(0, opaque_data=bytes(8)).serialize() * 500)
     assert wire.transport.aborted
-    assert len(wire.bytes()) < 2 * LIMITS.unsent_control
+    assert len(wire.written()) < 2 * LIMITS.unsent_control
 
 
 # Pings

@@ -1,12 +1,13 @@
 """The body of a request while it arrives."""
 
 import asyncio
+from io import BytesIO
 
 from modserve.core.tensor import Buffer
 
-_LONG_BODY = 16 * 1024 * 1024
-"""Bytes of the longest body that is joined when it is complete, which blocks the event loop for 5 ms. A longer one
-grows as it arrives: its memory is a mapping of its own, which the system enlarges without copying it."""
+_LONG_BODY = 1024 * 1024
+"""Bytes of the longest body that is joined when it is complete. When more have come, there is a place for all of it:
+who only announces much gets none."""
 
 
 class IncomingBody:
@@ -17,24 +18,27 @@ class IncomingBody:
     def __init__(self) -> None:
         self.size = 0
         self._pieces: list[bytes] = []
-        self._long: bytearray | None = None
+        self._long: BytesIO | None = None
 
-    def add(self, piece: bytes) -> None:
+    def add(self, piece: bytes, missing: int) -> None:
+        """`missing` bytes follow, as far as that is known; 0 if not. Raises MemoryError."""
         self.size += len(piece)
-        if self._long is not None:
-            self._long += piece
-            return
-        self._pieces.append(piece)
-        if self.size > _LONG_BODY:
-            self._long = bytearray().join(self._pieces)
+        if self._long is None:
+            self._pieces.append(piece)
+            if self.size <= _LONG_BODY:
+                return
+            self._long = _room(self.size + missing) if missing else BytesIO()
+            self._long.writelines(self._pieces)
             self._pieces = []
+        else:
+            self._long.write(piece)
 
     def take(self) -> Buffer:
         """The body, once it is complete. Nothing is left."""
         pieces, long = self._pieces, self._long
         self.size, self._pieces, self._long = 0, [], None
         if long is not None:
-            return memoryview(long).toreadonly()
+            return long.getvalue()  # the very bytes that were written to
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def drop(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -42,11 +46,20 @@ class IncomingBody:
         long = self._long
         self.size, self._pieces, self._long = 0, [], None
         if long is not None:
-            _free(long, loop)
+            _free(long, long.seek(0, 2), loop)
 
 
-def _free(long: bytearray, loop: asyncio.AbstractEventLoop) -> None:
+def _room(size: int) -> BytesIO:
+    """The system gives out zeros page by page, when they are written to: what does not come costs nothing."""
+    try:
+        return BytesIO(bytes(size))
+    except OverflowError:
+        raise MemoryError from None
+
+
+def _free(long: BytesIO, size: int, loop: asyncio.AbstractEventLoop) -> None:
     """Free half of it in each turn of the event loop: the system needs 0.1 ms to take back a megabyte."""
-    if len(long) > _LONG_BODY:
-        del long[len(long) // 2 :]
-        loop.call_soon(_free, long, loop)
+    if size > _LONG_BODY:
+        size = size // 2 - 1  # a buffer that is half full stays as it is
+        long.truncate(size)
+        loop.call_soon(_free, long, size, loop)

@@ -8,8 +8,9 @@ responses and ends what takes too long. Its state:
     OPEN    requests are read.
     LAST    the request at hand, or the refusal just written, is the last: what follows is dropped.
     ENDED   the client has sent its last byte, but still reads. What it has sent is served, unless it was LAST before.
-- `_call` serves the request whose head is `_head`. Nothing is read meanwhile: what the client sends ahead waits in the
-  reader as bytes, and above `_AHEAD` of them the client is read no further.
+- `_call` serves the request whose head is `_head`, or is its long response while that is written. Nothing is read
+  meanwhile: what the client sends ahead waits in the reader as bytes, and above `_AHEAD` of them the client is read no
+  further.
 - `_blockage` is there while the client does not take what was written. Then no request is begun, and nothing is read.
 - `_reading`: the transport reads. Only `_choose_reading` changes it, by `_blockage` and `_held_ahead`.
 - `_held`, `_held_ahead` and `_held_unsent` are parts of the memory budget: for the body of the request at hand, for
@@ -23,7 +24,6 @@ event loop is over; then `_done`, `resume_writing` or the loop's next turn call 
 
 import asyncio
 import logging
-import socket
 import time
 from enum import Enum, auto
 from typing import cast
@@ -39,7 +39,9 @@ from modserve.protocol.http.request_head import RequestHead
 
 from .asgi import AsgiCall
 from .context import Hold, HttpContext
+from .half_closed import look_after
 from .head import RefusedRequestError
+from .long_response import LongResponse
 from .reader import BODY, END, IDLE, Reader
 from .responses import CONTINUE, inference_response, json_response, persistence
 
@@ -56,9 +58,6 @@ _LINGER = 2.0
 
 _LINGERING = 8
 """Connections above the limit that may do so at the same time."""
-
-_LOOK = 0.1
-"""Seconds between two looks whether a client that sends no more is there to read."""
 
 
 class Phase(Enum):
@@ -81,7 +80,7 @@ class Connection(asyncio.Protocol):
         self._known = context.heads.exact
         self._turn = context.turn
         self._phase = Phase.OPEN
-        self._call: InferCall | AsgiCall | None = None
+        self._call: InferCall | AsgiCall | LongResponse | None = None
         self._head = _NO_HEAD
         self._blockage: asyncio.Event | None = None  # set when it is over
         self._reading = True
@@ -136,29 +135,21 @@ class Connection(asyncio.Protocol):
         if self._phase is not _ENDED:
             self._phase = _ENDED
             if not self._head.old:
-                transport.write(call.filler if isinstance(call, AsgiCall) else CONTINUE)
-            self._look()
+                transport.write(CONTINUE if call is None or isinstance(call, InferCall) else call.filler)
+            look_after(transport, self.context.loop)
         return True
 
     async def _writable(self) -> None:
         if self._blockage is not None:
             await self._blockage.wait()
 
-    def _look(self) -> None:
-        """Abort if what was written has been refused. The event loop would not notice: it reads no more."""
-        if self._transport is None:
-            return
-        opened: socket.socket | None = self._transport.get_extra_info("socket")
-        if opened is not None and opened.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._transport.abort()
-        else:
-            self.context.loop.call_later(_LOOK, self._look)
-
     def pause_writing(self) -> None:
         """The client does not read its responses: it gets to send no more until it does."""
         self._blockage = asyncio.Event()
+        if isinstance(self._call, LongResponse):
+            self._call.paused = True
         if self._transport is not None:
-            self._held_unsent.force(self._transport.get_write_buffer_size())
+            self._held_unsent.force(self._unsent_now(self._transport))
         self._choose_reading()
 
     def resume_writing(self) -> None:
@@ -166,7 +157,14 @@ class Connection(asyncio.Protocol):
             self._blockage.set()
         self._blockage = None
         self._held_unsent.resize(0)
+        if isinstance(self._call, LongResponse):
+            self._call.paused = False
+            self._call.write()
         self.advance()
+
+    def _unsent_now(self, transport: asyncio.Transport) -> int:
+        left = self._call.left if isinstance(self._call, LongResponse) else 0
+        return left + transport.get_write_buffer_size()
 
     def data_received(self, data: bytes) -> None:
         self._active = True
@@ -203,7 +201,7 @@ class Connection(asyncio.Protocol):
         transport, state = self._transport, self._reader.state
         if transport is None:
             return
-        unsent = transport.get_write_buffer_size()
+        unsent = self._unsent_now(transport)
         if self._active or unsent != self._unsent:
             self._active = False
             self._unsent = unsent
@@ -253,8 +251,8 @@ class Connection(asyncio.Protocol):
             self._after_reading()
         except RefusedRequestError as refusal:
             self._refuse(refusal.status, refusal.message)
-        except MemoryExhaustedError as error:
-            self._refuse(failures.spelling(error).http, error.message)
+        except MemoryExhaustedError as exhausted:
+            self._refuse(failures.spelling(exhausted).http, exhausted.message)
         except Exception as error:
             self._fail(error)
         finally:
@@ -331,12 +329,16 @@ class Connection(asyncio.Protocol):
             keep_alive = head.keep_alive and self._phase is not _LAST and not self.context.closing
             if head.old or not keep_alive:
                 lines += persistence(keep_alive, head.old)
-            if self._transport is not None:
+            transport = self._transport
+            if transport is not None:
                 size, parts = inference_response(outcome, lines, self.context.json_head, self.context.binary_head)
-                if size <= _SMALL_BODY:
-                    self._transport.write(b"".join(parts))
-                else:
-                    self._transport.writelines(parts)
+                if size > _SMALL_BODY:
+                    self._held.resize(0)
+                    paused = self._blockage is not None
+                    self._call = response = LongResponse(self.context.loop, transport, parts, self._done, paused)
+                    response.write()
+                    return
+                transport.write(b"".join(parts))
             self._done(True)
         except Exception:
             _log.exception("a response could not be written; its connection is closed")

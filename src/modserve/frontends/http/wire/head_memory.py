@@ -16,6 +16,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import TypeAlias, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from modserve.core.memory import MemoryBudget
 from modserve.protocol import header_forwarding
 from modserve.protocol.http import deadlines, infer_request
@@ -46,6 +48,7 @@ _LENGTH = re.compile(rb"\r\n(?i:content-length):[ \t]*([0-9]{1,18})(?=\r\n)")
 _LINE = re.compile(rb"\r\n([^:\r]+):[ \t]*([^\r]*)")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HeadMemory:
     """`exact` holds heads byte for byte, for a connection to look up at once; `recall` knows others by their essence.
 

@@ -116,7 +116,7 @@ class Reader:
             self.missing -= end - start
             if not self.missing and not self.body.size:
                 return self._end(piece)
-            self.body.add(piece)
+            self.body.add(piece, self.missing)
             return None if self.missing else self._end(self.body.take())
         end = self.at = self._next_end(data, start)
         known = self._heads.recall(data[start:end]) if self.state is IDLE else None
@@ -155,10 +155,10 @@ class Reader:
             else:
                 self._parse_head(piece)
             return self._end(self.body.take()) if self._ended else None
-        except httptools.HttpParserCallbackError as error:
+        except httptools.HttpParserCallbackError as failure:
             # Not the client's mistake, unless a callback says so.
             if self._refusal is None:
-                raise error.__context__ or error from None
+                raise failure.__context__ or failure from None
             refusal, self._refusal = self._refusal, None
         except httptools.HttpParserError as error:
             refusal = 400, f"malformed HTTP request: {error}"
@@ -261,7 +261,7 @@ class Reader:
         if self._chunks > _MAX_CHUNKS:  # the chunk that ends a body has none of it
             self._stop(400, _TOO_MANY_CHUNKS)
         self._check_size(self.body.size + len(body))
-        self.body.add(body)
+        self.body.add(body, 0)
 
     def on_message_complete(self) -> None:
         if not self._upgrade:

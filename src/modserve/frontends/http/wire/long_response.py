@@ -1,0 +1,79 @@
+"""A long response, written in pieces as the client takes them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from modserve.core.tensor import Buffer
+
+_PIECE: Final = 256 * 1024
+"""Bytes of one write. The transport copies what the system does not take at once, so at most so many."""
+
+_TURN: Final = 1024 * 1024
+"""Bytes in one turn of the event loop: up to a millisecond."""
+
+
+class LongResponse:
+    """The response at hand, whose parts are kept as they are until they are written.
+
+    `done` is called when all is with the transport. Whoever makes it calls `write`, and again when the client takes
+    more; `paused` says that it does not, and `left` has the bytes that are not with the transport yet.
+    """
+
+    __slots__ = ("_done", "_loop", "_parts", "_scheduled", "_transport", "left", "paused")
+
+    filler: Final = b""
+    """What may be written within it and changes nothing: there is no such thing."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        parts: Sequence[Buffer],
+        done: Callable[[bool], None],
+        paused: bool,
+    ) -> None:
+        views = [memoryview(part).cast("B") for part in parts if len(part)]
+        self.left = sum(map(len, views))
+        self.paused = paused
+        self._parts = deque(views)
+        self._loop = loop
+        self._transport = transport
+        self._done = done
+        self._scheduled = False
+
+    def write(self) -> None:
+        """Write as much as the client takes, and one turn of the event loop has time for; the rest follows."""
+        end = self.left - _TURN
+        while self.left and not self.paused and not self._scheduled and not self._transport.is_closing():
+            if self.left <= end:
+                self._scheduled = True
+                self._loop.call_soon(self._next_turn)
+                return
+            self._transport.write(self._next_piece())
+            if not self.left:
+                self._done(True)
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        self.left = 0
+        self._parts.clear()
+
+    def _next_turn(self) -> None:
+        self._scheduled = False
+        self.write()
+
+    def _next_piece(self) -> Buffer:
+        """A slice of a part, or several that are joined."""
+        views: list[memoryview] = []
+        room = _PIECE
+        while room and self._parts:
+            view = self._parts.popleft()
+            if len(view) > room:
+                self._parts.appendleft(view[room:])
+                view = view[:room]
+            views.append(view)
+            room -= len(view)
+        self.left -= _PIECE - room
+        return views[0] if len(views) == 1 else b"".join(views)
