@@ -23,8 +23,9 @@ def test_the_first_sample_does_not_count() -> None:
     [("rss_mb", 200.0), ("files", 60), ("threads", 40), ("p50_ms", 6.0)],
     ids=lambda value: str(value),
 )
-def test_what_has_grown(name: str, value: Any) -> None:
-    grown = [replace(each, **{name: value}) if number > 6 else each for number, each in enumerate(STEADY)]
+def test_what_has_grown(name: str, value: float) -> None:
+    change: dict[str, Any] = {name: value}
+    grown = [replace(each, **change) if number > 6 else each for number, each in enumerate(STEADY)]
     (text,) = growth(grown)
     assert text.startswith(f"{name} has grown from")
 
