@@ -54,7 +54,7 @@ def test_tensors_of_zeros(server: ServerProcess) -> None:
     header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
     body = gzipped([header, *_ZEROS * (4 * count >> 20), bytes(4 * count & (1 << 20) - 1)])
     headers = {**GZIP, "Inference-Header-Content-Length": str(len(header))}
-    limits = Limits(peak_mb=900, cpu_seconds=15, left_mb=160)
+    limits = Limits(peak_mb=900, cpu_seconds=15, left_mb=300)
     with attacked(server, "HTTP: 60 x 10 MB of zeros", limits), ThreadPoolExecutor(60) as pool:
         answers = [pool.submit(post, server, infer_path("numbers"), body, headers) for _ in range(60)]
         codes = {answer.result().status for answer in answers}
