@@ -7,12 +7,13 @@
 Over both protocols and on several connections at a time come tiny requests, requests of 400 KB, JSON, streams,
 mistakes, calls that are given up, connections that come and go, health checks and metrics scrapes. At each interval a
 line is printed: requests so far, resident memory, open files, threads, and the latency of tiny requests. In the end the
-last third is compared with the first: exit code 1 if memory, handles or the median latency have grown, or any answer
+first is compared with the last: exit code 1 if memory, handles or the median latency have grown, or any answer
 was wrong.
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -47,6 +48,8 @@ output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 MORE_MB = 24.0
 """Resident memory that the last third may have above the first, beside a twentieth."""
 MORE_HANDLES = 8
+SETTLED_S = 2.0
+"""Without a file closed, and the server has closed all that its clients have left."""
 SLOWER = 2.0
 """The median latency of the last third, as a multiple of the first's, beside a millisecond."""
 
@@ -189,22 +192,44 @@ CLIENTS = (http_round, http_round, grpc_round, grpc_round, scrape_round)
 async def drive(
     pid: int, ports: Ports, seconds: float, every: float, show: Callable[[Sample], None]
 ) -> tuple[list[Sample], Tally]:
-    """All clients for so long; a sample after each interval."""
+    """All clients for so long. A sample at rest after a first round, one after each interval, and one at rest."""
     tally, began = Tally(), time.monotonic()
     samples: list[Sample] = []
+
+    def take() -> None:
+        samples.append(_sample(pid, time.monotonic() - began, tally))
+        show(samples[-1])
 
     async def go_on(client: Callable[[Ports, Tally, random.Random], Awaitable[None]], seed: int) -> None:
         choose = random.Random(seed)
         while time.monotonic() - began < seconds:
             await client(ports, tally, choose)
 
+    await asyncio.gather(*[client(ports, tally, random.Random(seed)) for seed, client in enumerate(CLIENTS)])
+    await _settled(pid)
+    take()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(go_on(client, seed)) for seed, client in enumerate(CLIENTS)]
         while not all(task.done() for task in tasks):
             await asyncio.wait(tasks, timeout=every)
-            samples.append(_sample(pid, time.monotonic() - began, tally))
-            show(samples[-1])
+            take()
+    await _settled(pid)
+    take()
     return samples, tally
+
+
+async def _settled(pid: int) -> None:
+    """Return when the server has closed what its clients have left, which its open files show: for two seconds none."""
+    gc.collect()  # gRPC's client keeps the connections of some channels until then
+    fewest, since = _files(pid), time.monotonic()
+    while time.monotonic() - since < SETTLED_S:
+        await asyncio.sleep(0.1)
+        if (files := _files(pid)) < fewest:
+            fewest, since = files, time.monotonic()
+
+
+def _files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def _sample(pid: int, seconds: float, tally: Tally) -> Sample:
@@ -215,7 +240,7 @@ def _sample(pid: int, seconds: float, tally: Tally) -> Sample:
         round(seconds, 1),
         tally.requests,
         round(int(numbers["VmRSS"].split()[0]) / 1024, 1),
-        len(os.listdir(f"/proc/{pid}/fd")),
+        _files(pid),
         int(numbers["Threads"]),
         round(statistics.median(latencies) * 1e3, 2),
         round(latencies[int(0.99 * (len(latencies) - 1))] * 1e3, 2),
@@ -223,21 +248,24 @@ def _sample(pid: int, seconds: float, tally: Tally) -> Sample:
 
 
 def growth(samples: Sequence[Sample], slower: float = SLOWER) -> list[str]:
-    """What has grown from the first third to the last; the first sample, which warms up, does not count."""
-    rest = samples[1:]
-    third = len(rest) // 3
-    if not third:
-        return [f"{len(samples)} samples are too few to compare: at least 4"]
-    first, last = rest[:third], rest[-third:]
+    """What has grown.
 
+    Handles: between the first and the last sample, which are taken at rest, since under load they are as many as the
+    clients happen to use. Memory and latency: between the first and the last third of the others.
+    """
+    load = samples[1:-1]
+    third = len(load) // 3
+    if not third:
+        return [f"{len(samples)} samples are too few to compare: at least 5"]
+    first, last = load[:third], load[-third:]
     grown = []
-    for name, factor, more in (
-        ("rss_mb", 1.05, MORE_MB),
-        ("files", 1.0, MORE_HANDLES),
-        ("threads", 1.0, MORE_HANDLES),
-        ("p50_ms", slower, 1.0),
+    for name, befores, afters, factor, more in (
+        ("rss_mb", first, last, 1.05, MORE_MB),
+        ("files", samples[:1], samples[-1:], 1.0, MORE_HANDLES),
+        ("threads", samples[:1], samples[-1:], 1.0, MORE_HANDLES),
+        ("p50_ms", first, last, slower, 1.0),
     ):
-        before, after = (statistics.median(getattr(each, name) for each in part) for part in (first, last))
+        before, after = (statistics.median(getattr(each, name) for each in part) for part in (befores, afters))
         if after > before * factor + more:
             grown.append(f"{name} has grown from {before:g} to {after:g}")
     return grown

@@ -15,7 +15,11 @@ def test_what_is_steady_has_not_grown() -> None:
 
 
 def test_the_first_sample_does_not_count() -> None:
-    assert growth([replace(STEADY[0], rss_mb=50.0, files=10), *STEADY[1:]]) == []
+    assert growth([replace(STEADY[0], rss_mb=50.0), *STEADY[1:]]) == []
+
+
+def test_handles_count_at_rest_only() -> None:
+    assert growth([STEADY[0], *[replace(each, files=400, threads=90) for each in STEADY[1:-1]], STEADY[-1]]) == []
 
 
 @pytest.mark.parametrize(
@@ -35,4 +39,4 @@ def test_a_peak_is_no_growth() -> None:
 
 
 def test_too_few_samples() -> None:
-    assert growth(STEADY[:3]) == ["3 samples are too few to compare: at least 4"]
+    assert growth(STEADY[:3]) == ["3 samples are too few to compare: at least 5"]
