@@ -10,6 +10,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
+from mypy_extensions import mypyc_attr
+
 from modserve.backends.api import Values
 from modserve.core.errors import ModserveError, forget_frames, from_exception, internal
 from modserve.core.inflight import Inflight
@@ -102,6 +104,7 @@ class _Cancellation:
                     _log.exception("an engine failed when it heard that a request is cancelled")
 
 
+@mypyc_attr(native_class=False)  # engines refer to it weakly
 class RunningRequest:
     """Implements `backends.api.EngineRequest`: the engine's side."""
 
