@@ -1,4 +1,4 @@
-"""The threads to which an event loop hands work, watched or held up. Nothing is patched: compiled code does the same."""
+"""The threads to which an event loop hands work, watched or held up; in the compiled form too."""
 
 import asyncio
 import threading

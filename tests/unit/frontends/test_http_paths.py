@@ -224,10 +224,10 @@ TEXTS = struct.pack("<I3s", 3, b"abc") * 40_000
 
 @pytest.mark.parametrize(("count", "status"), [(40_000, 200), (39_999, 400)])
 async def test_many_texts_are_read_and_written_on_threads(tmp_path: Path, count: int, status: int) -> None:
-    threads = Threads()
     given = {"name": "IN", "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": len(TEXTS)}}
     header = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
     async with stage(tmp_path) as on:
+        threads = Threads()
         answer = await through_a_connection(
             on, [wire("/v2/models/echo/infer", header + TEXTS, {HEADER: str(len(header))})]
         )
