@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import re
-import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -541,7 +540,7 @@ async def writers(models: Models, monkeypatch: pytest.MonkeyPatch) -> Threads:
     ],
 )
 async def test_long_answers_are_written_on_a_thread(
-    talk: Talk, writers: list[threading.Thread], call: str, body: bytes, expected: bytes
+    talk: Talk, writers: Threads, call: str, body: bytes, expected: bytes
 ) -> None:
     await talk.ask(call, body)
     talk.respond(1, final=True)
