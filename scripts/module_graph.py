@@ -44,10 +44,18 @@ def packages(source: Path = SOURCE) -> dict[str, Package]:
     return {name: Package(name, len(lines), sum(lines)) for name, lines in sizes.items() if name not in _HIDDEN}
 
 
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All below a node, without the expressions, which are most of it."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for statement in getattr(node, name, ()):
+            yield statement
+            yield from _statements(statement)
+
+
 def _imported(path: Path, source: Path) -> Iterator[str]:
     """The names of the packages that a module imports, anywhere in it."""
     parts = path.relative_to(source).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             base = ["modserve", *parts][: len(parts) + 2 - node.level] if node.level else []
             module = [*base, *(node.module.split(".") if node.module else [])]

@@ -2,6 +2,7 @@
 
 import asyncio
 import faulthandler
+import gc
 import logging
 import os
 import sys
@@ -114,6 +115,9 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
     """Serve on a fresh event loop, with uvloop where it is installed; at `place`, as one of several workers."""
     from .app import serve
 
+    if not gc.isenabled():  # as `__main__.start` leaves it
+        gc.freeze()
+        gc.enable()
     speaks = place is None or place.is_first
     logs = Logs(settings.log)
     try:
@@ -124,13 +128,13 @@ def run(settings: Settings, warnings: Sequence[str] = (), place: Place | None = 
     if place is not None:
         for handler in logging.getLogger().handlers:
             handler.addFilter(place.name_in_log)
-    _log.info("modserve %s, %s", __version__, form())
     for warning in warnings:
         _log.warning("%s", warning)
     opened: list[Ports] = []
 
     def on_open(ports: "Ports") -> None:
         opened.append(ports)
+        _log.info("modserve %s, %s", __version__, form())
         for name, address, port in (
             ("HTTP", settings.http.address, ports.http),
             ("gRPC", settings.grpc.address, ports.grpc),

@@ -17,6 +17,7 @@ from server_process import ServerProcess
 from wire import HOST, SECONDS, SERVING, channel, fields, health, http, text
 
 import modserve
+from modserve.form import form
 
 MIB = 1 << 20
 
@@ -33,7 +34,7 @@ def test_version(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "modserve", *arguments], capture_output=True, text=True, timeout=SECONDS, check=True
     )
-    assert done.stdout == f"modserve {modserve.__version__}\n"
+    assert done.stdout == f"modserve {modserve.__version__} ({form()})\n"
 
 
 def test_a_misspelled_option() -> None:

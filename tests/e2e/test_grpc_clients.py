@@ -63,7 +63,9 @@ async def test_a_long_message_of_grpclib(server: ServerProcess) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl(server: ServerProcess) -> None:
+def test_curl(server: ServerProcess, engine: str) -> None:
+    if engine == "grpcio":
+        pytest.skip("gRPC's library ends the stream in a way that curl takes for an error")
     done = subprocess.run(
         [*_CURL, f"http://{HOST}:{server.grpc_port}{SERVICE}ServerLive"],
         input=bytes(5),

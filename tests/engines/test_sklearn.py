@@ -235,6 +235,29 @@ def test_rows_for_the_estimator_keep_to_the_threads(monkeypatch: pytest.MonkeyPa
     assert threads == [2, 1]
 
 
+CLASSIFIER = Accelerated(None, SPECIES, "1")
+REGRESSOR = Accelerated(None, None, "1")
+
+
+@pytest.mark.parametrize(
+    ("datatype", "fast", "dependent"),
+    [
+        (dtypes.INT32, CLASSIFIER, False),
+        (dtypes.FP32, CLASSIFIER, True),
+        (dtypes.INT32, REGRESSOR, True),
+        (dtypes.INT32, None, True),
+    ],
+    ids=["whole numbers", "numbers that may not be finite", "a method of the estimator's", "the estimator alone"],
+)
+def test_whether_the_time_depends_on_the_data(
+    datatype: dtypes.Datatype, fast: Accelerated | None, dependent: bool
+) -> None:
+    model = RandomForestClassifier(2).fit(IRIS, SPECIES)
+    config = ModelConfig("m", "sklearn", inputs=(TensorSpec("input-0", datatype, (-1, 4)),))
+    methods = {name: name for name in ("predict", "predict_proba")}
+    assert SklearnInstance(model, features_of(model), methods, config, 1, fast).data_dependent is dependent
+
+
 FRAME = """
 backend: "sklearn"
 max_batch_size: 16

@@ -1,6 +1,7 @@
 """The command: what it prints, what it starts, and how it ends."""
 
 import faulthandler
+import gc
 import io
 import logging
 import os
@@ -13,7 +14,7 @@ from typing import Any, cast
 import onnxruntime
 import pytest
 
-from modserve import InferenceServer, Ports, Settings, __version__, app, cli
+from modserve import InferenceServer, Ports, Settings, __main__, __version__, app, cli
 from modserve.core.lifecycle import IndexEntry, State
 from modserve.core.model_config import ModelConfig
 from modserve.form import form
@@ -208,6 +209,25 @@ def test_a_start_tells_ports_models_and_what_to_try(
     )
 
 
+def test_imports_go_on_without_the_garbage_collector_and_serving_with_it(
+    serve: Callable[[Ports, bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(Ports(81, 82, 83), True)
+    collecting = []
+
+    def entry() -> None:
+        collecting.append(gc.isenabled())
+        cli.run(SETTINGS)
+        collecting.append(gc.isenabled())
+
+    monkeypatch.setattr(cli, "entry", entry)
+    try:
+        __main__.start()
+    finally:
+        gc.enable()
+    assert collecting == [False, True]
+
+
 def test_each_line_is_written_at_once(serve: Callable[[Ports, bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where standard output is not buffered, log lines of other threads come between two writes."""
 
@@ -307,8 +327,8 @@ def test_a_log_file(serve: Callable[[Ports, bool], None], capsys: pytest.Capture
     assert capsys.readouterr().err == ""
     lines = file.read_text("utf-8").splitlines()
     assert lines[0] == "what was there"
-    assert lines[1].endswith(f"INFO    modserve.cli: modserve {__version__}, {form()}")
-    assert lines[2].endswith("WARNING modserve.cli: é")
+    assert lines[1].endswith("WARNING modserve.cli: é")
+    assert lines[2].endswith(f"INFO    modserve.cli: modserve {__version__}, {form()}")
 
 
 def test_a_log_file_that_cannot_be_opened(

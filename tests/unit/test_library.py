@@ -1,7 +1,6 @@
 """The server as a library: real models and a real engine, no sockets."""
 
 import asyncio
-import gc
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from garbage import garbage_left
 from modserve import Code, InferenceServer, ModserveError, Settings, Tensor
 from modserve.core import dtypes
 from modserve.core.errors import internal
@@ -439,19 +439,10 @@ async def test_a_request_that_fails_leaves_nothing_to_the_garbage_collector(by_h
             await response(Failing(), InferenceRequest("puppet", {}), 0)
 
     await fail()
-    gc.collect()
-    gc.disable()
-    try:
+    with garbage_left() as left:
         await fail()
         await asyncio.sleep(0)
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        left = [type(each).__name__ for each in gc.garbage]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    assert left == []
+    assert [type(each).__name__ for each in left] == []
 
 
 async def test_leaving_finishes_what_is_in_flight(tmp_path: Path, engine: PuppetBackend) -> None:

@@ -266,6 +266,6 @@ async def test_states_of_a_sequence_come_to_the_host(tmp_path: Path) -> None:
     write_model(tmp_path, "first", text)
     async with models.serve() as server:
         for number in (1, 2, 3):
-            begin = {"sequence_id": 5, "sequence_start": number == 1}
+            begin = {"sequence_id": 5, "sequence_start": number == 1, "sequence_end": number == 3}
             response = await server.infer("first", {"OTHER": ROWS[:1]}, parameters=begin)
             np.testing.assert_array_equal(response.outputs["OUT"].array, np.full((1, 3), number, np.float32))

@@ -1,0 +1,160 @@
+"""Inferences that are served without coroutine, task or future, and large ones, which are not copied more than once."""
+
+import asyncio
+import tracemalloc
+from typing import Any
+
+import pytest
+from native_client import SERVICE, SUM, Client, Port, call_block, client_fixture, framed, outputs, port_fixture, request
+
+from http2_client import Transport, Wire, data, headers
+from modserve.core.errors import ModserveError, invalid
+from modserve.frontends.grpc.dispatch import Dispatcher
+from modserve.frontends.grpc.native_site import GrpcSite
+from modserve.frontends.http2.site import Policies
+from modserve.frontends.http2.stream import Chunk
+from modserve.pb import inference as pb
+
+INFER = SERVICE + "ModelInfer"
+LARGE = 16 << 20
+LONG_ID = "i" * 20_000
+
+
+def puppets_wait(port: Port) -> None:
+    for puppet in port.loader.loaded.values():
+        puppet.automatic = False
+
+
+def puppets_respond(port: Port) -> None:
+    for puppet in port.loader.loaded.values():
+        puppet.answer_all()
+
+
+def with_id(text: str) -> bytes:
+    message = pb.ModelInferRequest.FromString(request())
+    message.id = text
+    return message.SerializeToString()
+
+
+def without_handler(port: Port) -> None:
+    """What reaches the handler fails."""
+
+    async def handler(message: Any, call: Any) -> ModserveError:
+        return invalid("the handler")
+
+    port.rpcs[INFER] = port.rpcs[INFER]._replace(handler=handler)
+
+
+async def test_a_plain_request_needs_no_handler(client: Client, port: Port) -> None:
+    without_handler(port)
+    for message in (request(), with_id("one"), with_id(LONG_ID)):
+        answer = await client.ask("ModelInfer", framed(message))
+        assert (answer.status, outputs(answer.messages[0])[0]) == (0, SUM)
+    assert port.dispatcher.calls == 0
+
+
+async def test_others_have_the_handler(client: Client, port: Port) -> None:
+    without_handler(port)
+    typed = pb.ModelInferRequest(model_name="simple")
+    typed.inputs.add(name="INPUT0", datatype="INT32", shape=(1, 2)).contents.int_contents.extend((1, 2))
+    sorted_out = pb.ModelInferRequest.FromString(request())
+    sorted_out.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 1
+    for message in (typed, sorted_out, pb.ModelInferRequest()):
+        assert (await client.ask("ModelInfer", framed(message.SerializeToString()))).text == "the handler"
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [(request("nothing"), 5), (request() + pb.ModelInferRequest(model_version="x").SerializeToString(), 3)],
+)
+async def test_failures(client: Client, port: Port, message: bytes, status: int) -> None:
+    assert (await client.ask("ModelInfer", framed(message))).status == status
+    assert port.dispatcher.calls == 0
+
+
+async def test_a_message_counts_while_it_is_served(client: Client, port: Port) -> None:
+    puppets_wait(port)
+    message = with_id(LONG_ID)
+    stream = client.call("ModelInfer", framed(message))
+    await asyncio.sleep(0)
+    assert (port.held, port.dispatcher.calls) == (len(message), 1)
+    puppets_respond(port)
+    assert (await client.answer(stream)).status == 0
+    assert (port.held, port.dispatcher.calls) == (0, 0)
+
+
+@pytest.mark.parametrize("end", ["reset", "deadline", "connection"])
+async def test_a_client_that_goes(client: Client, port: Port, end: str) -> None:
+    puppets_wait(port)
+    more = (("grpc-timeout", "1m"),) if end == "deadline" else ()
+    stream = client.call("ModelInfer", framed(with_id(LONG_ID)), more=more)
+    await asyncio.sleep(0)
+    if end == "reset":
+        client.wire.send(b"\0\0\4\3\0" + stream.to_bytes(4, "big") + b"\0\0\0\x08")
+    elif end == "connection":
+        client.wire.connection.connection_lost(None)
+    else:
+        assert (await client.answer(stream)).status == 4
+    assert (port.held, port.dispatcher.calls) == (0, 0)
+    puppets_respond(port)
+    await asyncio.sleep(0)
+    assert len(client.look()[stream].fields if stream in client.answers else []) <= 1
+
+
+async def test_one_call_too_many(client: Client, port: Port) -> None:
+    port.dispatcher.max_calls = 1
+    puppets_wait(port)
+    first = client.call("ModelInfer", framed(request()))
+    await asyncio.sleep(0)
+    assert (await client.ask("ModelInfer", framed(request()))).status == 14
+    puppets_respond(port)
+    assert (await client.answer(first)).status == 0
+    assert port.dispatcher.calls == 0
+
+
+class _Sink(Transport):
+    """Takes everything, and keeps no more than its size."""
+
+    size = 0
+
+    def write(self, data: Any) -> None:
+        self.size += len(data)
+
+    def writelines(self, parts: Any) -> None:
+        self.size += sum(map(len, parts))
+
+
+async def test_a_large_message_is_copied_once_each_way(port: Port) -> None:
+    async def echo(message: Any, call: Any) -> list[Chunk]:
+        return [b"\x32\x00", bytearray(message.raws[0])]  # as an engine makes a new array
+
+    port.rpcs[INFER] = port.rpcs[INFER]._replace(handler=echo, plain=None)
+    port.server.memory.limit = 4 * LARGE
+    dispatcher = Dispatcher(port.server, in_parts=True)
+    site = GrpcSite(asyncio.get_running_loop(), Policies(), dispatcher, port.rpcs, port.server.memory)
+    wire = Wire(site)
+    sink = wire.connection.transport = _Sink(wire.connection)
+    wire.connection.window = 2 * LARGE
+    wire.connection.initial_window = 2 * LARGE
+    head = pb.ModelInferRequest(model_name="simple")
+    head.inputs.add(name="INPUT0", datatype="UINT8", shape=(1, LARGE))
+    raw_key = b"\x3a" + b"\x80\x80\x80\x08"
+    begin = head.SerializeToString() + raw_key
+    piece = bytes(16_000)
+    tracemalloc.start()
+    try:
+        size = len(begin) + LARGE
+        wire.send(headers(1, call_block(INFER)), data(1, b"\0" + size.to_bytes(4, "big") + begin))
+        sent = 0
+        while sent < LARGE:
+            part = piece[: LARGE - sent]
+            sent += len(part)
+            wire.send(data(1, part, end=sent == LARGE))
+        del part
+        while wire.connection.streams:  # noqa: ASYNC110  # a turn, no time
+            await asyncio.sleep(0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sink.size > LARGE
+    assert peak < 2.2 * LARGE
