@@ -45,7 +45,7 @@ RULES = {
     "repository": rule("core"),
     "observability": rule("core", "prometheus_client"),
     "scheduling": rule("core resources", "mypy_extensions"),
-    "execution": rule("core backends.api resources", "numpy"),
+    "execution": rule("core backends.api resources", "mypy_extensions numpy"),
     "models": rule("core resources config backends.api backends.catalogue backends.registry execution scheduling"),
     "in_process": rule("core resources"),
     "server": rule("core in_process repository resources observability"),

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import TypeGuard
 
 import compiled_form
 import pytest
@@ -78,6 +79,8 @@ def records(module: ast.Module) -> Iterator[ast.ClassDef]:
 def test_what_mypyc_wants_of_the_source(name: str) -> None:
     module = tree(name)
     wrong = [f"{ast.unparse(node)}: C has that word" for node in ast.walk(module) if is_c_word(node)]
+    wrong += [f"{kind}: a cached property is made at every look" for kind in with_cached_properties(module)]
+    wrong += [f"line {node.lineno}: loses a cancellation" for node in ast.walk(module) if awaits_at_last(node)]
     for kind in records(module):
         wrong += [f"{kind.name}.{text}" for text in wrong_fields(kind)]
     assert wrong == []
@@ -85,6 +88,23 @@ def test_what_mypyc_wants_of_the_source(name: str) -> None:
 
 def is_c_word(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr.startswith("_") and node.attr[1:] in C_WORDS
+
+
+def with_cached_properties(module: ast.Module) -> Iterator[str]:
+    """Classes in which `cached_property` would be just `property`."""
+    for kind in ast.walk(module):
+        if isinstance(kind, ast.ClassDef) and "native_class=False" not in "".join(
+            map(ast.unparse, kind.decorator_list)
+        ):
+            functions = [node for node in kind.body if isinstance(node, ast.FunctionDef)]
+            if any("cached_property" in ast.unparse(mark) for node in functions for mark in node.decorator_list):
+                yield kind.name
+
+
+def awaits_at_last(node: ast.AST) -> TypeGuard[ast.Try]:
+    return isinstance(node, ast.Try) and any(
+        isinstance(each, ast.Await) for last in node.finalbody for each in ast.walk(last)
+    )
 
 
 def wrong_fields(kind: ast.ClassDef) -> Iterator[str]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from .errors import Code, ModserveError
 from .inflight import Inflight
 from .timing import ExecutionTiming
@@ -165,6 +167,7 @@ class ChoiceStatistics:
     """Rows, length (1 in models without) and nanoseconds of batches, as they ran lately."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ModelStatistics:
     """The counters of one model version, from its load on."""
 

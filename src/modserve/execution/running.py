@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
+
+from mypy_extensions import mypyc_attr
 
 from modserve.backends.api import Values
 from modserve.core.errors import ModserveError, forget_frames, from_exception, internal
@@ -102,6 +104,7 @@ class _Cancellation:
                     _log.exception("an engine failed when it heard that a request is cancelled")
 
 
+@mypyc_attr(native_class=False)  # engines refer to it weakly
 class RunningRequest:
     """Implements `backends.api.EngineRequest`: the engine's side."""
 
@@ -187,12 +190,7 @@ class RunningRequest:
         callbacks.append(callback)
         if self.inflight.cancelled:
             self._cancellation.call()
-
-        def withdraw() -> None:
-            if callback in callbacks:
-                callbacks.remove(callback)
-
-        return withdraw
+        return partial(_withdraw, callbacks, callback)
 
     def stamp(self, activity: str) -> None:
         self._deliver(self._running, Stamp(activity, time.monotonic_ns()))
@@ -275,6 +273,11 @@ class RunningRequest:
         # An engine that lets go of a request cannot respond to it any more, and somebody waits.
         if not getattr(self, "_ended", True):
             self.fail(internal(f"model '{self._config.name}' let go of a request without a final response"))
+
+
+def _withdraw(callbacks: list[Callable[[], None]], callback: Callable[[], None]) -> None:
+    if callback in callbacks:
+        callbacks.remove(callback)
 
 
 def _nothing() -> None: ...

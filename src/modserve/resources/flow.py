@@ -7,8 +7,6 @@ from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
 
-from mypy_extensions import mypyc_attr
-
 from modserve.core.errors import unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.memory import MemoryBudget
@@ -30,7 +28,6 @@ LONGEST_S = 300.0
 _UNLIMITED = MemoryBudget()
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Flow:
     """The flow of one request's responses. Implements `core.inflight.FlowControl`.
 

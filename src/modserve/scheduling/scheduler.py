@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol, TypeAlias, TypeVar
 
 from modserve.core.errors import ModserveError
@@ -148,10 +147,15 @@ class LoopClock:
         self.loop = loop
         self.now_ns = time.monotonic_ns
         self.call_soon = turn_of(loop).call_soon
+        self._looked = False
+        self._timers: ExactTimers | None = None
 
-    @cached_property
+    @property
     def _exact(self) -> ExactTimers | None:
-        return exact_timers(self.loop)
+        if not self._looked:
+            self._looked = True
+            self._timers = exact_timers(self.loop)
+        return self._timers
 
     def call_at(self, when_ns: int, callback: Callable[[], None]) -> TimerHandle:
         left_ns = when_ns - time.monotonic_ns()

@@ -62,11 +62,18 @@ async def until(what: Callable[[], object]) -> None:
 class Bench:
     """A pool of puppet instances, and what is told of its requests."""
 
-    def __init__(self, instances: int, model: ModelConfig = CONFIG, *, by_request: bool = False) -> None:
+    def __init__(
+        self,
+        instances: int,
+        model: ModelConfig = CONFIG,
+        *,
+        by_request: bool = False,
+        statistics: ModelStatistics | None = None,
+    ) -> None:
         self.backend = PuppetBackend(by_request=by_request)
         opened = self.backend.open(SOURCE)
         engines = [(f"model_{index}", opened.instance(instance_spec(model))) for index in range(instances)]
-        self.statistics = ModelStatistics()
+        self.statistics = statistics or ModelStatistics()
         self.settled: list[int] = []
         self._changed = asyncio.Event()
         self.pool = InstancePool(

@@ -13,6 +13,7 @@ from pool_bench import Bench, answer, copied, member, refused, sink
 from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
 from modserve.core.response import InferenceResponse, Outcome
+from modserve.core.statistics import ModelStatistics
 from modserve.testing import RecordingSink, config
 
 
@@ -59,13 +60,11 @@ async def test_a_sink_that_raises_when_its_request_fails(bench: Bench, caplog: p
 
 
 @pytest.mark.parametrize("counter", ["record_execution", "record_successes", "record_failure"])
-async def test_statistics_that_raise_cost_nobody_an_answer(
-    bench: Bench, counter: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_statistics_that_raise_cost_nobody_an_answer(counter: str, caplog: pytest.LogCaptureFixture) -> None:
     def broken(*arguments: Any) -> None:
         raise RuntimeError("can not count")
 
-    monkeypatch.setattr(type(bench.statistics), counter, broken)
+    bench = Bench(instances=1, statistics=type("Broken", (ModelStatistics,), {counter: broken})())
     members = [member(1), member(2), member(3)]
     execution = bench.run(*members)
     members[2].cancel()
@@ -74,6 +73,7 @@ async def test_statistics_that_raise_cost_nobody_an_answer(
     assert [answer(entry) for entry in members[:2]] == [[[1] * 4], [[2] * 4]]
     assert bench.settled == [3]
     assert errors(caplog) == ["can not count"]
+    await asyncio.to_thread(bench.pool.close)
 
 
 async def test_what_learns_from_executions_may_raise(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

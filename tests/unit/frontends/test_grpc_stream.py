@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -22,13 +21,13 @@ from modserve.frontends import offload
 from modserve.frontends.grpc.aio import CallTable
 from modserve.frontends.grpc.stream import InferStreams
 from modserve.pb import inference as pb
-from modserve.protocol import classification
 from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable
 from modserve.server import Server
 from modserve.settings import GrpcSettings, Limits
 from modserve.testing import write_model
+from work_threads import Threads
 
 HARD = (("other", "x"), ("triton_grpc_error", "true"))
 STOPPING = "GRPC server is shutting down and has stopped accepting new requests."
@@ -691,17 +690,8 @@ async def test_nor_while_the_client_takes_no_answers(open_stream: Open, simple: 
     assert len(exchange.answers) == 5
 
 
-async def test_long_answers_are_ranked_on_a_thread(
-    open_stream: Open, simple: PuppetServable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rankers: list[threading.Thread] = []
-
-    def top_classes(*args: Any) -> Tensor:
-        rankers.append(threading.current_thread())
-        return original(*args)
-
-    original = classification.top_classes
-    monkeypatch.setattr(classification, "top_classes", top_classes)
+async def test_long_answers_are_ranked_on_a_thread(open_stream: Open, simple: PuppetServable) -> None:
+    threads = Threads()
     simple.automatic = True
     ranked, plain = asked("a"), asked("b")
     ranked.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 1
@@ -710,8 +700,7 @@ async def test_long_answers_are_ranked_on_a_thread(
     exchange.half_close()
     assert await exchange.end() == (grpc.StatusCode.OK, "")
     assert exchange.ids == ["a", "b"]
-    assert len(rankers) == 1
-    assert threading.main_thread() not in rankers
+    assert threads.jobs == 1
 
 
 # Requests that are read on a thread

@@ -4,10 +4,8 @@ import asyncio
 import gzip
 import json
 import struct
-import threading
 import zlib
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -26,13 +24,11 @@ from puppet_server import (
     stage,
 )
 
-from modserve.core import byte_strings
-from modserve.core import tensor as tensors
 from modserve.frontends.http.rest.app import create_app
 from modserve.protocol import compression
-from modserve.protocol.http import infer_response
-from modserve.protocol.http.infer_response import Body, JsonTexts, encode_response
+from modserve.protocol.http.infer_response import JsonTexts
 from modserve.settings import HttpSettings, Limits
+from work_threads import Threads
 
 PATH = "/v2/models/simple/infer"
 HEADER = "Inference-Header-Content-Length"
@@ -160,21 +156,14 @@ def wire(path: str, body: bytes, headers: dict[str, str]) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["json", "best class", "answer in gzip", "output that is no text"])
-async def test_long_answers_are_written_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    writers: list[threading.Thread] = []
-
-    def encode(*arguments: Any) -> Body:
-        writers.append(threading.current_thread())
-        return encode_response(*arguments)
-
+async def test_long_answers_are_written_on_a_thread(tmp_path: Path, name: str) -> None:
     async with stage(tmp_path) as on:
         expected = await through_a_connection(on, [wire(*REQUESTS[name])])
         on.site.calls.limits = Limits(elements=0)
         on.site.calls.texts = JsonTexts()  # what it knows was short by the other limits
-        monkeypatch.setattr(infer_response, "encode_response", encode)
+        threads = Threads()
         assert await through_a_connection(on, [wire(*REQUESTS[name])]) == expected
-    assert threading.main_thread() not in writers
-    assert len(writers) == 1
+    assert threads.jobs == 1
 
 
 @pytest.mark.parametrize("limit", [0, 1_000_000], ids=["on a thread", "at once"])
@@ -234,32 +223,18 @@ TEXTS = struct.pack("<I3s", 3, b"abc") * 40_000
 
 
 @pytest.mark.parametrize(("count", "status"), [(40_000, 200), (39_999, 400)])
-async def test_many_texts_are_read_and_written_on_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, status: int
-) -> None:
-    where: list[tuple[str, bool]] = []
-
-    def noted(module: Any, name: str) -> None:
-        original = getattr(module, name)
-
-        def function(*args: Any) -> Any:
-            where.append((name, threading.current_thread() is threading.main_thread()))
-            return original(*args)
-
-        monkeypatch.setattr(module, name, function)
-
-    noted(tensors, "count_elements")
-    noted(byte_strings, "encode_elements")
+async def test_many_texts_are_read_and_written_on_threads(tmp_path: Path, count: int, status: int) -> None:
     given = {"name": "IN", "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": len(TEXTS)}}
     header = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
     async with stage(tmp_path) as on:
+        threads = Threads()
         answer = await through_a_connection(
             on, [wire("/v2/models/echo/infer", header + TEXTS, {HEADER: str(len(header))})]
         )
     assert answer.status == status
     if status == 200:
         assert answer.body.endswith(TEXTS)
-        assert set(where) == {("count_elements", False), ("encode_elements", False)}
+        assert threads.jobs == 2
     else:
         assert b"unexpected number of string elements 40000" in answer.body
-        assert where == [("count_elements", False)]
+        assert threads.jobs == 1

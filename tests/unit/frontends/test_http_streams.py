@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import re
-import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -21,8 +20,8 @@ from modserve.core.tensor import Tensor
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
-from modserve.protocol.json import json_data
 from modserve.settings import HttpSettings, Limits
+from work_threads import Threads
 
 EVENTS = "text/event-stream; charset=utf-8"
 NOT_ONE = (
@@ -526,18 +525,10 @@ def test_the_document_has_them(models: Models) -> None:
 
 
 @pytest.fixture
-def writers(models: Models, monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """The threads on which answers were written, all of which count as long."""
-    found: list[threading.Thread] = []
-
-    def from_tensor(name: str, tensor: Tensor) -> bytes:
-        found.append(threading.current_thread())
-        return original(name, tensor)
-
-    original = json_data.from_tensor
-    monkeypatch.setattr(json_data, "from_tensor", from_tensor)
+async def writers(models: Models, monkeypatch: pytest.MonkeyPatch) -> Threads:
+    """The threads on which answers are written, all of which count as long."""
     monkeypatch.setattr(models.app.state.streams, "limits", Limits(elements=0))
-    return found
+    return Threads()
 
 
 @pytest.mark.parametrize(
@@ -549,13 +540,12 @@ def writers(models: Models, monkeypatch: pytest.MonkeyPatch) -> list[threading.T
     ],
 )
 async def test_long_answers_are_written_on_a_thread(
-    talk: Talk, writers: list[threading.Thread], call: str, body: bytes, expected: bytes
+    talk: Talk, writers: Threads, call: str, body: bytes, expected: bytes
 ) -> None:
     await talk.ask(call, body)
     talk.respond(1, final=True)
     assert (await talk.answer())[2] == expected
-    assert len(writers) == 1
-    assert threading.main_thread() not in writers
+    assert writers.jobs == 1
 
 
 async def test_long_messages_are_sent_in_parts(models: Models, talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import hashlib
+import itertools
 import json
 import logging
 import threading
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from puppet_server import JSON_BODY, Answer, Client, PuppetLoader, request, server_over
 
@@ -24,7 +26,7 @@ from modserve.frontends.http.wire import body as incoming_body
 from modserve.frontends.http.wire.context import HttpContext
 from modserve.frontends.offload import RequestMemory, on_thread
 from modserve.protocol.control import repository
-from modserve.protocol.http import generate, infer_request, v1_predict_request
+from modserve.protocol.http import generate, v1_predict_request
 from modserve.settings import HttpSettings
 
 OPTIONS = HttpSettings(max_json=64 * 1024 * 1024)
@@ -74,8 +76,8 @@ def texts(size: int) -> bytes:
 
 LONG = 400 * 1024
 CALLS = {
-    "infer": ("/v2/models/echo/infer", infer_request, "decode_request", texts(LONG), texts(10)),
-    "infer_stream": ("/v2/models/echo/infer_stream", infer_request, "decode_request", texts(LONG), texts(10)),
+    "infer": ("/v2/models/echo/infer", orjson, "loads", texts(LONG), texts(10)),
+    "infer_stream": ("/v2/models/echo/infer_stream", orjson, "loads", texts(LONG), texts(10)),
     "predict": (
         "/v1/models/echo:predict",
         v1_predict_request,
@@ -106,7 +108,7 @@ async def test_long_bodies_are_read_on_a_thread(call: str, site: HttpContext, mo
     on_loop = spied(monkeypatch, module, name)
     await ask(site, target, long)
     await ask(site, target, short)
-    assert on_loop == [False, True]
+    assert [where for where, _ in itertools.groupby(on_loop)] == [False, True]
 
 
 @pytest.mark.parametrize("call", ["infer", "infer_stream", "predict"])
@@ -120,7 +122,7 @@ async def test_what_is_long_is_known_when_it_is_inflated(
     assert len(packed) < 2048
     assert (await ask(site, target, packed, Content_Encoding="gzip")).status == 200
     assert (await ask(site, target, gzip.compress(short), Content_Encoding="gzip")).status == 200
-    assert on_loop == [False, True]
+    assert [where for where, _ in itertools.groupby(on_loop)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ async def test_long_tensors_of_a_cached_model_are_hashed_on_a_thread(
     site: HttpContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The key of their response is made of them."""
-    hashed = spied(monkeypatch, Tensor, "digest")
+    hashed = spied(monkeypatch, hashlib, "blake2b")
     header = json.dumps(
         {"inputs": [{"name": "IN", "datatype": "UINT8", "shape": [LONG], "parameters": {"binary_data_size": LONG}}]}
     ).encode()

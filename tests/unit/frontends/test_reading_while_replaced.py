@@ -1,11 +1,9 @@
 """A model that is replaced or unloaded while a request for it is being read takes the request all the same."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from puppet_server import JSON_BODY, Client, PuppetLoader, PuppetServable, request
@@ -14,14 +12,13 @@ from modserve.core.errors import unavailable
 from modserve.core.version import ModelId
 from modserve.frontends.http.rest.app import create_app
 from modserve.frontends.http.wire.context import HttpContext
-from modserve.protocol.http import generate as generate_codec
-from modserve.protocol.http import infer_request, v1_predict_request
 from modserve.repository.local import local_repositories
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable
 from modserve.server import Server
 from modserve.settings import HttpSettings, Limits
 from modserve.testing import write_model
+from work_threads import HeldThreads
 
 GENERATE = b'{"INPUT0": [1, 2], "INPUT1": [10, 10]}'
 INSTANCES = b'{"instances": [' + b",".join([b'{"INPUT0": [1, 2], "INPUT1": [10, 10]}'] * 24) + b"]}"
@@ -84,36 +81,20 @@ async def benched(repository: Path, **limits: int) -> AsyncIterator[Bench]:
             connection.abort()
 
 
-class Held:
-    """A function that another thread runs, which the test holds up."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._loop = asyncio.get_running_loop()
-        self.begun = asyncio.Event()
-        self.go = threading.Event()
-
-    def __call__(self, *args: Any) -> Any:
-        self._loop.call_soon_threadsafe(self.begun.set)
-        assert self.go.wait(30)
-        return self._function(*args)
-
-
-CALLS: dict[str, tuple[str, bytes, Any, str]] = {
-    "infer": ("/v2/models/simple/infer", JSON_BODY, infer_request, "decode_request"),
-    "infer_stream": ("/v2/models/simple/infer_stream", JSON_BODY, infer_request, "decode_request"),
-    "generate": ("/v2/models/simple/generate", GENERATE, generate_codec, "decode"),
-    "generate_stream": ("/v2/models/simple/versions/1/generate_stream", GENERATE, generate_codec, "decode"),
-    "predict": ("/v1/models/simple:predict", INSTANCES, v1_predict_request, "decode"),
+CALLS = {
+    "infer": ("/v2/models/simple/infer", JSON_BODY),
+    "infer_stream": ("/v2/models/simple/infer_stream", JSON_BODY),
+    "generate": ("/v2/models/simple/generate", GENERATE),
+    "generate_stream": ("/v2/models/simple/versions/1/generate_stream", GENERATE),
+    "predict": ("/v1/models/simple:predict", INSTANCES),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_unloaded_while_a_body_is_read(tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, body, module, function = CALLS[call]
-    held = Held(getattr(module, function))
-    monkeypatch.setattr(module, function, held)
+async def test_unloaded_while_a_body_is_read(tmp_path: Path, call: str) -> None:
+    target, body = CALLS[call]
     async with benched(tmp_path) as on:
+        held = HeldThreads()
         on.client.send(request(target=target, body=body))
         await held.begun.wait()
         await on.unload()
@@ -132,10 +113,9 @@ async def test_a_body_that_is_wrong_keeps_nothing(tmp_path: Path, call: str) -> 
             await on.drained.wait()
 
 
-async def test_a_client_that_leaves_meanwhile_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held(infer_request.decode_request)
-    monkeypatch.setattr(infer_request, "decode_request", held)
+async def test_a_client_that_leaves_meanwhile_keeps_nothing(tmp_path: Path) -> None:
     async with benched(tmp_path) as on:
+        held = HeldThreads()
         on.client.send(request(target="/v2/models/simple/infer", body=JSON_BODY))
         await held.begun.wait()
         on.client.transport.lose()

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,16 @@ from puppet_server import PuppetLoader, Stage, infer, numbers, server_over, stag
 from test_grpc_service import Stub
 
 from modserve.core.errors import internal
-from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import SystemRegion
 from modserve.frontends.http import infer as http_infer_call
 from modserve.frontends.http.infer import CallContext
 from modserve.frontends.http.rest.app import create_app
 from modserve.pb import inference as pb
-from modserve.protocol import shared_memory
 from modserve.resources.cuda import Cuda
 from modserve.resources.shared_memory import SharedMemory
 from modserve.server import Server
 from modserve.settings import HttpSettings
+from work_threads import HeldThreads
 
 TWO = numbers(1, 2).tobytes()
 TEN = numbers(10, 10).tobytes()
@@ -127,26 +125,17 @@ async def test_long_outputs_are_copied_on_a_thread_that_keeps_the_regions(
     tmp_path: Path, memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when the client goes: memory that is being written to stays."""
-    begun, go = asyncio.Event(), threading.Event()
-    loop, moved = asyncio.get_running_loop(), shared_memory.moved
-
-    def held(*arguments: Any) -> InferenceResponse:
-        assert threading.current_thread() is not threading.main_thread()
-        loop.call_soon_threadsafe(begun.set)
-        assert go.wait(30)
-        return moved(*arguments)
-
-    monkeypatch.setattr(shared_memory, "moved", held)
     monkeypatch.setattr(http_infer_call, "is_long_response", lambda *arguments: True)
     async with staged(tmp_path, memory, automatic=True) as stage:
+        threads = HeldThreads()
         client = stage.connect()
         client.send(infer(json_body()))
-        await begun.wait()
+        await threads.begun.wait()
         client.transport.lose()
         assert leaving(memory)
-        go.set()
+        threads.go.set()
         async with asyncio.timeout(30):
-            await loop.shutdown_default_executor()
+            await asyncio.get_running_loop().shutdown_default_executor()
         assert await after_some_turns(lambda: not leaving(memory))
     assert (tmp_path / "shm" / "k").read_bytes() == TWO + TEN + SUM
 

@@ -33,7 +33,7 @@ def parts(servable: Servable) -> list[str]:
         part = part._servable  # type: ignore[attr-defined]
     names.append(type(part).__name__)
     accept = part._accept
-    while (closure := inspect.getclosurevars(accept).nonlocals) and "accept" in closure:
+    while inspect.isfunction(accept) and "accept" in (closure := inspect.getclosurevars(accept).nonlocals):
         names.append("grouped")
         accept = closure["accept"]
     if isinstance(part._scheduler, QueuedScheduler):
