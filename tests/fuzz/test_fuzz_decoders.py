@@ -4,6 +4,7 @@ Every kept input runs each time; then each target is fuzzed for some seconds, wi
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -63,11 +64,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Futu
     """All targets being fuzzed, two at a time."""
     # Not made on the threads: of two that ask for the first directory, one removes what the other has made.
     directories = {name: tmp_path_factory.mktemp(name) for name in targets.NAMES}
+    # A copy: pytest changes its own at each test, and a process that starts meanwhile would read memory that is gone.
+    environment = dict(os.environ)
 
     def fuzz(name: str) -> Run:
         directory = directories[name]
         command = [sys.executable, str(Path(fuzz_target.__file__)), name, str(SECONDS), str(SEED)]
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=30 * SECONDS)
+        done = subprocess.run(
+            command, cwd=directory, env=environment, capture_output=True, text=True, timeout=30 * SECONDS
+        )
         return done, [path.read_bytes() for path in directory.iterdir()]
 
     with ThreadPoolExecutor(2) as pool:
