@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 from bar_chart import short
+from line_chart import STYLE
 
 _WIDTH, _HIGH, _HEAD, _FOOT, _MARGIN, _LEFT = 380, 240, 40, 44, 20, 44
 _COLUMNS, _LABEL = 4, 300
@@ -23,13 +24,6 @@ _COLOURS = (
     "#b05f92",
     "#5c5c2e",
 )
-_STYLE = """
-  text { font-family: system-ui, sans-serif; font-size: 11px; fill: #1d2b3a }
-  .title { font-size: 13px }
-  .scale { font-size: 9px; fill: #5b6b7a }
-  .grid { stroke: #dfe6ec; stroke-width: 1 }
-  polyline { fill: none; stroke-width: 2 }
-"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ def draw(rows: Sequence[Sequence[Curves]], x_label: str, y_label: str) -> str:
     height = legend + len(rows) * (_HEAD + _HIGH + _FOOT) + _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
-        f"<style>{_STYLE}</style>",
+        f"<style>{STYLE}</style>",
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
     ]
     for index, name in enumerate(names):

@@ -8,7 +8,7 @@ from bar_chart import short
 
 _WIDTH, _HIGH, _HEAD, _FOOT, _MARGIN, _LEFT = 400, 220, 40, 40, 20, 44
 _COLOURS = ("#2f6fb0", "#d98b3a", "#3a8f5c", "#a8473f", "#7a5ba8", "#7a8b99", "#c2a13a")
-_STYLE = """
+STYLE = """
   text { font-family: system-ui, sans-serif; font-size: 11px; fill: #1d2b3a }
   .title { font-size: 13px }
   .scale { font-size: 9px; fill: #5b6b7a }
@@ -34,7 +34,7 @@ def draw(rows: Sequence[Sequence[Lines]], steps: Sequence[str], below: str) -> s
     height = legend + len(rows) * (_HEAD + _HIGH + _FOOT) + _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
-        f"<style>{_STYLE}</style>",
+        f"<style>{STYLE}</style>",
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
     ]
     for index, name in enumerate(names):
