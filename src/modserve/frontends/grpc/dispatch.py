@@ -44,7 +44,9 @@ class Dispatcher:
         max_message: int = 0,
         in_parts: bool = False,
     ) -> None:
-        """`max_message`: bytes that a message may have; 0: any number. `in_parts`: who calls `unary` takes parts."""
+        """`max_message`: bytes that a message may have; 0: any number. `in_parts`: who calls `unary` takes parts, and
+        counts what waits to be sent.
+        """
         self.limits = limits or Limits()
         self.inflating = Inflating(server.memory, max_message, self.limits)
         self.reader = RequestReader(self.limits.split)
@@ -92,7 +94,9 @@ class Dispatcher:
             response: Response | Message | ModserveError = await rpc.handler(message, call)
             if isinstance(response, bytes | list):
                 size = size_of(response)
-                if isinstance(response, list) and not self._in_parts:
+                if self._in_parts:
+                    return response
+                if isinstance(response, list):
                     response = (
                         await offload.on_thread(_joined, response) if size > self.limits.message else _joined(response)
                     )

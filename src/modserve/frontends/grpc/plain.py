@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _WHAT: Final = "ModelInfer"
 _UNCOUNTED: Final = 16 * 1024
-"""Bytes of a message that does not count against the memory budget."""
+"""Bytes of a message that needs memory to be left in the budget, and takes none of it: `max_calls` bounds them."""
 _BEGINNING: Final = 0x0A
 """The key of a model's name. Messages that were compressed begin with something else."""
 
@@ -48,7 +48,7 @@ class PlainInferences:
         server = self.server
         if not size or data[0] != _BEGINNING or size > self.limits.split or server.tracer.on:
             return None
-        if dispatcher.calls >= dispatcher.max_calls or (size > _UNCOUNTED and not server.memory.fits(size)):
+        if dispatcher.calls >= dispatcher.max_calls or not server.memory.fits(size):
             return None
         message = dispatcher.reader.read(data)
         if message is None:
@@ -146,8 +146,6 @@ class PlainCall(Call):
         size = 0
         for part in parts:
             size += len(part)
-        if size > self._inferences.limits.message:
-            self._dispatcher.count_until_sent(size, client)
         client.respond(parts, size)
 
     def _fail(self, error: ModserveError) -> None:

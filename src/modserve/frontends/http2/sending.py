@@ -121,7 +121,7 @@ class Sending:
             return
         if size > stream.window or size > self.window or size > self.longest_frame or self.paused or self.table_update:
             stream.send_headers(headers)
-            stream.pending = deque((prefix, *body))
+            stream.wait_to_send((prefix, *body))
             stream.finish(trailers)
             return
         number = stream.number.to_bytes(4, "big")
@@ -156,7 +156,6 @@ class Sending:
                 self._sendable = deque()
             self._sendable.append(stream)
         if stream.pending and not stream.watched:
-            stream.moved = self.site.seconds
             self.watch(stream)
         self._later()
 
@@ -253,7 +252,8 @@ class Sending:
             elif stream.final is not None:
                 self._finish(stream)
             else:
-                self.unwatch(stream)
+                if not stream.expects():
+                    self.unwatch(stream)
                 stream.drained()
             if handed >= _AT_ONCE:
                 written += handed
