@@ -167,10 +167,11 @@ class Collecting(Stream):
 
     def overdue(self) -> None:
         limits = self.connection.site.limits
-        if self.connection.site.seconds - self.heard > limits.silence:
-            text = f"no more of the request has come for {limits.silence:g} s"
+        slow = limits.silence * limits.silences
+        if self.connection.site.seconds - self.advanced > slow:
+            text = f"the request has not come on by {limits.part} bytes within {slow:g} s"
         else:
-            text = f"the request has not come on by {limits.part} bytes within {limits.silence * limits.silences:g} s"
+            text = f"no more of the request has come for {limits.silence:g} s"
         self.fail(DEADLINE_EXCEEDED, text)
 
     def hold(self, size: int) -> int:

@@ -80,8 +80,8 @@ class Keeping(Sending):
                 self.reset(stream, frames.CANCEL)
                 stream.lost()
             elif stream.expects():
-                patience = limits.silence
-                if now - stream.heard > patience or now - stream.advanced > patience * limits.silences:
+                silence = now - stream.heard - self.site.policies.tick  # it was heard between two ticks
+                if silence > limits.silence or now - stream.advanced > limits.silence * limits.silences:
                     stream.overdue()
             elif not stream.pending:
                 self.unwatch(stream)

@@ -64,7 +64,7 @@ async def test_a_message_that_stops(client: Client, pass_time: Pass) -> None:
     client.wire.send(data(stream, b"\0"))
     pass_time(59)
     assert not client.look().get(stream, Answer()).fields
-    pass_time(2)
+    pass_time(3)
     answer = await client.answer(stream)
     assert (answer.status, answer.text) == (4, "no more of the request has come for 60 s")
 
@@ -103,7 +103,7 @@ async def test_a_message_whose_rest_has_no_window_has_all_the_time(port: Port, c
     assert received == [1000]
     pass_time(59)
     assert not client.look().get(stream, Answer()).fields
-    pass_time(2)
+    pass_time(3)
     assert (await client.answer(stream)).status == 4
 
 
