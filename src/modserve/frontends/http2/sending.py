@@ -40,6 +40,7 @@ class Sending:
 
     __slots__ = (
         "_control",
+        "_held",
         "_out",
         "_scheduled",
         "_sendable",
@@ -94,6 +95,8 @@ class Sending:
         self._scheduled = False
         self._control = 0
         """Bytes of acknowledgements since the client stopped reading."""
+        self._held = 0
+        """Bytes that the transport held when the client stopped reading."""
         self._sendable: deque[Stream] | None = None
         self._watched: set[Stream] | None = None
 
@@ -327,12 +330,21 @@ class Sending:
     def pause_writing(self) -> None:
         self.paused = True
         self.moved = self.site.seconds
+        if self.transport is not None:
+            self._hold(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self.paused = False
         self._control = 0
+        self._hold(0)
         if self._sendable is not None:
             self._later()
+
+    def _hold(self, size: int) -> None:
+        """Count what the transport holds for a client that does not read."""
+        change, self._held = size - self._held, size
+        if change:
+            self.site.count_unsent(change)
 
     def abort(self) -> None:
         """End the connection without another byte."""

@@ -104,6 +104,9 @@ class Site:
         """A client has opened a stream."""
         raise NotImplementedError
 
+    def count_unsent(self, change: int) -> None:
+        """So many bytes more, or less, wait in transports for clients that do not read."""
+
     # What it does
 
     def opened(self, connection: "Connection") -> None:

@@ -168,6 +168,20 @@ async def test_unread_responses_count(port: Port, client: Client) -> None:
     assert port.held == 0
 
 
+@pytest.mark.parametrize("how", ["reads on", "goes"])
+async def test_what_waits_in_the_transport_counts(port: Port, client: Client, how: str) -> None:
+    transport = client.wire.transport
+    transport.room, transport._high = 0, 100
+    await client.ask("ModelInfer", framed(request()))
+    assert client.wire.connection.paused
+    assert port.held == transport.get_write_buffer_size() > 100
+    if how == "reads on":
+        transport.drain()
+    else:
+        client.wire.connection.connection_lost(None)
+    assert port.held == 0
+
+
 async def test_a_response_that_is_sent_at_once_is_not_counted(port: Port, client: Client) -> None:
     peaks: list[Any] = []
     for _ in range(3):
