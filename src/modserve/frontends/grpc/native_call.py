@@ -115,7 +115,7 @@ class NativeCall(Collecting):
             self.connection.watch(self)
         return message
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, message: Response) -> None:
         coding, compressed = self.call_head.coding, 0
         if coding and not self.over:
             message, compressed = await packed(message, coding, self.port.dispatcher.limits.compressed)
@@ -124,7 +124,7 @@ class NativeCall(Collecting):
         if not self.headers_sent:
             self.send_headers(heads.COMPRESSED[coding] if coding else heads.HEADERS)
         self.send_data(framed(message, compressed))
-        if self.connection.paused or len(message) > COPIED:
+        if self.connection.paused or size_of(message) > COPIED:
             self.connection.flush()  # which may be all that is needed
         if self.pending:
             self._writer = self.port.loop.create_future()

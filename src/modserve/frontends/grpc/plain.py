@@ -13,7 +13,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Buffer
 from modserve.frontends.call import GRPC, Call
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import is_long_response
+from modserve.frontends.offload import is_long_response, outcome_of
 from modserve.protocol.failures import DeadlinePassedError
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.infer_message import InferMessage
@@ -133,13 +133,11 @@ class PlainCall(Call):
         loop.run_in_executor(None, inferences.writer.parts, response).add_done_callback(self._have_written)
 
     def _have_written(self, writing: "asyncio.Future[list[Buffer]]") -> None:
-        failure = writing.exception()
-        if self._client is None:
-            return
-        if failure is None:
-            self._finish(writing.result())
-        else:
-            self._fail(to_client_error(failure, _WHAT))
+        outcome = outcome_of(writing, _WHAT)
+        if isinstance(outcome, ModserveError):
+            self._fail(outcome)
+        elif self._client is not None:
+            self._finish(outcome)
 
     def _finish(self, parts: list[Buffer]) -> None:
         client = self._end()

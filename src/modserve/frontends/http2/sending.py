@@ -42,7 +42,6 @@ class Sending:
         "_control",
         "_held",
         "_out",
-        "_scheduled",
         "_sendable",
         "_watched",
         "closing",
@@ -57,6 +56,7 @@ class Sending:
         "reading",
         "ready",
         "resets",
+        "scheduled",
         "site",
         "streams",
         "strikes",
@@ -92,7 +92,8 @@ class Sending:
         self.pinged = 0.0
         """When the client last sent a ping; 0 if data was sent since."""
         self._out: list[Chunk] = []
-        self._scheduled = False
+        self.scheduled = False
+        """Whether the site will flush it at the end of this turn: once, however often it is flushed before."""
         self._control = 0
         """Bytes of acknowledgements since the client stopped reading."""
         self._held = 0
@@ -319,7 +320,6 @@ class Sending:
 
     def flush(self) -> None:
         """Write what waits, and as much of the bodies as goes."""
-        self._scheduled = False
         if self._sendable is not None and not self.paused:
             self._pump()
         if self._out:
@@ -353,8 +353,8 @@ class Sending:
             self.transport.abort()
 
     def _later(self) -> None:
-        if not self.reading and not self._scheduled:
-            self._scheduled = True
+        if not self.reading and not self.scheduled:
+            self.scheduled = True
             self.site.flush_later(self)
 
     def _write(self) -> None:

@@ -157,6 +157,7 @@ class Site:
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
+            connection.scheduled = False
             connection.flush()
 
     def _tick(self) -> None:
