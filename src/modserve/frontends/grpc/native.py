@@ -131,7 +131,7 @@ class NativeListener:
 
 def connection_limits(options: GrpcSettings) -> ConnectionLimits:
     """What one connection may cost, by the options."""
-    patience = options.client_timeout or math.inf
+    patience = float(options.client_timeout) or math.inf
     return replace(LIMITS, streams=options.max_concurrent_streams, silence=patience, blockage=patience)
 
 

@@ -1,6 +1,7 @@
 """Inferences that are served without coroutine, task or future, and large ones, which are not copied more than once."""
 
 import asyncio
+import sys
 import tracemalloc
 from typing import Any
 
@@ -101,7 +102,8 @@ async def test_a_client_that_goes(client: Client, port: Port, end: str) -> None:
     puppets_wait(port)
     more = (("grpc-timeout", "1m"),) if end == "deadline" else ()
     stream = client.call("ModelInfer", framed(with_id(LONG_ID)), more=more)
-    await asyncio.sleep(0)
+    inflight = await submitted(port)
+    assert (port.held, port.dispatcher.calls, inflight.settled) == (len(with_id(LONG_ID)), 1, False)
     if end == "reset":
         client.wire.send(b"\0\0\4\3\0" + stream.to_bytes(4, "big") + b"\0\0\0\x08")
     elif end == "connection":
@@ -109,8 +111,16 @@ async def test_a_client_that_goes(client: Client, port: Port, end: str) -> None:
     else:
         assert (await client.answer(stream)).status == 4
     assert (port.held, port.dispatcher.calls) == (0, 0)
+    assert inflight.cancelled  # so its queue lets go of it
+    assert inflight.settled
+    assert not client.wire.connection.streams
+    assert len(port.site.deadlines) == 0
     puppets_respond(port)
-    await asyncio.sleep(0)
+    for puppet in port.loader.loaded.values():
+        puppet.submitted.clear()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert sys.getrefcount(inflight) == 2  # ours, and that of the question: nobody else has it any more
     assert len(client.look()[stream].fields if stream in client.answers else []) <= 1
 
 
