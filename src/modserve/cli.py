@@ -23,7 +23,8 @@ from .workers.place import Place
 from .workers.ports import reserve
 
 if TYPE_CHECKING:
-    from .app import InferenceServer, Ports
+    from .app import InferenceServer
+    from .listeners import Ports
 
 _log = logging.getLogger(__name__)
 
