@@ -138,6 +138,13 @@ class Member:
         """The models are loaded, and the ports open."""
         self.place.mark(self.place.index).touch()
 
+    async def all_served(self) -> None:
+        """Wait until each worker has served."""
+        pause = 0.01
+        while not all(self.place.mark(index).exists() for index in self.place.others):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
     async def page(self) -> bytes:
         """The metrics of all workers."""
         return await self._fleet.page()

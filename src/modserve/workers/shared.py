@@ -31,6 +31,7 @@ _HEALTH = f"/{health_pb.SERVICE}/"
 _FORWARDED = (b"content-encoding", b"content-type")
 
 _MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+_READ, _POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
 _Answer: TypeAlias = Callable[[Message, bytes, Mapping[str, str]], Awaitable[Reply | None]]
 
 
@@ -41,12 +42,12 @@ class SharedApp:
         self._app = app
         self._fleet = fleet
         self._server = server
-        self._routes: tuple[tuple[re.Pattern[str], _Answer], ...] = (
-            (re.compile(r"/v2/health/ready"), self._ready),
-            (re.compile(_MODEL + "/ready"), self._model_ready),
-            (re.compile(r"/v2/models/stats"), self._statistics),
-            (re.compile(_MODEL + "/stats"), self._statistics),
-            (re.compile(r"/v2/repository(?:/[^/]+)?/index"), self._index),
+        self._routes: tuple[tuple[frozenset[str], re.Pattern[str], _Answer], ...] = (
+            (_READ, re.compile(r"/v2/health/ready"), self._ready),
+            (_READ, re.compile(_MODEL + "/ready"), self._model_ready),
+            (_READ, re.compile(r"/v2/models/stats"), self._statistics),
+            (_READ, re.compile(_MODEL + "/stats"), self._statistics),
+            (_POST, re.compile(r"/v2/repository(?:/[^/]+)?/index"), self._index),
         )
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -64,18 +65,17 @@ class SharedApp:
             await self._app(scope, private.replayed(body), send)
             return
         media_type = reply.headers.get("content-type", MIME_JSON)
-        await private.respond(send, reply.status, reply.body, (("content-type", media_type),))
+        headers = (("content-type", media_type), ("content-length", str(len(reply.body))))
+        await private.respond(send, reply.status, b"" if scope["method"] == "HEAD" else reply.body, headers)
 
     def _answer(self, scope: Message) -> tuple[_Answer, Mapping[str, str]] | None:
         """Who answers for all workers, and what the path says."""
         path: str = scope["path"]
         if scope["method"] == "POST" and http_subject(path) is not None:
             return self._change, {}
-        if scope["method"] in ("GET", "HEAD", "POST"):
-            for pattern, run in self._routes:
-                match = pattern.fullmatch(path)
-                if match is not None:
-                    return run, {name: value or "" for name, value in match.groupdict().items()}
+        for methods, pattern, run in self._routes:
+            if scope["method"] in methods and (match := pattern.fullmatch(path)) is not None:
+                return run, {name: value or "" for name, value in match.groupdict().items()}
         return None
 
     async def _change(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply:
