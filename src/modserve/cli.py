@@ -115,7 +115,7 @@ _LONGEST_NAME = "255.sequences"
 
 
 def meeting_place(parent: str) -> Path:
-    """A new directory that only this user may enter, in `parent`, or in /tmp where the sockets' paths would be too long.
+    """A new directory for this user alone, in `parent`, or in /tmp where the paths of its sockets would be too long.
 
     Raises OSError.
     """

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,65 @@ def test_a_worker_that_dies_comes_back_with_the_state_of_the_other(server: Serve
     assert {answer.status for answer in asked(server, "/v2/models/simple/ready")} == {400}
     assert {answer.json["max_batch_size"] for answer in asked(server, "/v2/models/other/config")} == {4}
     assert {answer.json["log_verbose_level"] for answer in asked(server, "/v2/logging")} == {2}
+    server.stop(errors=["was killed by SIGKILL"])
+
+
+FAILS_ONCE = """
+import os
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = os.path.dirname(__file__)
+        loads = len([name for name in os.listdir(folder) if name.startswith("load-")])
+        open(os.path.join(folder, f"load-{loads}"), "w").close()
+        if loads == 1:
+            raise ValueError("not the second time")
+
+    def execute(self, requests):
+        return []
+"""
+
+
+MOODY_TENSORS = """
+input { name: "INPUT" data_type: TYPE_INT32 dims: [ -1 ] }
+output { name: "OUTPUT" data_type: TYPE_INT32 dims: [ -1 ] }
+"""
+
+
+def test_a_load_that_fails_in_one_worker_is_undone_in_the_other(server: ServerProcess, repository: Path) -> None:
+    folder = repository / "moody"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(FAILS_ONCE)
+    (folder / "config.pbtxt").write_text('backend: "python" ' + MOODY_TENSORS)
+    refused = post(server, "/v2/repository/models/moody/load")
+    assert refused.status == 400, refused.body
+    assert "not the second time" in refused.json["error"]
+    assert "(refused by worker 1, done before by 1 of 2 workers, and undone)" in refused.json["error"]
+    assert {answer.status for answer in asked(server, "/v2/models/moody")} == {404}
+    assert post(server, "/v2/repository/models/moody/load").status == 200
+    assert {answer.status for answer in asked(server, "/v2/models/moody")} == {200}
+    server.stop(errors=["Traceback", "not the second time"])
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_load(server: ServerProcess, repository: Path) -> None:
+    """Whether the call came in at this worker or at the other one: both have the model afterwards, or none."""
+    write_identity(repository, "sluggish", parameters={"creation_delay_sec": 1})
+    ready = "worker 0.repository.manager: model 'sluggish', version 1: ready"
+    with ThreadPoolExecutor(1) as thread:
+        for loads in (1, 2):
+            before = pids(server)[1]
+            call = thread.submit(post, server, "/v2/repository/models/sluggish/load")
+            eventually(lambda count=loads: server.log.count(ready) == count)  # type: ignore[misc]
+            os.kill(before, signal.SIGKILL)
+            try:
+                status = call.result().status
+            except (OSError, HTTPException):
+                status = 0  # the one that has died was to respond
+            eventually(lambda dead=before: pids(server)[1] != dead)  # type: ignore[misc]
+            eventually(lambda: "modserve_workers 2.0" in page(server))
+            models = {answer.status for answer in asked(server, "/v2/models/sluggish")}
+            assert models == {200: {200}, 503: {404}, 0: {404}}[status]
+            assert post(server, "/v2/repository/models/sluggish/unload").status == 200
     server.stop(errors=["was killed by SIGKILL"])
 
 

@@ -21,6 +21,7 @@ from modserve.protocol.restricted import Restriction
 from modserve.server import Phase, Server
 
 from . import private, sums
+from .changing import Changing
 from .client import PeerGoneError, Reply
 from .fleet import Fleet
 from .journal import RPC_PREFIX, http_subject, is_shared_rpc, rpc_subject
@@ -38,9 +39,10 @@ _Answer: TypeAlias = Callable[[Message, bytes, Mapping[str, str]], Awaitable[Rep
 class SharedApp:
     """An application that answers for all workers where that matters, and for this one with `app` otherwise."""
 
-    def __init__(self, app: AsgiApp, fleet: Fleet, server: Server) -> None:
+    def __init__(self, app: AsgiApp, fleet: Fleet, changing: Changing, server: Server) -> None:
         self._app = app
         self._fleet = fleet
+        self._changing = changing
         self._server = server
         self._routes: tuple[tuple[frozenset[str], re.Pattern[str], _Answer], ...] = (
             (_READ, re.compile(r"/v2/health/ready"), self._ready),
@@ -82,7 +84,7 @@ class SharedApp:
         headers = tuple(
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"] if name in _FORWARDED
         )
-        return await self._fleet.change(_target(scope), body, headers)
+        return await self._changing.change(_target(scope), body, headers)
 
     async def _ready(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply | None:
         if not self._server.ready:
@@ -119,9 +121,11 @@ class SharedApp:
         return Reply(200, {}, orjson.dumps(rows))
 
 
-def shared_app(app: AsgiApp, fleet: Fleet, server: Server, restrictions: Mapping[str, Restriction]) -> AsgiApp:
+def shared_app(
+    app: AsgiApp, fleet: Fleet, changing: Changing, server: Server, restrictions: Mapping[str, Restriction]
+) -> AsgiApp:
     """`app` as all workers serve it together, behind the same restrictions as `app` itself."""
-    shared: AsgiApp = SharedApp(app, fleet, server)
+    shared: AsgiApp = SharedApp(app, fleet, changing, server)
     return RestrictedApp(shared, restrictions) if restrictions else shared
 
 
@@ -147,8 +151,9 @@ async def shared_index(fleet: Fleet, only_ready: bool) -> pb.RepositoryIndexResp
 class SharedRpcs:
     """The table of calls of the gRPC port: some of its handlers answer for all workers."""
 
-    def __init__(self, fleet: Fleet, server: Server) -> None:
+    def __init__(self, fleet: Fleet, changing: Changing, server: Server) -> None:
         self._fleet = fleet
+        self._changing = changing
         self._server = server
         self._gathered: Mapping[str, Callable[[Any, Any], Awaitable[Any]]] = {
             f"{_INFERENCE}ServerReady": self._ready,
@@ -173,7 +178,7 @@ class SharedRpcs:
             if self._server.phase is Phase.STOPPING or rpc_subject(path, message) is None:
                 return await rpc.handler(message, call)
             try:
-                reply = await self._fleet.change(RPC_PREFIX + path, message.SerializeToString())
+                reply = await self._changing.change(RPC_PREFIX + path, message.SerializeToString())
             except PeerGoneError:
                 raise unavailable("Server not ready") from None
             if not reply.ok:
