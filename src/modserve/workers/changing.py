@@ -162,7 +162,7 @@ def text_of(reply: Reply) -> str:
 
 def with_note(reply: Reply, note: str) -> Reply:
     """A failed response that says more."""
-    text = text_of(reply) + note
+    text = text_of(reply).rstrip("\n") + note
     if private.CODE in reply.headers:
         return reply._replace(body=text.encode("utf-8", "surrogatepass"))
     return reply._replace(body=orjson.dumps({"error": text}))

@@ -49,6 +49,7 @@ class SharedApp:
             (_READ, re.compile(_MODEL + "/ready"), self._model_ready),
             (_READ, re.compile(r"/v2/models/stats"), self._statistics),
             (_READ, re.compile(_MODEL + "/stats"), self._statistics),
+            (_READ, re.compile(r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/status"), self._regions),
             (_POST, re.compile(r"/v2/repository(?:/[^/]+)?/index"), self._index),
         )
 
@@ -109,6 +110,15 @@ class SharedApp:
         total = sums.statistics(pb.ModelStatisticsResponse.FromString(body) for body in answers.values())
         return Reply(200, {}, orjson.dumps(to_json(total)))
 
+    async def _regions(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply | None:
+        """A region that was unregistered while a request uses it is still there, in that worker."""
+        replies = await self._fleet.gather("GET", _target(scope))
+        each = [orjson.loads(reply.body) for reply in replies.values() if reply.ok]
+        if not each:
+            return None
+        regions = {region["name"]: region for regions in each for region in regions}
+        return Reply(200, {}, orjson.dumps(list(regions.values())))
+
     async def _index(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply | None:
         try:
             only_ready = repository.only_ready(body)
@@ -160,6 +170,8 @@ class SharedRpcs:
             f"{_INFERENCE}ModelReady": self._model_ready,
             f"{_INFERENCE}ModelStatistics": self._statistics,
             f"{_INFERENCE}RepositoryIndex": self._index,
+            f"{_INFERENCE}SystemSharedMemoryStatus": self._system_regions,
+            f"{_INFERENCE}CudaSharedMemoryStatus": self._cuda_regions,
             f"{_HEALTH}Check": self._check,
         }
 
@@ -220,6 +232,14 @@ class SharedRpcs:
         self, message: pb.RepositoryIndexRequest, own: pb.RepositoryIndexResponse
     ) -> pb.RepositoryIndexResponse:
         return await shared_index(self._fleet, message.ready) or own
+
+    async def _system_regions(self, message: pb.SystemSharedMemoryStatusRequest, own: Any) -> Any:
+        answers = await rpc_answers(self._fleet, "SystemSharedMemoryStatus", message)
+        return sums.merged(pb.SystemSharedMemoryStatusResponse(), answers.values())
+
+    async def _cuda_regions(self, message: pb.CudaSharedMemoryStatusRequest, own: Any) -> Any:
+        answers = await rpc_answers(self._fleet, "CudaSharedMemoryStatus", message)
+        return sums.merged(pb.CudaSharedMemoryStatusResponse(), answers.values())
 
     async def _check(self, message: Any, own: Any) -> Any:
         response = health_pb.HealthCheckResponse
