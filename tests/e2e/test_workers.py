@@ -16,6 +16,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -25,6 +26,7 @@ from server_process import ServerProcess, eventually, started
 from tritonclient.utils import InferenceServerException
 from wire import (
     HOST,
+    SECONDS,
     Answer,
     Ask,
     Input,
@@ -36,8 +38,11 @@ from wire import (
     http_infer,
     infer_path,
     ints,
+    message,
     metric,
+    raw_outputs,
     send,
+    stub,
 )
 
 WORKERS = 2
@@ -318,22 +323,52 @@ def test_a_stop_drains_one_after_the_other_and_loses_nothing(tmp_path: Path) -> 
     with started(tmp_path, options=["--workers=2"], environment=HELD) as server, ThreadPoolExecutor(16) as threads:
         eventually(lambda: is_ready(server), 60)
         calls = [threads.submit(http_infer, server.http_port, ask) for _ in range(8)]
+        over_grpc = [threads.submit(once_over_grpc, server, ask) for _ in range(4)]
         eventually(lambda: gate.begun >= 2)
         outcomes: Counter[str] = Counter()
         stop = threading.Event()
-        clients = [threads.submit(keep_calling, server, outcomes, stop) for _ in range(4)]
-        eventually(lambda: outcomes["ok"] > 20)
+        clients = [threads.submit(keep_calling, server, outcomes, stop) for _ in range(2)]
+        clients += [threads.submit(keep_calling_over_grpc, server, outcomes, stop) for _ in range(2)]
+        eventually(lambda: outcomes["ok"] > 20 and outcomes["ok over gRPC"] > 20)
         server.signal(signal.SIGTERM)
         server.wait_for("stopping: ")
-        begun = outcomes["ok"]
-        eventually(lambda: outcomes["ok"] > begun + 20)
+        begun = outcomes.copy()
+        eventually(lambda: all(outcomes[kind] > begun[kind] + 20 for kind in ("ok", "ok over gRPC")))
         gate.open()
         server.wait(0)
         stop.set()
         for client in clients:
             client.result()
         assert {call.result().status for call in calls} == {200}
-        assert outcomes["lost"] == outcomes["refused"] == 0
+        assert [call.result() for call in over_grpc] == [{"OUTPUT0": ints(3, 4)}] * 4
+        assert outcomes["lost"] == outcomes["refused"] == 0, outcomes
+
+
+def own_channel(server: ServerProcess) -> grpc.Channel:
+    """One with a connection of its own."""
+    return grpc.insecure_channel(f"{HOST}:{server.grpc_port}", options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def once_over_grpc(server: ServerProcess, ask: Ask) -> dict[str, bytes]:
+    with own_channel(server) as opened:
+        return raw_outputs(stub(opened).ModelInfer(message(ask), timeout=SECONDS))
+
+
+def keep_calling_over_grpc(server: ServerProcess, outcomes: Counter[str], stop: threading.Event) -> None:
+    """Over one channel, which goes to another worker when its own says goodbye, until nobody listens any more."""
+    asked = message(Ask((Input("INPUT0", "INT32", (1, 2), ints(3, 4)),), model="other"))
+    with own_channel(server) as opened:
+        while not stop.is_set():
+            try:
+                stub(opened).ModelInfer(asked, timeout=SECONDS)
+                outcomes["ok over gRPC"] += 1
+            except grpc.RpcError as error:
+                try:
+                    connect(server.grpc_port).connect()
+                except ConnectionRefusedError:
+                    return
+                outcomes[f"lost over gRPC: {error}"] += 1
+                outcomes["lost"] += 1
 
 
 def keep_calling(server: ServerProcess, outcomes: Counter[str], stop: threading.Event) -> None:
