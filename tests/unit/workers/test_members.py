@@ -33,6 +33,7 @@ from modserve.workers.fleet import Fleet
 from modserve.workers.journal import RPC_PREFIX, Change
 from modserve.workers.place import Place
 from modserve.workers.private import PrivateApp
+from modserve.workers.shared import SharedApp
 
 REGISTER = "/v2/cudasharedmemory/region/g/register"
 UNREGISTER = "/v2/cudasharedmemory/region/g/unregister"
@@ -155,3 +156,57 @@ async def test_a_worker_that_cannot_load_a_model_again_ends(
     async with changing.locked():
         assert [worker.left for worker in workers.each] == [True, False]
     assert [worker.has("echo") for worker in workers.each] == [False, True]
+
+
+async def through(app: SharedApp, method: str, path: str) -> tuple[str, int, bytes]:
+    """The name of the application that has responded, the status and the body."""
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "headers": []}
+    await app({**scope, "query_string": b"", "root_path": ""}, receive, send)
+    headers = dict(sent[0]["headers"])
+    return headers.get(b"app", b"shared").decode(), sent[0]["status"], sent[1]["body"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "app", "empty"),
+    [
+        ("GET", "/v2/models/stats", "shared", False),
+        ("HEAD", "/v2/models/stats", "shared", True),
+        ("POST", "/v2/models/stats", "own", False),
+        ("POST", "/v2/repository/index", "shared", False),
+        ("GET", "/v2/repository/index", "own", False),
+        ("GET", "/v2/repository/models/echo/load", "own", False),
+        ("GET", "/v2/models/echo/ready", "shared", False),
+        ("GET", "/v2/cudasharedmemory/status", "shared", False),
+        ("GET", "/v2/models/echo", "own", False),
+    ],
+)
+async def test_which_calls_are_those_of_all(
+    changing: Changing, workers: Workers, method: str, path: str, app: str, empty: bool
+) -> None:
+    async def own(scope: Any, receive: Any, send: Any) -> None:
+        await private.respond(send, 200, b"own", (("app", "own"),))
+
+    shared = SharedApp(own, workers, changing, workers.each[0].server)
+    name, status, body = await through(shared, method, path)
+    assert (name, status, body == b"") == (app, 200, empty)
+
+
+async def test_regions_that_any_of_them_has_are_listed(changing: Changing, workers: Workers) -> None:
+    assert (await changing.change(REGISTER, REGION)).ok
+    await workers.call(0, "POST", UNREGISTER)
+
+    async def own(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError
+
+    shared = SharedApp(own, workers, changing, workers.each[0].server)
+    for path in ("/v2/cudasharedmemory/status", "/v2/cudasharedmemory/region/g/status"):
+        _, status, body = await through(shared, "GET", path)
+        assert (status, [region["name"] for region in orjson.loads(body)]) == (200, ["g"])
