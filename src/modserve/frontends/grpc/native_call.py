@@ -344,7 +344,8 @@ class NativeCall(Collecting):
             self.send_headers(heads.HEADERS)
             self.send_data([prefix, *parts])
             self.finish(trailers)
-        self.count_unsent(size)
+        if not self.over:
+            self.count_unsent(size)
 
     def _answered(self, response: Response) -> None:
         parts: list[Buffer] = [response] if isinstance(response, bytes) else response
