@@ -259,7 +259,8 @@ class NativeCall(Collecting):
             for _, _, held in self._messages:
                 self.release(held)
             self._messages = None
-        self.count_no_more()
+        if self.counted:
+            self.count_no_more()
         if self._callbacks is not None:
             callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks:
