@@ -57,7 +57,7 @@ def path(folder: Path) -> Iterator[None]:
 
 
 def speed_table(runs: int, seconds: int) -> list[str]:
-    ways = [way for way in overhead.paths(seconds, GRPC_RATE) if way.name != overhead.LARGE_PATH]
+    ways = [way for way in overhead.paths(seconds, GRPC_RATE) if way.connections == overhead.CONNECTIONS]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         repository = overhead.write_repository(Path(directory) / "onnx")
         with path(FORMS["compiled"]):

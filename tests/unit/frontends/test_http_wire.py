@@ -395,6 +395,22 @@ async def test_half_a_body_has_its_time(tmp_path: Path) -> None:
                 client.transport.lose()
 
 
+async def test_a_body_that_trickles(tmp_path: Path) -> None:
+    """A byte in each second: 16 KiB have five times the time-out, and then as long for as much again."""
+    async with stage(tmp_path, options=TIMES) as on:
+        client = on.connect()
+        client.send(
+            b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n"
+            b"Inference-Header-Content-Length: 2\r\n\r\n{}"
+        )
+        for second in range(1000, 1152):
+            look(on, second)
+            client.send(b" " * 16384 if second in (1049, 1098) else b" ")
+            assert bool(client.answers) is (second >= 1149)
+        assert refused(client, 408) == "the request's body has not come on by 16384 bytes within 50 s"
+        assert on.site.memory.held == 0
+
+
 async def test_a_model_has_all_the_time_it_needs(tmp_path: Path) -> None:
     async with stage(tmp_path, automatic=False, options=TIMES) as on:
         client = on.connect()
