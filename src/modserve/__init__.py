@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .core.request import InferenceRequest
     from .core.response import InferenceResponse
     from .core.tensor import DeviceTensor, Tensor
+    from .listeners import Ports
     from .settings import Settings
 
 __all__ = [
