@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -45,9 +46,15 @@ finally:
 sys.exit(server.wait(20))
 """
 
+ENVIRONMENT = dict(os.environ)
+"""A copy, made on the main thread: pytest changes its own at each test, and a process that a thread starts meanwhile
+would read memory that is gone."""
+
 
 def run(*command: str | Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL, env=ENVIRONMENT
+    )
     assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
 
 
