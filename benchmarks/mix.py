@@ -10,7 +10,8 @@ open loop), and their latency counts from when they were due: what holds the ser
 this time. Clients share the machine with the server, unlike real ones: those that disturb go after the server, and
 those that measure before it if the superuser runs this, since else they measure how long they wait for a core. Beside
 them runs one client of a disturbance, or all disturbances together; "busy client" only burns CPU time on a core, like
-any other program, and shows what is lost to a shared machine. The phases take turns. `--explain` starts the server by mix_server.py, on asyncio's own loop.
+any other program, and shows what is lost to a shared machine. The phases take turns. `--explain` starts the server by
+mix_server.py, on asyncio's own loop.
 """
 
 import argparse

@@ -302,6 +302,7 @@ def _inference_count(target: ServerProcess, model: str) -> int:
 
 
 def h2load(target: ServerProcess, message: bytes, connections: int, requests: int) -> Load:
+    """Closed-loop clients over gRPC, each with one call at a time; `message` is that of a ModelInferRequest."""
     with tempfile.TemporaryDirectory() as directory:
         body, log = Path(directory) / "message", Path(directory) / "log"
         body.write_bytes(b"\0" + struct.pack(">I", len(message)) + message)
@@ -496,7 +497,8 @@ class Way:
     load: Callable[[ServerProcess, int], Load]
 
 
-def paths(seconds: int) -> list[Way]:
+def paths(seconds: int, grpc_rate: int = 2_000) -> list[Way]:
+    """Windows of gRPC have so many requests a second, since h2load counts them."""
     ones = np.ones((1, 16), "<i4").tobytes()
     body, json_length = http_body(tensors(), ones * 2)
     names = ("INPUT0", "INPUT1")
@@ -517,21 +519,27 @@ def paths(seconds: int) -> list[Way]:
         "parameters": {"binary_data_size": len(image)},
     }
     large_body, large_length = http_body([large], image)
+    large_message = pb.ModelInferRequest(
+        model_name="large",
+        inputs=[tensor(name="INPUT0", datatype="FP32", shape=LARGE)],
+        raw_input_contents=[image],
+    ).SerializeToString()
     return [
         Way(
             "HTTP, binary tensors", CONNECTIONS, lambda to, count: wrk(to, "simple", body, json_length, count, seconds)
         ),
         Way("HTTP, JSON", CONNECTIONS, lambda to, count: wrk(to, "simple", text, None, count, seconds)),
-        Way("gRPC, raw tensors", CONNECTIONS, lambda to, count: h2load(to, message, count, 2_000 * seconds)),
+        Way("gRPC, raw tensors", CONNECTIONS, lambda to, count: h2load(to, message, count, grpc_rate * seconds)),
         Way(
             LARGE_PATH,
             (LARGE_CONNECTIONS,),
             lambda to, count: wrk(to, "large", large_body, large_length, count, seconds),
         ),
+        Way(LARGE_GRPC_PATH, (LARGE_CONNECTIONS,), lambda to, count: h2load(to, large_message, count, 200 * seconds)),
     ]
 
 
-LARGE_PATH = "HTTP, 4.8 MB in and out"
+LARGE_PATH, LARGE_GRPC_PATH = "HTTP, 4.8 MB in and out", "gRPC, 4.8 MB in and out"
 LARGE_CONNECTIONS = 4
 
 

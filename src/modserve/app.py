@@ -38,7 +38,7 @@ from .resources.garbage import Freezer, set_aside
 from .resources.machine_memory import allowed_memory
 from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
-from .server import Server
+from .server import Phase, Server
 from .settings import Settings
 from .workers.member import EngineControl, Member
 
@@ -189,8 +189,8 @@ async def serve(
     too short). On a second signal the process exits at once. Also 1 if a port or repository cannot be opened, or, with
     `exit_on_error`, a model fails to load. Clients may change `logs` by the log settings calls.
 
-    As one of several workers (`member`), it takes part in what they do together. One that replaces another opens its
-    ports last, when it has loaded what the others have.
+    As one of several workers (`member`), it takes part in what they do together; `on_loaded` is called when all have
+    loaded. One that replaces another opens its ports last, when it has loaded what the others have.
     """
     stopping = asyncio.Event()
     _handle_signals(stopping)
@@ -218,14 +218,18 @@ async def serve(
                 return True
 
             async def load() -> bool:
-                loaded = await _load(server, settings, freezer, on_loaded if opened else lambda server: None)
-                if member is None or not loaded:
-                    return loaded
-                await member.catch_up()
-                if not opened and not await open_ports():
-                    return False
-                member.served()
-                return True
+                if member is None:
+                    return await _load(server, settings, freezer, on_loaded)
+                loaded = await _load(server, settings, freezer, lambda server: None)
+                if loaded:
+                    await member.catch_up()
+                    if not opened and not await open_ports():
+                        return False
+                    member.served()
+                    await member.all_served()
+                if opened and server.phase is Phase.RUNNING:
+                    on_loaded(server)
+                return loaded
 
             opened = member is None or not member.replaces
             if opened and not await open_ports():

@@ -157,6 +157,7 @@ class Listeners:
 
         Clients with sequences on gRPC streams keep these until they end.
         """
+        self._server.retire()
         async with asyncio.TaskGroup() as retiring:
             if self._http:
                 retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.place.count / 2)))

@@ -46,14 +46,13 @@ finally:
 sys.exit(server.wait(20))
 """
 
-ENVIRONMENT = dict(os.environ)
-"""A copy, made on the main thread: pytest changes its own at each test, and a process that a thread starts meanwhile
-would read memory that is gone."""
-
 
 def run(*command: str | Path) -> None:
+    # The modserve that was installed is tested, not one that PYTHONPATH may name.
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pipe = subprocess.PIPE
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL, env=ENVIRONMENT
+        command, env=variables, stdout=pipe, stderr=pipe, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
 

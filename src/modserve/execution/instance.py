@@ -3,6 +3,7 @@
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -31,6 +32,12 @@ class Instance(ABC):
     """How many more it takes that wait for their turn inside the engine, while executions are short."""
     places: int = 1
     """How many jobs it takes now. Kept by the pool."""
+    takes_early: bool = False
+    """It may get a job before the one under way is over, beyond its places."""
+    early: int = 0
+    """How many of its places were given out before their executions were over. Kept by the pool."""
+    ahead: deque[Job]
+    """The jobs in those places that have not begun, if it `takes_early`. Kept by the pool."""
     quick: QuickRule | None = None
     """Whether batches may run on the event loop's thread; None for never."""
     job: Job | None = None
@@ -75,6 +82,11 @@ class Instance(ABC):
 Done: TypeAlias = Callable[["Instance", Job], None]
 
 
+def takes_early(config: ModelConfig, engine: Executor) -> bool:
+    """Whether the next batch may lie ready at the instance: not where one depends on the one before it."""
+    return bool(getattr(engine, "takes_early", False)) and config.sequence_batching is None and not config.decoupled
+
+
 class ThreadInstance(Instance):
     """Executes jobs one by one on its thread, and tells `done` (on that thread) of each."""
 
@@ -95,6 +107,8 @@ class ThreadInstance(Instance):
         self._engine = engine
         self._batch_work = Work(model, name, config, engine)
         self.open = self._batch_work.open
+        self.ahead = deque()
+        self.takes_early = takes_early(config, engine)
         self._run: Callable[[Job], None]
         if isinstance(engine, RequestInstance):
             self._run = partial(self._run_requests, engine)

@@ -44,6 +44,7 @@ class Job:
         "again",
         "cpu_ns",
         "error",
+        "expected_ns",
         "late",
         "members",
         "more",
@@ -59,6 +60,8 @@ class Job:
         self.members = members
         self.again = False
         self.more = False
+        self.expected_ns = 0
+        """How long it is likely to take; only known where a place may be given out early."""
         self.cpu_ns = 0
         """The processor's time that it took on the instance's thread; 0 if nobody needs to know."""
         self.refused = False

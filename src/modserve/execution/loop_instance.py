@@ -32,7 +32,7 @@ from modserve.core.model_config import ModelConfig
 from modserve.core.tensor import Array
 from modserve.core.version import ModelId
 
-from .instance import Done, Instance
+from .instance import Done, Instance, takes_early
 from .job import Job, Work
 from .running import Deliver, Report, Running, Stamp
 
@@ -75,6 +75,8 @@ class LoopInstance(Instance):
             self.max_in_flight = max(1, int(getattr(engine, "max_in_flight", 1)))
             if config.dynamic_batching is None:  # what waits in the scheduler's queue makes batches larger
                 self.max_ahead = int(getattr(engine, "max_ahead", 0))
+        self.ahead = deque()
+        self.takes_early = not (self.max_ahead or reuses_outputs(engine)) and takes_early(config, engine)
         self._typical_ns = 2 * _SHORT_NS
         self._engine = engine
         # Asked once: to see whether an object has a protocol's methods takes longer than many an execution.
@@ -137,7 +139,7 @@ class LoopInstance(Instance):
     # Executions
 
     def _start_waiting(self) -> None:
-        while self._waiting and len(self._executions) < self.max_in_flight + self.max_ahead:
+        while self._waiting and len(self._executions) < self.max_in_flight + self.max_ahead + self.early:
             execution = _Execution(self, self._waiting.popleft())
             self._executions[execution] = None
             self._begin(execution)
@@ -230,6 +232,9 @@ class LoopInstance(Instance):
             if self._executions:  # the engine begins with what it had ahead
                 timing = next(iter(self._executions)).job.timing
                 timing.compute_start_ns = timing.compute_input_end_ns = now_ns
+        if self.ahead:
+            timing = self.ahead[0].timing
+            timing.compute_start_ns = timing.compute_input_end_ns = now_ns
         if isinstance(job.error, InstanceLostError):
             self._lose(job.error)
         self._done(self, job)

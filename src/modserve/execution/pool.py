@@ -21,6 +21,7 @@ from modserve.core.model_config import ModelConfig
 from modserve.core.statistics import ModelStatistics
 from modserve.core.version import ModelId
 
+from .early import EarlyPlaces, Expect
 from .instance import Instance, ThreadInstance
 from .job import Job
 from .loop_instance import LoopInstance
@@ -65,6 +66,8 @@ class InstancePool(Settlement):
         self.on_free: Callable[[], None] = lambda: None
         self.on_lost: Callable[[int, ModserveError, bool], None] = lambda number, error, again: None
         self.on_stuck: Callable[[ModserveError], None] = lambda error: None
+        self.expect: Expect | None = None
+        """Set by those who know: then places of long executions are given out early."""
         self.trouble: ModserveError | None = None
         """Why nothing can run, while no instance is left."""
         super().__init__(model, config, statistics, on_settled, loop, observe)
@@ -77,6 +80,7 @@ class InstancePool(Settlement):
             self._revival = Revival(make, clock, loop.call_soon_threadsafe, self._revived, self._revival_failed)
         self._instances: list[Instance] = []
         self._free: deque[Instance] = deque()
+        self._early = EarlyPlaces(loop, self._give_out_early)
         try:
             for number, (name, engine) in enumerate(engines):
                 self._instances.append(self._instance(number, name, engine))
@@ -143,9 +147,11 @@ class InstancePool(Settlement):
         for inflight in batch:
             inflight.timing = job.timing
         rule = slot.quick
-        if rule is None or not rule.quick:
+        if rule is None or not rule.quick or slot is self._early.opening:
             slot.job = job
             slot.start(job)
+            if slot.takes_early and self.expect is not None:
+                self._early.started(slot, job, self.expect(batch))
             return
         thread = self._loop_thread
         thread.look()
@@ -210,7 +216,7 @@ class InstancePool(Settlement):
             instance.job = None
         if job is not None and isinstance(job.error, InstanceLostError):
             self._lose(instance, job.error)
-        if instance.gone:
+        if instance.gone or self._early.ended(instance):
             return
         self._free.append(instance)
         if instance.max_ahead:
@@ -221,6 +227,20 @@ class InstancePool(Settlement):
             elif instance.places > most:
                 self._free.remove(instance)
                 instance.places -= 1
+
+    def _give_out_early(self, instance: Instance, job: Job) -> None:
+        """The instance has a place to give before `job` is over, unless nobody wants it now."""
+        if instance.gone or job.timing.compute_end_ns:
+            return
+        before = instance.job
+        instance.early += 1
+        self._free.append(instance)
+        self._early.opening = instance
+        self._tell_free()
+        self._early.opening = None
+        if instance.job is before:
+            self._free.remove(instance)
+            instance.early -= 1
 
     def _tell_free(self) -> None:
         try:

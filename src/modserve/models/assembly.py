@@ -51,6 +51,7 @@ def assemble_model(
 
     def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
         adaptation.use(pool.count)
+        pool.expect = adaptation.expect
         return QueuedScheduler(
             adaptation.rule,
             pool,
@@ -63,7 +64,7 @@ def assemble_model(
             padded=adaptation.padded,
         )
 
-    model = Model(model_id, opened, clock, accept, make_scheduler, adaptation.observe if adaptation.learns else None)
+    model = Model(model_id, opened, clock, accept, make_scheduler, adaptation.observe)
     model.statistics.tuner, model.statistics.choice = adaptation.statistics, adaptation.choice
     return wrapped(model, clock, cache)
 

@@ -57,7 +57,9 @@ class BackendInstance(Protocol):
     It may have these attributes besides, and the other kinds of instance all but `data_dependent`: `reuses_outputs`
     (bool, False where it is absent): the engine uses the memory of its outputs again, see `execute`; `allocate`, an
     `Allocate`, asked for each merged input; `devices`, pairs as ``__dlpack_device__`` gives them, whose tensors it
-    takes as they are, see `execute`; `check_ready`, a `CheckReady`; `data_dependent` (bool, True where it is absent):
+    takes as they are, see `execute`; `check_ready`, a `CheckReady`; `takes_early` (bool, False where it is absent): the
+    server may start an execution a moment before the one under way is over, and it waits for its turn, on the
+    instance's thread or, after `start`, inside the engine; `data_dependent` (bool, True where it is absent):
     executions of the same shapes may take very different times. Only where it is False, and the backend says
     `any_thread`, may very short executions run on the event loop's thread, where one that takes long stops the whole
     server.

@@ -154,6 +154,7 @@ def _datatype(specs: Sequence[TensorSpec], name: str) -> Datatype:
 
 class FilInstance:
     data_dependent = False
+    takes_early = True
 
     def __init__(
         self,

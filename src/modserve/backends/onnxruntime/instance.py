@@ -18,6 +18,8 @@ _NO_MEMORY = "Failed to allocate memory"
 
 
 class OnnxRuntimeInstance:
+    takes_early = True
+
     def __init__(
         self, session: ort.InferenceSession, config: ModelConfig, shrink: str = "", *, data_dependent: bool = True
     ) -> None:

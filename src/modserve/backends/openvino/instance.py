@@ -35,6 +35,8 @@ class OpenVinoInstance:
     are written to memory that is new for each execution, and the server's from then on.
     """
 
+    takes_early = True
+
     def __init__(self, compiled: Any, graph: Graph, *, narrows: bool) -> None:
         self.data_dependent = graph.data_dependent
         self._graph = graph
@@ -131,6 +133,8 @@ class OpenVinoInstance:
 
 class OpenVinoStreams:
     """Several executions at a time, as many as `instances`. Implements `api.AsyncInstance`."""
+
+    takes_early = True
 
     def __init__(self, name: str, instances: Sequence[OpenVinoInstance]) -> None:
         self.max_in_flight = len(instances)

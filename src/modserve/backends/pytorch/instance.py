@@ -26,6 +26,8 @@ _ALONE: tuple[Path, ...] = ((),)
 
 
 class PyTorchInstance:
+    takes_early = True
+
     def __init__(self, loaded: Loaded, config: ModelConfig, options: Options, threads: SharedThreads) -> None:
         self._who = f"model '{config.name}'"
         self._run = loaded.run

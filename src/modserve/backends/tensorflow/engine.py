@@ -305,6 +305,8 @@ def _load_graph(graph: Any, session: Any) -> None:
 
 
 class TensorFlowInstance:
+    takes_early = True
+
     def __init__(self, session: _Session, signature: graphs.Signature, *, data_dependent: bool) -> None:
         self.data_dependent = data_dependent
         self._session = session

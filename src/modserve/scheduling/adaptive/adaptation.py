@@ -18,13 +18,16 @@ from .sizes import Sizes
 from .tuner import Tuner
 
 Observe = Callable[[ExecutionTiming, Sequence[Inflight]], None]
+Expect = Callable[[Sequence[Inflight]], int]
+
+_LONG_NS = 1_000_000
 
 
 class Adaptation:
     """For models without sequences: the batching rule, which executions may change, and the gate before the queue.
 
     `rule` is what the queue's scheduler asks, and `policy` bounds what it may do: the longest delay and the largest
-    batch. Nobody need call `observe` unless the model `learns`. `statistics` are the tuner's, None without one.
+    batch. `observe` is to hear of every execution that succeeded. `statistics` are the tuner's, None without one.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -48,17 +51,27 @@ class Adaptation:
         if chooser is not None:
             self.rule = chooser.rule
         limited = any(each.max_queue_size for each in (policy.default_policy, *policy.level_policies.values()))
-        self.learns = bool(self.policy.max_queue_delay_ns or config.admission.by_deadline or limited)
-        """Whether the rule or the gate asks how long executions of a size take."""
-        self.observe: Observe = self._observe
+        # Does the rule or the gate ask how long executions of a size take?
+        learns = bool(self.policy.max_queue_delay_ns or config.admission.by_deadline or limited)
+        self.observe: Observe = self._observe if learns else self._observe_long
         if chooser is not None:
-            self.observe = self._observe_all if self.learns else chooser.observe
-            self.learns = True
+            self.observe = self._observe_all if learns else chooser.observe
+        self.expect: Expect = self._expect if chooser is None else chooser.expect
+        """How long a batch is likely to take, in nanoseconds; 0 if nothing is known."""
 
     def _observe(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
         self._run_times.observe(timing.batch_size, timing.compute_end_ns - timing.compute_start_ns)
         if self._tuner is not None:
             self._tuner.observe(timing, members)
+
+    def _observe_long(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
+        """Nobody decides by short times."""
+        ns = timing.compute_end_ns - timing.compute_start_ns
+        if ns > _LONG_NS:
+            self._run_times.observe(timing.batch_size, ns)
+
+    def _expect(self, members: Sequence[Inflight]) -> int:
+        return self._run_times(sum([inflight.batch_size or 1 for inflight in members]))
 
     def _observe_all(self, timing: ExecutionTiming, members: Sequence[Inflight]) -> None:
         self._observe(timing, members)

@@ -78,6 +78,13 @@ class Measured:
             statistics.costs = costs.known()
         self._trials.observe(members, ns)
 
+    def expect(self, members: Sequence[Inflight]) -> int:
+        """How long a batch of these is likely to take, in nanoseconds; 0 before the first."""
+        if not self._costs.count:
+            return 0
+        table = self._times(self._length(max([inflight.length for inflight in members])))
+        return int(table[min(sum([inflight.batch_size for inflight in members]), len(table) - 1)])
+
     def rule(self, together: Together, now_ns: int) -> Decision:
         decision = self._ready(together, now_ns)
         batches = self.statistics.batches

@@ -66,6 +66,13 @@ class Sizes:
             self._due = _ENOUGH
             self._learn()
 
+    def expect(self, members: Sequence[Inflight]) -> int:
+        """How long a batch of these is likely to take, in nanoseconds; 0 before the first."""
+        if not self._costs.count:
+            return 0
+        rows = rows_of(sum([inflight.batch_size for inflight in members]), self._batch_sizes)
+        return int(self._costs.of(1)[min(rows, self._most)])
+
     def rule(self, together: Together, now_ns: int) -> Decision:
         decision = self._ready(together, now_ns)
         if not self._best or isinstance(decision, WaitUntil) or decision.count == 1:

@@ -108,8 +108,7 @@ class Simulation:
         self.engine = Engine(self.clock, cost, padding, random.Random(seed + 1), noise, instances)
         self.adaptation = adaptation = Adaptation(model)
         adaptation.use(instances)
-        if adaptation.learns:
-            self.engine.observe = adaptation.observe
+        self.engine.observe = adaptation.observe
         self._key: Callable[[int], object] = lambda length: None
         if policy == "never":
             self._key = padding.padded

@@ -46,8 +46,14 @@ LARGEST = DynamicBatching(measured_sizes=False)
         "admission",
     ],
 )
-def test_only_models_that_predict_learn(given: ModelConfig, learns: bool) -> None:
-    assert Adaptation(given).learns == learns
+def test_only_models_that_predict_learn_from_short_executions(given: ModelConfig, learns: bool) -> None:
+    adaptation, member = Adaptation(given), inflight()
+    assert adaptation.expect([member]) == 0
+    for ns in (MS // 2, 10 * MS):
+        timing = ExecutionTiming(1, "")
+        timing.compute_start_ns, timing.compute_end_ns = 1, 1 + ns
+        adaptation.observe(timing, [member])
+        assert (adaptation.expect([member]) > 0) == (learns or ns > MS)
 
 
 def test_models_without_a_batcher_run_each_request_alone() -> None:

@@ -1,0 +1,58 @@
+"""The next batch a moment before the one under way is over, so that the engine need not wait for the event loop.
+
+From the end of an execution to the next one it takes the event loop to hear of it, the scheduler to choose, and the
+instance's thread to wake up: together a millisecond and more where the engine itself keeps all cores busy. So the place
+of an execution that is likely to take long is given out a little before its end, if somebody waits for it. The next
+batch then lies ready at the instance. It is no earlier than that because a batch should have all who have come by then.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from modserve.core.inflight import Inflight
+
+from .instance import Instance
+from .job import Job
+
+Expect: TypeAlias = Callable[[Sequence[Inflight]], int]
+"""How long a batch of these is likely to take, in nanoseconds; 0 if nothing is known."""
+
+_LONG_NS = 2_000_000
+"""Executions that take less are not worth a timer, which keeps to milliseconds."""
+_SHARE, _MOST_NS = 4, 8_000_000
+"""A place is given out so early: a quarter of the execution, at most some milliseconds."""
+
+
+class EarlyPlaces:
+    """Says when the place of a job is to be given out: `give_out` is called then, with the instance and the job."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, give_out: Callable[[Instance, Job], None]) -> None:
+        self.opening: Instance | None = None
+        """The instance whose place is given out at this moment. Kept by the pool."""
+        self._loop = loop
+        self._give_out = give_out
+
+    def started(self, instance: Instance, job: Job, expected_ns: int) -> None:
+        """A job was started; if `opening`, another one of the instance comes before it."""
+        job.expected_ns = expected_ns
+        if instance is self.opening:
+            instance.ahead.append(job)
+        else:
+            self._time(instance, job)
+
+    def ended(self, instance: Instance) -> bool:
+        """An execution is over. Whether its place was given out before."""
+        if not instance.early:
+            return False
+        instance.early -= 1
+        if instance.ahead:
+            job = instance.ahead.popleft()
+            self._time(instance, job)
+        return True
+
+    def _time(self, instance: Instance, job: Job) -> None:
+        ns = job.expected_ns
+        if ns >= _LONG_NS:
+            wait_ns = ns - min(_MOST_NS, ns // _SHARE)
+            self._loop.call_later(wait_ns / 1e9, self._give_out, instance, job)
