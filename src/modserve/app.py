@@ -20,6 +20,7 @@ from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
+from .frontends.offload import background_threads
 from .listeners import Listeners, Ports
 from .models.advice import absent_backends
 from .models.loader import Loader, LoaderOptions
@@ -79,8 +80,10 @@ class InferenceServer(Server):
             _log.warning("%s", warning)
         self.engine_metrics = MetricStore(prometheus.RESERVED)
         """What engines show on the metrics page."""
+        self.cores = max(1, available_cores() // workers)
+        """For this process, of those that the machine lets all workers have."""
         options = LoaderOptions(
-            cores=max(1, available_cores() // workers),
+            cores=self.cores,
             auto_complete=not settings.disable_auto_complete_config,
             backend_options=backend_options(settings, registry.names),
             response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
@@ -199,6 +202,7 @@ async def serve(
     if (library := allocator.glibc()) is not None:
         allocator.tune(library)
     with ExitStack() as stack:
+        stack.enter_context(background_threads(server.cores))
         watchdog = Watchdog(settings.event_loop_warning_ms)
         async with asyncio.TaskGroup() as tasks:
             listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member)
