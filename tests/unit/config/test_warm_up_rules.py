@@ -164,6 +164,23 @@ def test_the_values(tmp_path: Path) -> None:
     assert finish(text, tmp_path).config.warm_ups == (first, replace(first, name="number 2", batch_size=1, count=1))
 
 
+def test_the_example_in_the_documentation(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "configuration.md"
+    [example] = [block for block in page.read_text("utf-8").split("```") if "model_warmup [" in block]
+    complete = config.finish(
+        config.parse(example, tmp_path / "config.pbtxt", "foo"),
+        None,
+        default_cpu_instances=1,
+        default_model_filename="model.onnx",
+        gpu_count=0,
+        auto_complete=False,
+        files=tmp_path,
+    )
+    names = [(each.name, each.batch_size, each.count) for each in complete.config.warm_ups]
+    assert names == [("one small picture", 1, 1), ("a full batch", 8, 3)]
+    assert complete.warnings == []
+
+
 def test_without_a_batch_size_it_does_not_run(tmp_path: Path) -> None:
     complete = finish(sample(IN, "") + ONE_EACH, tmp_path)
     assert complete.config.warm_ups == ()
