@@ -57,12 +57,15 @@ RULES = {
     "console": rule("backends.inventory core protocol.examples"),
     "supervisor": rule("core observability"),
     "ports": rule(),
+    "listeners": rule("core frontends observability ports resources server settings workers"),
     "workers": rule(
         "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
     ),
-    "cli": rule("app backends.inventory console core form ports settings observability supervisor workers", "uvloop"),
+    "cli": rule(
+        "app backends.inventory console core form listeners ports settings observability supervisor workers", "uvloop"
+    ),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
-    "__init__": rule("app backends core settings"),
+    "__init__": rule("app backends core listeners settings"),
     "__main__": rule("cli"),
     "__about__": rule(),
     "form": rule(),
