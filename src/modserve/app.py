@@ -18,6 +18,7 @@ from .core.errors import ModserveError
 from .core.loading import Repository
 from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
+from .core.warm_up_config import WarmUpMode
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
 from .frontends.offload import background_threads
@@ -89,6 +90,7 @@ class InferenceServer(Server):
             response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
             metrics=self.engine_metrics,
             measured=settings.default_backend == "auto",
+            warm_up=WarmUpMode(settings.warmup),
             around=None if member is None else member.around_model,
         )
         table = ModelTable()
