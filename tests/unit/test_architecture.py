@@ -53,14 +53,17 @@ RULES = {
         "core protocol server pb settings",
         "fastapi google.protobuf grpc hpack httptools mypy_extensions orjson pydantic starlette uvicorn",
     ),
-    "app": Rule(EVERYTHING - {"cli", "console", "supervisor", "testing", "__init__", "__main__"}),
+    "app": Rule(EVERYTHING - {"cli", "commands", "console", "supervisor", "testing", "__init__", "__main__"}),
     "console": rule("backends.inventory core protocol.examples"),
     "supervisor": rule("core observability"),
     "ports": rule(),
     "workers": rule(
         "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
     ),
-    "cli": rule("app backends.inventory console core form ports settings observability supervisor workers", "uvloop"),
+    "commands": rule("backends config core execution models observability repository settings"),
+    "cli": rule(
+        "app backends.inventory commands console core form ports settings observability supervisor workers", "uvloop"
+    ),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
     "__init__": rule("app backends core settings"),
     "__main__": rule("cli"),

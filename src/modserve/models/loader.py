@@ -23,7 +23,7 @@ from modserve.execution.placement import placements, thread_share
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
 
-from . import advice
+from . import advice, examination
 from .assembly import assemble_model, wrapped
 from .calls import ModelCalls, ModelControl
 from .engine_report import engine_report
@@ -52,6 +52,8 @@ class LoaderOptions:
     """Of engines."""
     measured: bool = False
     """Backend `auto` runs models whose configuration names no backend."""
+    on_notes: Callable[[str, model_config.Source, Sequence[model_config.Problem]], None] = lambda *notes: None
+    """Hears, by the model's name, what of its configuration has no effect, or another one than it seems."""
     around: Callable[[Servable], Servable] | None = None
     """Puts something in front of each model that is loaded."""
 
@@ -139,19 +141,53 @@ class Loader:
         self._cpu_instances.pop(name, None)
 
     def _inspect(self, listing: Listing) -> _Design:
-        draft = self._draft(listing)
+        draft = self._read(listing)
+        self._check(draft, listing)
         if draft.is_ensemble:
             config, cpu_instances = draft.provisional(), 0
         else:
             backend, config = self._backend(draft)
             cpu_instances = _count_cpu(_place(config, backend))
-        versions = tuple(config.version_policy.select(listing.versions))
+        versions = self._selected(draft, listing)
+        needs = config.ensemble.needs if config.ensemble is not None else {}
+        return _Design(draft, versions, needs, cpu_instances * len(versions))
+
+    def examine(self, listing: Listing) -> list[ModserveError]:
+        """Every reason not to load a model that shows before an engine opens it. Blocking; may import the engine.
+
+        `inspect` raises the first of them, and the load the rest.
+        """
+        try:
+            draft = self._read(listing)
+        except ModserveError as error:
+            return [error]
+        failures: list[ModserveError] = []
+
+        def tried(look: Callable[[model_config.Draft, Listing], Result]) -> Result | None:
+            try:
+                return _mapped(f"failed to look at model '{listing.name}'", look, draft, listing)
+            except ModserveError as error:
+                failures.append(error)
+                return None
+
+        tried(self._check)
+        engine = None
+        if draft.backend and not draft.is_ensemble:
+            engine = tried(lambda draft, listing: self._backend(draft)[0])
+        versions = tried(self._selected) or ()
+        filename = "" if engine is None else engine.default_model_filename
+        failures += examination.of_files(listing.path, versions, draft.provisional(), filename, self._registry.names)
+        return failures
+
+    def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
+        """The versions to serve. Raises INVALID_ARG if there are none."""
+        versions = tuple(draft.provisional().version_policy.select(listing.versions))
         if not versions:
             policy = f"the version policy of model '{listing.name}'"
             failure = invalid(f"at least one version must be available under {policy}")
-            raise _advised(failure, advice.versions(listing.path, listing.versions, self._registry.names))
-        needs = config.ensemble.needs if config.ensemble is not None else {}
-        return _Design(draft, versions, needs, cpu_instances * len(versions))
+            hint = advice.versions(listing.path, listing.versions, self._registry.names)
+            raise advice.advised(failure, hint) from draft.placed(failure, "version_policy")
+        return versions
 
     def _load(
         self,
@@ -197,7 +233,7 @@ class Loader:
                 raise
             installed = self._registry.names
             hint = advice.model_file(path, version, source.path, installed, str(error)) if filename else ""
-            raise _advised(error, hint) from error
+            raise advice.advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:
             complete = self._finish(draft, backend, _description(draft.backend, engine))
@@ -232,6 +268,7 @@ class Loader:
     ) -> model_config.Complete:
         """As `_completed`, and its warnings are in the log."""
         complete = self._completed(draft, backend, description)
+        self._options.on_notes(draft.name, draft.source, complete.notes)
         for warning in complete.warnings:
             _log.warning("%s", warning)
         return complete
@@ -250,8 +287,8 @@ class Loader:
             auto_complete=self._options.auto_complete,
         )
 
-    def _draft(self, listing: Listing) -> model_config.Draft:
-        """The configuration as far as it is known without the engine's help."""
+    def _read(self, listing: Listing) -> model_config.Draft:
+        """The configuration as it is written. Raises `UnreadableModelError`."""
         path = listing.path / CONFIG_FILE
         try:
             if listing.config is not None:
@@ -262,16 +299,20 @@ class Loader:
                 draft = model_config.decode(listing.content, path, listing.name)
         except ModserveError as error:
             raise UnreadableModelError(error.code, error.message) from error
-        draft = replace(draft, backends=self._registry.known, measured=self._options.measured)
+        return replace(draft, backends=self._registry.known, measured=self._options.measured)
+
+    def _check(self, draft: model_config.Draft, listing: Listing) -> None:
+        """Raises INVALID_ARG for what is wrong with a configuration, as far as that shows without the engine."""
+        on_notes = functools.partial(self._options.on_notes, draft.name, draft.source)
         try:
-            model_config.check(draft, auto_complete=self._options.auto_complete)
+            model_config.check(draft, auto_complete=self._options.auto_complete, on_notes=on_notes)
         except ModserveError as error:
             if draft.backend or draft.is_ensemble:
                 raise
-            raise _advised(error, advice.layout(listing.path, self._registry.names)) from error
+            raise advice.advised(error, advice.layout(listing.path, self._registry.names)) from error
         if not draft.exists and (warning := advice.misspelt_config(listing.path)):
+            on_notes([model_config.Problem(warning)])
             _log.warning("model '%s': %s", listing.name, warning)
-        return draft
 
     def _check_options(self, name: str, backend: Backend, options: Mapping[str, str]) -> None:
         """Warn, once, of the server's options that a backend does not act on, if it says which it does."""
@@ -289,7 +330,7 @@ class Loader:
         except ModserveError as error:
             installed = self._registry.names
             hint = "" if draft.backend in self._registry.known else advice.backend_name(draft.backend, installed)
-            raise _advised(error, hint) from error
+            raise advice.advised(error, hint) from draft.placed(error, "backend", "platform")
         return backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
 
 
@@ -352,11 +393,6 @@ def _close(engine: BackendModel, instances: Sequence[tuple[str, Executor]], on_c
                 stack.callback(instance.close)
     except BaseException:
         _log.exception("closing a model that was not taken failed")
-
-
-def _advised(error: ModserveError, advice: str) -> ModserveError:
-    """The same failure, with what to do about it behind its text."""
-    return ModserveError(error.code, f"{error.message}\n{advice}") if advice else error
 
 
 def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:

@@ -11,12 +11,14 @@ SHELLS = ("bash", "zsh", "fish")
 
 _USAGE = """modserve [serve] --model-repository DIR [options]
        modserve [serve] [NAME=]MODULE:OBJECT … [options]
+       modserve check DIR … [--load] [--json] [options]
        modserve engines
        modserve --version | --help | --print-completion bash|zsh|fish"""
 
 _DESCRIPTION = """\
 Serves the models in DIR, and decorated Python functions, over KServe v2: HTTP, gRPC, and
-Prometheus metrics. 'modserve engines' lists what can run models here.
+Prometheus metrics. 'modserve engines' lists what can run models here; 'modserve check' says what
+is wrong with the models in DIR, and serves nothing.
 
 Each option can also be set by an environment variable, and in the YAML or TOML file that
 --config names: --http-port 80 is MODSERVE_HTTP_PORT=80, and 'http-port: 80' in YAML. The
@@ -29,6 +31,7 @@ examples:
   modserve --model-repository models --http-port 0 --allow-grpc false --log-verbose 1
   modserve --model-repository models --model-control-mode explicit --load-model simple
   modserve serve my_module:my_model
+  modserve check models --load
   modserve --config modserve.yaml
   modserve --print-completion bash > ~/.local/share/bash-completion/completions/modserve"""
 
