@@ -38,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .commands import check
 
         return run_command(check.main, check.HELP, words[1:])
+    if words[:1] == ["config"]:
+        from .commands import config
+
+        return run_command(config.main, config.HELP, words[1:])
     if "--version" in words:
         print(f"modserve {__version__} ({form()})")
         return 0

@@ -60,7 +60,7 @@ RULES = {
     "workers": rule(
         "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
     ),
-    "commands": rule("backends config core execution models observability repository settings"),
+    "commands": rule("backends config core execution models observability pb repository settings", "google.protobuf"),
     "cli": rule(
         "app backends.inventory commands console core form ports settings observability supervisor workers", "uvloop"
     ),
