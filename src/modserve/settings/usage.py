@@ -97,6 +97,7 @@ def completion(shell: str) -> str:
 
     top = parser()
     top.add_argument("command", nargs="?", choices=COMMANDS, help="What to do.")
+    top.add_argument("file", nargs="*", metavar="FILE", help="Repositories, or a model file.")
     for option, text in _OPTIONS_OF_COMMANDS.items():
         top.add_argument(option, action="store_true", help=text)
     for action in top._actions:
