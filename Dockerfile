@@ -9,6 +9,10 @@ RUN python -m compileall -q -x '/(site-packages|tests?|lib2to3|idlelib)/' /usr/l
 FROM base AS builder
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
+# The C compiler makes the compiled form, and stays behind in this stage.
+RUN apt-get update -qq \
+    && apt-get install -y -qq --no-install-recommends gcc libc6-dev >/dev/null \
+    && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/modserve
 ENV PATH=/opt/modserve/bin:$PATH
 WORKDIR /build
@@ -23,7 +27,7 @@ COPY README.md LICENSE hatch_build.py ./
 COPY scripts/compiled_form.py ./scripts/
 COPY src ./src
 # Hash-checked bytecode stays valid in builders whose COPY --from does not keep modification times (kaniko).
-RUN pip wheel --no-deps --wheel-dir dist . \
+RUN MODSERVE_COMPILED=1 pip wheel --no-deps --wheel-dir dist . \
     && pip install --no-compile --no-deps dist/*.whl \
     && python -m compileall -q --invalidation-mode checked-hash /opt/modserve/lib
 

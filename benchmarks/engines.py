@@ -253,7 +253,8 @@ def looped(process: "subprocess.Popen[str]", seconds: float) -> float:
 def loops_table(options: argparse.Namespace) -> str:
     """The server against the best of several bare loops, with texts of full length."""
     cores = available_cores()
-    layouts = [(callers, batch) for callers in sorted({1, cores}) for batch in (1, 4, 16)]
+    # No more texts at a time than the clients have.
+    layouts = [(callers, batch) for callers in sorted({1, cores}) for batch in (1, 4, 8, 16) if callers * batch <= BUSY]
     lines = [
         f"Texts of {LONGEST} tokens, {BUSY} clients over HTTP against the best of {len(layouts)} bare loops (callers × "
         f"batch), {options.rounds} pairs of {options.seconds} s; the clients share the cores with the server. OpenVINO "

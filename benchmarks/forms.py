@@ -2,20 +2,41 @@
 
     python benchmarks/forms.py             # prints the report; `scripts/compile` comes first
     python benchmarks/forms.py --write     # and puts it into docs/performance.md
+    python benchmarks/forms.py --modules   # what each group of packages adds to that: forms without it beside the whole
 
-Needs what `overhead.py` needs. Both servers run all the time, and take turns window by window.
+Needs what `overhead.py` needs. All servers run all the time, and take turns window by window. `--modules` compiles a
+form for each group into `build/without`, and keeps it there; it takes a list of packages in place of all groups.
 """
 
 import argparse
 import os
+import statistics
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import overhead
 
-BUILT = overhead.ROOT / "build" / "compiled"
+sys.path.append(str(overhead.ROOT / "scripts"))
+import compiled_form
+
+BUILT = compiled_form.TARGET
+WITHOUT = overhead.ROOT / "build" / "without"
+GROUPS = (
+    "core",
+    "scheduling",
+    "execution",
+    "protocol.http,protocol.grpc",
+    "frontends.http,frontends.http2",
+    "frontends.grpc",
+)
+"""What is left out together: packages, or one for each of the two protocols, to build half as many forms."""
+MODULE_PATHS = ("HTTP, binary tensors", "gRPC, raw tensors")
+MODULE_CONNECTIONS = 16
+GRPC_RATE = 20_000
+"""Requests a second of a window. The system counts a server's CPU time in hundredths of a second."""
 FORMS = {"compiled": BUILT, "interpreted": overhead.ROOT / "src"}
 
 
@@ -34,7 +55,7 @@ def path(folder: Path) -> Iterator[None]:
 
 
 def speed_table(runs: int, seconds: int) -> list[str]:
-    ways = [way for way in overhead.paths(seconds) if way.connections == overhead.CONNECTIONS]
+    ways = [way for way in overhead.paths(seconds, GRPC_RATE) if way.connections == overhead.CONNECTIONS]
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         repository = overhead.write_repository(Path(directory) / "onnx")
         with path(FORMS["compiled"]):
@@ -62,12 +83,57 @@ def rows(servers: list[overhead.Contender]) -> list[str]:
     return lines
 
 
-def size_table(objects: Path = BUILT / "objects") -> list[str]:
-    """The machine code of each module, the largest first."""
+def module_table(groups: Sequence[str], runs: int, seconds: int) -> list[str]:
+    """Forms that lack the modules of one group each, beside the form that has all."""
+    compiled_form.make()
+    for group in groups:
+        compiled_form.make(target=WITHOUT / group, without=group.split(","))
+    ways = [way for way in overhead.paths(seconds, GRPC_RATE) if way.name in MODULE_PATHS]
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        repository = overhead.write_repository(Path(directory) / "onnx")
+        servers = []
+        for name, folder in [("", BUILT), *((group, WITHOUT / group) for group in groups)]:
+            with path(folder):
+                servers.append(overhead.Contender(name, stack.enter_context(overhead.server(repository))))
+        for way in ways:
+            for each in servers:
+                way.load(each.target, MODULE_CONNECTIONS)  # warm
+            for run in range(runs):
+                for each in servers if run % 2 == 0 else reversed(servers):
+                    load = way.load(each.target, MODULE_CONNECTIONS)
+                    each.loads.setdefault((way.name, MODULE_CONNECTIONS), []).append(load)
+    return module_rows(servers)
+
+
+def module_rows(servers: Sequence[overhead.Contender]) -> list[str]:
+    """The first server is the whole form; the others' names are what they lack."""
+    whole = servers[0]
+    listed = compiled_form.modules().compiled
+    names = " | ".join(f"{name}: server CPU a request | beside the whole" for name, _ in whole.loads)
+    lines = [f"| left out | modules | {names} |", "|---|---|" + "---|---|" * len(whole.loads)]
+    for each in servers:
+        packages = each.name.split(",") if each.name else []
+        columns = [", ".join(f"`{name}`" for name in packages) or "nothing"]
+        columns.append(str(sum(compiled_form.within(name, packages) for name in listed)))
+        for way, loads in each.loads.items():
+            ratios = [mine.cpu_us / all_.cpu_us for mine, all_ in zip(loads, whole.loads[way], strict=True)]
+            columns += [f"{overhead.median(loads).cpu_us:,.1f} µs", f"{statistics.median(ratios):.2f}"]
+        lines.append(f"| {' | '.join(columns)} |")
+    return lines
+
+
+def size_table(built: Path = BUILT) -> list[str]:
+    """What compiling took, and the machine code of each module, the largest first."""
+    listed = compiled_form.modules().compiled
     sizes = {}
-    for file in objects.rglob("__native_modserve___*.o"):
-        sizes[file.stem.removeprefix("__native_modserve___").replace("___", ".")] = file.stat().st_size
-    lines = ["", "| module | KB |", "|---|---|"]
+    for file in (built / "objects").rglob("__native_modserve___*.o"):
+        name = file.stem.removeprefix("__native_modserve___").replace("___", ".")
+        if name in listed:  # others are left over from former lists
+            sizes[name] = file.stat().st_size
+    made = f"{len(listed)} modules, compiled in {compiled_form.seconds(built):.0f} s"
+    source = sum(file.stat().st_size for file in (overhead.ROOT / "src").rglob("*.py"))
+    lines = ["", f"{made}: {compiled_form.size(built) / 1e6:.1f} MB, beside {source / 1e6:.1f} MB of source."]
+    lines += ["", "| module | KB |", "|---|---|"]
     return lines + [
         f"| `{name}` | {size / 1e3:,.0f} |" for name, size in sorted(sizes.items(), key=lambda row: -row[1])
     ]
@@ -77,16 +143,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="windows of each load, of which the median counts")
     parser.add_argument("--seconds", type=int, default=2, help="seconds of each load")
+    parser.add_argument("--modules", nargs="*", metavar="PACKAGE[,PACKAGE]", help="measure what each group adds")
     parser.add_argument("--write", action="store_true", help="put the report into docs/performance.md")
     arguments = parser.parse_args()
     if missing := overhead.missing_programs():
         raise SystemExit(missing)
     if not BUILT.is_dir():
         raise SystemExit("there is no build/compiled: run scripts/compile first")
-    text = "\n".join([*speed_table(arguments.runs, arguments.seconds), *size_table()])
-    print(text)
+    if arguments.modules is None:
+        script = "forms.py"
+        lines = [*speed_table(arguments.runs, arguments.seconds), *size_table()]
+    else:
+        script = "forms.py modules"
+        lines = module_table(arguments.modules or GROUPS, arguments.runs, arguments.seconds)
+    print(text := "\n".join(lines))
     if arguments.write:
-        overhead.put_into_report("forms.py", text)
+        overhead.put_into_report(script, text)
 
 
 if __name__ == "__main__":

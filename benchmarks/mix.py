@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +31,7 @@ import onnx
 from onnx import TensorProto, helper
 
 import process_tree
-from mix_clients import DISTURBANCES, SPARE, Ports, disturb, settle, spin, tiny
+from mix_clients import DISTURBANCES, HEAVY_NICE, SPARE, TINY_NICE, Ports, disturb, set_nice, settle, spin, tiny
 from modserve.execution.placement import available_cores
 from overhead import put_into_report
 from side_by_side.loads import quantile
@@ -109,28 +109,49 @@ def server(folder: Path, options: argparse.Namespace) -> Iterator[Ports]:
         process_tree.end(process)
 
 
-def measure(every: Sequence[Phase], ports: Ports, options: argparse.Namespace) -> None:
+@dataclass(frozen=True)
+class Pools:
+    """The processes of the clients, by what they may take from the server."""
+
+    tiny: ProcessPoolExecutor
+    heavy: ProcessPoolExecutor
+    busy: ProcessPoolExecutor
+
+
+@contextmanager
+def pools() -> Iterator[Pools]:
     context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        every = []
+        for count, nice in ((len(WAYS), TINY_NICE), (len(DISTURBANCES), HEAVY_NICE), (1, 0)):
+            pool = ProcessPoolExecutor(count, mp_context=context, initializer=set_nice, initargs=(nice,))
+            every.append(stack.enter_context(pool))
+            for each in [pool.submit(settle) for _ in range(count)]:
+                each.result()
+        yield Pools(*every)
+
+
+def measure(every: Sequence[Phase], ports: Ports, options: argparse.Namespace) -> None:
     steps, done, began = len(every) * options.rounds, 0, time.monotonic()
-    with ProcessPoolExecutor(len(WAYS) + len(DISTURBANCES), mp_context=context) as pool:
-        for each in [pool.submit(settle) for _ in range(len(WAYS) + len(DISTURBANCES))]:
-            each.result()
+    with pools() as clients:
         for number in range(options.rounds):
             for phase in every if number % 2 == 0 else every[::-1]:
-                window(phase, ports, pool, options)
+                window(phase, ports, clients, options)
                 done += 1
                 left = (time.monotonic() - began) / done * (steps - done)
                 print(f"[{done}/{steps}, {left:.0f} s left] {progress(phase)}", file=sys.stderr, flush=True)
 
 
-def window(phase: Phase, ports: Ports, pool: ProcessPoolExecutor, options: argparse.Namespace) -> None:
+def window(phase: Phase, ports: Ports, clients: Pools, options: argparse.Namespace) -> None:
     begin = time.time() + LEAD_S
     end = begin + options.seconds
     others: list[Future[int]] = []
     for name in phase.disturbances:
-        others.append(pool.submit(spin, end) if name == BUSY else pool.submit(disturb, name, ports, end))
-    clients = {way: pool.submit(tiny, way, ports, begin, options.seconds, options.rate) for way in WAYS}
-    for way, client in clients.items():
+        others.append(
+            clients.busy.submit(spin, end) if name == BUSY else clients.heavy.submit(disturb, name, ports, end)
+        )
+    measuring = {way: clients.tiny.submit(tiny, way, ports, begin, options.seconds, options.rate) for way in WAYS}
+    for way, client in measuring.items():
         times = client.result()
         phase.times.setdefault(way, []).extend(times)
         phase.medians.setdefault(way, []).append(statistics.median(times))

@@ -3,11 +3,16 @@
 import gzip
 import http.client
 import json
+import os
+import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import grpc
 import numpy as np
@@ -17,6 +22,13 @@ from modserve.pb import inference as pb
 from side_by_side.dialects import LENGTH, V2_BINARY, V2_GRPC, Request
 from side_by_side.models import MODELS
 
+CONNECTIONS, WARM_UP = 16, 20
+"""Of the tiny requests over HTTP, beforehand; and requests that nobody measures."""
+TINY_NICE, HEAVY_NICE = -10, 10
+"""Clients share the machine with the server, unlike real ones. So those that measure go before everything else, if they
+may, which takes the superuser; and those that disturb go after the server, so that they take no core from it."""
+WAIT_S = 30.0
+"""For the last responses."""
 PAUSE_S = 0.05
 """Between two requests of a disturbance, so that it leaves CPU time to the others."""
 SPARE = "encoder"
@@ -30,6 +42,12 @@ class Ports:
     metrics: int
 
 
+def set_nice(nice: int) -> None:
+    """Of this process, where it may."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+
 def settle() -> None:
     """For a pool to start all its processes: none gets a second of these before each has one."""
     time.sleep(1.0)
@@ -41,62 +59,123 @@ def settle() -> None:
 def tiny(way: str, ports: Ports, begin: float, seconds: float, per_second: float) -> list[float]:
     """Seconds from when each request was due to its response, so that a stall counts for all that it delays.
 
-    `begin` is a time of time.time(). Raises ValueError for a response of another length than the first.
+    An open loop: a request goes out when it is due, whether or not those before it have their responses, as the
+    requests of many clients would. Else one connection with too long a response would make all later ones late, and
+    the latencies grow for as long as the window lasts. `begin` is a time of time.time(). Raises ValueError for a
+    response of another length than the first, and for requests that have no response after WAIT_S.
     """
-    send = _tiny_http(ports.http) if way == "HTTP" else _tiny_grpc(ports.grpc)
-    length = send()
-    time.sleep(max(0.0, begin - time.time()))
-    start, times = time.perf_counter(), []
-    for number in range(int(seconds * per_second)):
-        due = start + number / per_second
-        time.sleep(max(0.0, due - time.perf_counter()))
-        if send() != length:
-            raise ValueError(f"a response of another length than the first, {length}")
-        times.append(time.perf_counter() - due)
-    return times
+    client = OpenHttp(ports.http) if way == "HTTP" else OpenGrpc(ports.grpc)
+    with closing(client):
+        for _ in range(WARM_UP):
+            client.send(time.perf_counter())
+            client.wait(time.perf_counter() + WAIT_S, all_of_them=True)
+        client.times.clear()
+        time.sleep(max(0.0, begin - time.time()))
+        start = time.perf_counter()
+        for number in range(int(seconds * per_second)):
+            due = start + number / per_second
+            client.wait(due)
+            client.send(due)
+        client.wait(time.perf_counter() + WAIT_S, all_of_them=True)
+        return client.times
 
 
-def _tiny_http(port: int) -> Callable[[], int]:
-    request = V2_BINARY.write(MODELS["simple"])
-    connection = socket.create_connection(("127.0.0.1", port))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    lines = [f"{name}: {value}" for name, value in request.headers.items()]
-    lines += ["Host: localhost", f"Content-Length: {len(request.body)}"]
-    message = "\r\n".join([f"POST {request.path} HTTP/1.1", *lines, "", ""]).encode() + request.body
+class OpenHttp:
+    """Sends each request on a connection that has nothing under way, and opens another where there is none."""
 
-    def send() -> int:
-        connection.sendall(message)
-        data = b""
-        while (end := data.find(b"\r\n\r\n")) < 0:
-            data += _some(connection)
-        head = data[:end].lower()
-        if not head.startswith(b"http/1.1 200"):
+    def __init__(self, port: int) -> None:
+        self.times: list[float] = []
+        request = V2_BINARY.write(MODELS["simple"])
+        lines = [f"{name}: {value}" for name, value in request.headers.items()]
+        lines += ["Host: localhost", f"Content-Length: {len(request.body)}"]
+        self._message = "\r\n".join([f"POST {request.path} HTTP/1.1", *lines, "", ""]).encode() + request.body
+        self._port = port
+        self._length = 0
+        self._idle = [self._connect() for _ in range(CONNECTIONS)]
+        self._due: dict[socket.socket, float] = {}
+        self._data: dict[socket.socket, bytes] = {}
+        self._selector = selectors.DefaultSelector()
+        for each in self._idle:
+            self._selector.register(each, selectors.EVENT_READ)
+
+    def _connect(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self._port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def send(self, due: float) -> None:
+        if self._idle:
+            connection = self._idle.pop()
+        else:
+            connection = self._connect()
+            self._selector.register(connection, selectors.EVENT_READ)
+        self._due[connection], self._data[connection] = due, b""
+        connection.sendall(self._message)
+
+    def wait(self, until: float, all_of_them: bool = False) -> None:
+        """Take what comes until then; or, with `all_of_them`, until every request has its response."""
+        while (left := until - time.perf_counter()) > 0 and (self._due or not all_of_them):
+            for key, _ in self._selector.select(left):
+                self._receive(key.fileobj)  # type: ignore[arg-type]
+        if all_of_them and self._due:
+            raise ValueError(f"{len(self._due)} requests have no response after {WAIT_S:g} s")
+
+    def _receive(self, connection: socket.socket) -> None:
+        part = connection.recv(65536)
+        if not part:
+            raise ValueError("the server has closed a connection")
+        data = self._data[connection] = self._data[connection] + part
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        if not data.startswith(b"HTTP/1.1 200"):
             raise ValueError(data.decode(errors="replace"))
-        body = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0])
-        while len(data) < end + 4 + body:
-            data += _some(connection)
-        return body
+        length = int(data[:end].lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+        if len(data) < end + 4 + length:
+            return
+        self.times.append(time.perf_counter() - self._due.pop(connection))
+        self._length = check_length(self._length, length)
+        self._idle.append(connection)
 
-    return send
-
-
-def _some(connection: socket.socket) -> bytes:
-    data = connection.recv(65536)
-    if not data:
-        raise ValueError("the server has closed the connection")
-    return data
+    def close(self) -> None:
+        for connection in [key.fileobj for key in self._selector.get_map().values()]:
+            connection.close()  # type: ignore[union-attr]
+        self._selector.close()
 
 
-def _tiny_grpc(port: int) -> Callable[[], int]:
-    request = V2_GRPC.write(MODELS["simple"])
-    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
-    call = channel.unary_unary(request.path, request_serializer=None, response_deserializer=None)
+class OpenGrpc:
+    """Sends all requests on one connection, as many at a time as there are."""
 
-    def send() -> int:
-        response: bytes = call(request.body, timeout=30.0)
-        return len(response)
+    def __init__(self, port: int) -> None:
+        self.times: list[float] = []
+        request = V2_GRPC.write(MODELS["simple"])
+        self._body = request.body
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self._call = self._channel.unary_unary(request.path, request_serializer=None, response_deserializer=None)
+        self._open: deque[Any] = deque()
+        self._length = 0
 
-    return send
+    def send(self, due: float) -> None:
+        future = self._call.future(self._body, timeout=WAIT_S)
+        self._open.append(future)
+        future.add_done_callback(lambda _: self.times.append(time.perf_counter() - due))
+
+    def wait(self, until: float, all_of_them: bool = False) -> None:
+        """Look at what has come, and wait until then; or, with `all_of_them`, until every request has its response."""
+        while self._open and (all_of_them or self._open[0].done()):
+            self._length = check_length(self._length, len(self._open.popleft().result()))
+        if not all_of_them:
+            time.sleep(max(0.0, until - time.perf_counter()))
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def check_length(first: int, length: int) -> int:
+    """The length that all responses have: that of the first. Raises ValueError for another."""
+    if first not in (0, length):
+        raise ValueError(f"a response of {length} bytes, the first had {first}")
+    return length
 
 
 # ---- What disturbs them

@@ -49,21 +49,40 @@ def source_files(listed: Sequence[str]) -> list[str]:
     return [f"modserve/{name.replace('.', '/')}.py" for name in listed]
 
 
-def make(root: Path = ROOT, target: Path = TARGET) -> list[Path]:
+def within(name: str, packages: Sequence[str]) -> bool:
+    """Whether a module is one of these packages or modules, or in one of them."""
+    return any(name == each or name.startswith(f"{each}.") for each in packages)
+
+
+def make(root: Path = ROOT, target: Path = TARGET, without: Sequence[str] = ()) -> list[Path]:
     """Bring `target` up to date; returns its extension modules. Prints what it does, and how long it took.
 
     Nothing is compiled if the listed modules, and all they could take types from, are as they were at the last time.
+    The listed modules in the packages of `without` are left to the interpreter too.
     """
-    listed = modules(root).compiled
+    listed = [name for name in modules(root).compiled if not within(name, without)]
     key = _key(root / "src", listed)
     made = _made(target, key)
     if made is None:
+        began = time.perf_counter()
         made = _compiled(root, target, listed)
-        (target / _STAMP).write_text(json.dumps({"key": key, "files": [str(path) for path in made]}))
+        seconds = time.perf_counter() - began
+        (target / _STAMP).write_text(json.dumps({"key": key, "files": made, "seconds": seconds}))
+        print(f"compiled in {seconds:.0f} s: {size(target) / 1e6:.1f} MB", file=sys.stderr)
     else:
         _copy_source(root / "src" / "modserve", target / "modserve")
         print("the compiled form is up to date", file=sys.stderr)
     return [target / path for path in made]
+
+
+def size(target: Path = TARGET) -> int:
+    """Bytes of the extension modules."""
+    return sum(path.stat().st_size for path in _extension_modules(target))
+
+
+def seconds(target: Path = TARGET) -> float:
+    """What the compiling took when it was last done."""
+    return float(json.loads((target / _STAMP).read_text())["seconds"])
 
 
 def _key(source: Path, listed: Sequence[str]) -> str:
@@ -105,7 +124,6 @@ def _copy_source(source: Path, target: Path) -> None:
 
 
 def _compiled(root: Path, target: Path, listed: Sequence[str]) -> list[str]:
-    began = time.perf_counter()
     for path in _extension_modules(target):
         path.unlink()
     _copy_source(root / "src" / "modserve", target / "modserve")
@@ -117,10 +135,7 @@ def _compiled(root: Path, target: Path, listed: Sequence[str]) -> list[str]:
         _build(source_files(listed), cores)
     finally:
         os.chdir(here)
-    made = [str(path.relative_to(target)) for path in _extension_modules(target)]
-    size = sum((target / path).stat().st_size for path in made)
-    print(f"compiled in {time.perf_counter() - began:.0f} s: {size / 1e6:.1f} MB", file=sys.stderr)
-    return made
+    return [str(path.relative_to(target)) for path in _extension_modules(target)]
 
 
 def _extension_modules(target: Path) -> Iterator[Path]:

@@ -4,19 +4,20 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 
 class Threads(ThreadPoolExecutor):
-    """Those of the running event loop, from now on; `jobs` is how much work they have had."""
+    """Those of the running event loop, from now on; `work` has the names of the functions that they were handed."""
 
     def __init__(self) -> None:
         super().__init__(2)
-        self.jobs = 0
+        self.work: list[str] = []
         asyncio.get_running_loop().set_default_executor(self)
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.jobs += 1
+        self.work.append(_name(work, args))
         return super().submit(work, *args, **kwargs)
 
 
@@ -30,12 +31,21 @@ class HeldThreads(Threads):
         self.go = threading.Event()
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if self.jobs:
+        if self.work:
             return super().submit(work, *args, **kwargs)
+        self.work.append(_name(work, args))
 
         def held() -> Any:
             self._loop.call_soon_threadsafe(self.begun.set)
             assert self.go.wait(30)
             return work(*args, **kwargs)
 
-        return super().submit(held)
+        return ThreadPoolExecutor.submit(self, held)
+
+
+def _name(work: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """That of the function itself, behind `partial` and the context in which `asyncio.to_thread` runs it."""
+    if isinstance(work, partial):
+        return _name(work.func, (*work.args, *args))
+    name: str = work.__name__
+    return _name(args[0], args[1:]) if name == "run" and args else name

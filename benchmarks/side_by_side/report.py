@@ -60,7 +60,7 @@ def text(results: Results, engine: str, cores: int, window: str) -> str:
         for way in results.ways(model):
             lines += ["", f"`{model}` ({DESCRIPTIONS[model]}), {way}:", "", *_way_table(results, model, way)]
     lines += ["", *_server_table(results)]
-    if ratios := _ratio_table(results):
+    if ratios := _ratio_tables(results):
         lines += ["", *ratios]
     if results.notes:
         lines += ["", "Not measured:", "", *(f"- {note}" for note in results.notes)]
@@ -105,14 +105,23 @@ def _server_table(results: Results) -> list[str]:
     return lines
 
 
-def _ratio_table(results: Results) -> list[str]:
-    """The first server's figures over those of each other, window by window; nothing if there is no other."""
+def _ratio_tables(results: Results) -> list[str]:
+    """The figures of modserve, with one process and with workers, over those of each other server, window by window.
+
+    Nothing if there is no other.
+    """
     names = [server.name for server in results.servers]
     if len(names) < 2:
         return []
-    mine, others = best_form(names), [name for name in names if not name.startswith("modserve")]
+    others = [name for name in names if not name.startswith("modserve")]
     if not others:
-        mine, others = names[0], names[1:]
+        return _ratio_table(results, names[0], names[1:])
+    workers = [name for name in names if name.startswith("modserve") and name.endswith(" workers")]
+    tables = [_ratio_table(results, mine, others) for mine in dict.fromkeys([best_form(names), *workers])]
+    return [line for table in tables for line in ("", *table)][1:]
+
+
+def _ratio_table(results: Results, mine: str, others: Sequence[str]) -> list[str]:
     lines = [
         f"{mine} / others, medians of the windows' ratios: requests/s, CPU a request, p99.",
         "",

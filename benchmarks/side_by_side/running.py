@@ -85,7 +85,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _wait(running: Running, limit: float, log: Path) -> None:
-    """Until each model has answered once, over the first way that the server speaks."""
+    """Until each model has answered once, over the first way that the server speaks, and all of its processes can."""
     way = next(iter(running.peer.dialects))
     reason = ""
     for model in running.site.models:
@@ -101,6 +101,10 @@ def _wait(running: Running, limit: float, log: Path) -> None:
             except (OSError, grpc.RpcError) as error:
                 reason = str(error)
                 time.sleep(0.02)
+    while running.peer.dialects[way].is_v2 and not ready(running.site.http):
+        if time.perf_counter() > limit:
+            raise Unavailable(f"{running.peer.name} does not say that it is ready")
+        time.sleep(0.02)
 
 
 def _last_lines(log: Path) -> str:

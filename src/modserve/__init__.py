@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .__about__ import __version__
 
 if TYPE_CHECKING:
-    from .app import InferenceServer, Ports, serve
+    from .app import InferenceServer, serve
     from .backends.api import (
         AsyncInstance,
         AsyncRequestInstance,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .core.request import InferenceRequest
     from .core.response import InferenceResponse
     from .core.tensor import DeviceTensor, Tensor
+    from .listeners import Ports
     from .settings import Settings
 
 __all__ = [
@@ -74,7 +75,8 @@ __all__ = [
 _WORKER = "modserve_worker" if "modserve_worker" in sys.modules else ".backends.python.worker"
 """A worker process of a Python model has this package by a name of its own."""
 _HOMES = {
-    **dict.fromkeys(("InferenceServer", "Ports", "serve"), ".app"),
+    **dict.fromkeys(("InferenceServer", "serve"), ".app"),
+    "Ports": ".listeners",
     **dict.fromkeys(("Context", "InvalidInputError", "Spec", "model"), f"{_WORKER}.decorated"),
     "Datatype": ".core.dtypes",
     **dict.fromkeys(("Code", "ModserveError"), ".core.errors"),

@@ -1,12 +1,11 @@
-"""The composition root: builds every object, opens and closes the ports, and orders start and shutdown."""
+"""The composition root: builds every object, and orders start and shutdown."""
 
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -19,30 +18,27 @@ from .core.errors import ModserveError
 from .core.loading import Repository
 from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
-from .core.servable import Finisher, Servable
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
-from .frontends.grpc.rpc import GrpcListener
-from .frontends.http.wire.listener import HttpListener
-from .frontends.metrics import MetricsListener
+from .listeners import Listeners, Ports
 from .models.advice import absent_backends
 from .models.loader import Loader, LoaderOptions
 from .observability import prometheus
 from .observability.logging import Logs
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
-from .ports import PortError, opening, probe_port
+from .ports import PortError
 from .repository.control import ALL, ControlMode, ControlOptions
 from .repository.local import local_repositories
 from .repository.manager import ModelManager
 from .repository.table import ModelTable
-from .resources import allocator, open_files
+from .resources import allocator
 from .resources.garbage import Freezer, set_aside
 from .resources.machine_memory import allowed_memory
 from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
-from .server import Server
-from .settings import GrpcSettings, Settings
+from .server import Phase, Server
+from .settings import Settings
 from .workers.member import EngineControl, Member
 
 _log = logging.getLogger(__name__)
@@ -175,30 +171,6 @@ def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mappi
     return {name: {**by_backend.get("", {}), **by_backend.get(name, {})} for name in names}
 
 
-_LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
-"""By default: it has room for tensors of 300 MB, and none holds the event loop for much longer than half a second."""
-
-
-def grpc_settings(settings: Settings) -> GrpcSettings:
-    """How gRPC is served, with a limit on messages.
-
-    The library copies a message several times as it arrives, on the event loop's thread: that takes a second for each
-    GiB, and four times the memory.
-    """
-    if settings.grpc.max_message is not None:
-        return settings.grpc
-    return replace(settings.grpc, max_message=min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8))
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """The ports that are open; None for a front end that is switched off."""
-
-    http: int | None
-    grpc: int | None
-    metrics: int | None
-
-
 async def serve(
     settings: Settings,
     *,
@@ -214,8 +186,8 @@ async def serve(
     too short). On a second signal the process exits at once. Also 1 if a port or repository cannot be opened, or, with
     `exit_on_error`, a model fails to load. Clients may change `logs` by the log settings calls.
 
-    As one of several workers (`member`), it takes part in what they do together. One that replaces another opens its
-    ports last, when it has loaded what the others have.
+    As one of several workers (`member`), it takes part in what they do together; `on_loaded` is called when all have
+    loaded. One that replaces another opens its ports last, when it has loaded what the others have.
     """
     stopping = asyncio.Event()
     _handle_signals(stopping)
@@ -229,31 +201,35 @@ async def serve(
     with ExitStack() as stack:
         watchdog = Watchdog(settings.event_loop_warning_ms)
         async with asyncio.TaskGroup() as tasks:
-            front = FrontEnds(server, settings, tasks, watchdog, member)
+            listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member)
             if member is not None:
-                await member.start(tasks, front.page)
+                await member.start(tasks, listeners.page)
 
             async def open_ports() -> bool:
                 try:
-                    on_open(await front.start())
+                    on_open(await listeners.start())
                 except (PortError, CertificateError) as error:
                     _log.error("%s", error)
                     return False
                 return True
 
             async def load() -> bool:
-                loaded = await _load(server, settings, freezer, on_loaded if opened else lambda server: None)
-                if member is None or not loaded:
-                    return loaded
-                await member.catch_up()
-                if not opened and not await open_ports():
-                    return False
-                member.served()
-                return True
+                if member is None:
+                    return await _load(server, settings, freezer, on_loaded)
+                loaded = await _load(server, settings, freezer, lambda server: None)
+                if loaded:
+                    await member.catch_up()
+                    if not opened and not await open_ports():
+                        return False
+                    member.served()
+                    await member.all_served()
+                if opened and server.phase is Phase.RUNNING:
+                    on_loaded(server)
+                return loaded
 
             opened = member is None or not member.replaces
             if opened and not await open_ports():
-                await front.stop()
+                await listeners.stop()
                 return 1
             stack.enter_context(watchdog)
             if library is not None:
@@ -269,7 +245,7 @@ async def serve(
             waiting.cancel()
             loading.cancel()
             await asyncio.wait((loading,))
-            in_time = await front.drain()
+            in_time = await listeners.drain(server.shut_down)
             return 0 if in_time and not failed else 1
 
 
@@ -313,145 +289,3 @@ def _handle_signals(stopping: asyncio.Event) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask)
-
-
-_FAREWELL = 1.0
-"""Seconds in which clients with idle connections may send a last request to a worker that ends."""
-
-
-def _native() -> type[GrpcListener]:
-    from .frontends.grpc.native import NativeListener
-
-    return NativeListener
-
-
-def _grpcio() -> type[GrpcListener]:
-    from .frontends.grpc.aio import AioListener
-
-    return AioListener
-
-
-GRPC_ENGINES: Mapping[str, Callable[[], type[GrpcListener]]] = {"native": _native, "grpcio": _grpcio}
-"""What serves gRPC, by the option's value: only the one that is used is imported."""
-
-
-class FrontEnds:
-    """The open ports of a server, closed from the outside in."""
-
-    def __init__(
-        self,
-        server: InferenceServer,
-        settings: Settings,
-        tasks: asyncio.TaskGroup,
-        watchdog: Watchdog,
-        member: Member | None = None,
-    ) -> None:
-        self._server = server
-        self._member = member
-        self._settings = settings
-        self._http: HttpListener | None = None
-        self._grpc: GrpcListener | None = None
-        self._metrics: MetricsListener | None = None
-        self._registry = prometheus.registry(server.ready_models, self._figures, server.engine_metrics)
-        if settings.http.allow:
-            connections = open_files.connections(settings.http.max_connections)
-            http = replace(settings.http, max_connections=connections)
-            self._http = HttpListener(server, http.address, http.port, http, tasks)
-        if settings.grpc.allow:
-            listener = GRPC_ENGINES[settings.grpc.engine]()
-            self._grpc = listener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
-        if settings.allow_metrics:
-            self._registry.register(watchdog)
-            self._metrics = MetricsListener(
-                self.page if member is None else member.page,
-                prometheus.CONTENT_TYPE,
-                settings.metrics_address or settings.http.address,
-                settings.metrics_port,
-                tasks,
-                reuse_port=member is not None,
-            )
-
-    def page(self) -> bytes:
-        """The metrics of this process."""
-        return prometheus.render(self._registry)
-
-    def _figures(self) -> prometheus.ServerFigures:
-        server = self._server
-        connections = {"http": self._http.connections} if self._http else {}
-        return prometheus.ServerFigures(
-            server.version, server.ready, server.index(), server.in_flight(), connections, server.memory
-        )
-
-    async def start(self) -> Ports:
-        """Open every port. Raises PortError, or CertificateError."""
-        settings = self._settings
-        if self._grpc and not settings.grpc.reuse_port:
-            # Tried beforehand, since gRPC's library writes lines of its own to standard error when it fails.
-            with opening("gRPC", settings.grpc.address, settings.grpc.port):
-                await probe_port(settings.grpc.address, settings.grpc.port)
-        with opening("HTTP", settings.http.address, settings.http.port):
-            http = await self._http.start() if self._http else None
-        with opening("gRPC", settings.grpc.address, settings.grpc.port):
-            grpc = await self._grpc.start() if self._grpc else None
-        with opening("metrics", settings.metrics_address or settings.http.address, settings.metrics_port):
-            metrics = await self._metrics.start() if self._metrics else None
-        return Ports(http, grpc, metrics)
-
-    async def drain(self) -> bool:
-        """Stop in order: take what has arrived, not ready, accept nothing, finish, unload, metrics last."""
-        grace = self._settings.exit_timeout_secs
-        if self._member is not None:
-            await self._retire(self._member, grace)
-        if self._grpc:
-            await self._grpc.take_backlog()
-        keepers = self._server.sequence_keepers()
-        self._server.stop_accepting()
-        if self._http:
-            self._http.stop_accepting()
-        async with asyncio.TaskGroup() as stopping:
-            if self._grpc:
-                stopping.create_task(_stop_grpc(self._grpc, grace, keepers))
-            drained = stopping.create_task(self._server.shut_down())
-        await self.stop()
-        in_time = drained.result()
-        if not in_time:
-            _log.error("Exit timeout expired. Exiting immediately.")
-        return in_time
-
-    async def _retire(self, member: Member, grace: float) -> None:
-        """Leave the ports to the other workers while everything is still served: then no client is refused.
-
-        Clients with sequences on gRPC streams keep these until they end.
-        """
-        async with asyncio.TaskGroup() as retiring:
-            if self._http:
-                retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.place.count / 2)))
-            if self._grpc and not self._server.sequence_keepers():
-                await self._grpc.take_backlog()
-                retiring.create_task(self._grpc.stop(grace))
-
-    async def stop(self) -> None:
-        """Close whatever is open, at once."""
-        if self._http:
-            await self._http.close()
-        if self._grpc:
-            await self._grpc.stop(None)
-        if self._metrics:
-            await self._metrics.stop()
-        if self._member is not None:
-            await self._member.stop()
-        await asyncio.to_thread(self._server.tracer.close)
-
-
-async def _stop_grpc(listener: GrpcListener, grace: float, keepers: Sequence[Servable]) -> None:
-    """Let sequences that have begun go on over the open streams until they end, and then end the streams."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + grace
-    try:
-        async with asyncio.timeout_at(end):
-            for keeper in keepers:
-                if isinstance(keeper, Finisher):
-                    await keeper.idle()
-    except TimeoutError:
-        pass
-    await listener.stop(max(0.0, end - loop.time()))

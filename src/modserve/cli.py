@@ -23,7 +23,8 @@ from .workers.place import Place
 from .workers.ports import reserve
 
 if TYPE_CHECKING:
-    from .app import InferenceServer, Ports
+    from .app import InferenceServer
+    from .listeners import Ports
 
 _log = logging.getLogger(__name__)
 
@@ -116,10 +117,31 @@ def supervise_workers(settings: Settings, arguments: Sequence[str]) -> int:
         return 1
     worker = [sys.executable, "-m", __package__, "worker", supervising.PLACE, "serve", *arguments]
     worker += [*reservation.options, "--reuse-http-port=true", "--reuse-grpc-port=true"]
-    directory = Path(tempfile.mkdtemp(prefix="modserve-workers-"))
+    try:
+        directory = meeting_place(tempfile.gettempdir())
+    except OSError as error:
+        _log.error("the workers need a directory to meet in; TMPDIR names another place for it: %s", error)
+        return 1
     plan = supervising.Plan(settings.workers, settings.exit_timeout_secs, directory, worker)
     descriptors = reservation.hand_over()
     return _become(supervising.arguments(settings.log, plan, descriptors))
+
+
+_LONGEST_SOCKET = 107
+"""Bytes of a Unix-domain socket's path."""
+_LONGEST_NAME = "255.sequences"
+
+
+def meeting_place(parent: str) -> Path:
+    """A new directory for this user alone, in `parent`, or in /tmp where the paths of its sockets would be too long.
+
+    Raises OSError.
+    """
+    directory = tempfile.mkdtemp(prefix="modserve-workers-", dir=parent)
+    if len(os.fsencode(str(Path(directory) / _LONGEST_NAME))) > _LONGEST_SOCKET:
+        os.rmdir(directory)
+        directory = tempfile.mkdtemp(prefix="modserve-workers-", dir="/tmp")
+    return Path(directory)
 
 
 def _become(arguments: Sequence[str]) -> NoReturn:

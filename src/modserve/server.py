@@ -100,6 +100,8 @@ class Server:
         self.name = name
         self.version = __version__
         self.phase = Phase.STARTING
+        self.retiring = False
+        """One of several workers, which leaves the ports to the others: it finishes what has arrived, and stops."""
         self.changes = Changes()
         """Notified whenever the readiness of the server or of a model may have changed."""
         self._table = manager.table
@@ -334,6 +336,11 @@ class Server:
         if self.phase is Phase.STARTING:
             self.phase = Phase.RUNNING
             self.changes.notify()
+
+    def retire(self) -> None:
+        """Say to those who watch that this server is about to stop; all else goes on."""
+        self.retiring = True
+        self.changes.notify()
 
     def stop_accepting(self) -> None:
         """Not ready from now on, and nothing new is accepted; what was accepted goes on."""

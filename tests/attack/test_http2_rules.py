@@ -56,6 +56,10 @@ def fields(*pairs: tuple[bytes, bytes]) -> bytes:
     return b"".join(field(name, value) for name, value in pairs)
 
 
+def announced(length: bytes, flags: int = END_HEADERS, *more: tuple[bytes, bytes]) -> bytes:
+    return frame(HEADERS, flags, 1, call_headers("ModelInfer", (b"content-length", length), *more))
+
+
 _POST = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/x"))
 
 ROWS: Final = (
@@ -125,6 +129,15 @@ ROWS: Final = (
     Row("transfer-encoding", frame(HEADERS, 5, 1, fields(*_POST, (b"transfer-encoding", b"chunked"))), PROTOCOL, False),
     Row("trailers with a path", _OPENED + frame(HEADERS, 5, 1, _BLOCK), PROTOCOL, False),
     Row("trailers that are not the end", _OPENED + frame(HEADERS, 4, 1, fields((b"a", b"b"))), PROTOCOL, False),
+    # A content-length that is not that of the DATA (RFC 9113, 8.1.1)
+    Row("more than announced", announced(b"3") + frame(DATA, END_STREAM, 1, b"\0\0\0\0\0"), PROTOCOL, False),
+    Row("more than announced, no end", announced(b"5") + frame(DATA, 0, 1, b"\0\0\0\0\1a"), PROTOCOL, False),
+    Row("less than announced", announced(b"9") + frame(DATA, END_STREAM, 1, b"\0\0\0\0\2"), PROTOCOL, False),
+    Row("nothing of what was announced", announced(b"5", 5), PROTOCOL, False),
+    Row("less than announced, and trailers",
+        announced(b"9") + frame(DATA, 0, 1, b"\0") + frame(HEADERS, 5, 1, fields((b"a", b"b"))), PROTOCOL, False),
+    Row("two lengths", announced(b"5", 4, (b"content-length", b"5")), PROTOCOL, False),
+    Row("a length that is no number", announced(b"0x5"), PROTOCOL, False),
     # Before everything else
     Row("HTTP/1.1 where SETTINGS should be", b"GET / HTTP/1.1\r\n\r\n", SIZE),
 )  # fmt: skip
@@ -171,6 +184,8 @@ HARMLESS: Final = {
     ),
     "a message in frames of one byte": _OPENED + b"".join(frame(DATA, 0, 1, b"\0") for _ in range(5))
     + frame(DATA, END_STREAM, 1),
+    "a content-length": frame(HEADERS, END_HEADERS, 1, call_headers("ServerLive", (b"content-length", b"5")))
+    + frame(DATA, PADDED, 1, b"\2" + bytes(5)) + frame(DATA, END_STREAM, 1, bytes(2)),
     "trailers": _OPENED + frame(DATA, 0, 1, bytes(5)) + frame(HEADERS, 5, 1, field(b"a", b"b")),
 }  # fmt: skip
 

@@ -153,6 +153,17 @@ def test_root_file_system_may_be_read_only() -> None:
     assert not [i for i in INSTRUCTIONS if i.name == "VOLUME"]
 
 
+def test_image_has_the_compiled_form_and_no_compiler() -> None:
+    with_compiler = []
+    for first, *rest in stages_of(INSTRUCTIONS):
+        runs = " ".join(i.text for i in rest if i.name == "RUN")
+        if re.search(r"apt-get install [^&]*\bgcc\b", runs):
+            assert "MODSERVE_COMPILED=1 pip wheel " in runs
+            with_compiler.append(first.text.partition(" AS ")[2])
+    assert with_compiler == [i.flags["from"] for i in FINAL if "from" in i.flags]
+    assert FINAL[0].text not in with_compiler
+
+
 def test_image_answers_to_the_name_of_tritonserver() -> None:
     (link,) = re.findall(r"ln -s (\S+) (\S+)", " ".join(i.text for i in FINAL if i.name == "RUN"))
     assert link == ("/opt/modserve/bin/modserve", "/usr/local/bin/tritonserver")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -47,7 +48,12 @@ sys.exit(server.wait(20))
 
 
 def run(*command: str | Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
+    # The modserve that was installed is tested, not one that PYTHONPATH may name.
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pipe = subprocess.PIPE
+    done = subprocess.run(
+        command, env=variables, stdout=pipe, stderr=pipe, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL
+    )
     assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
 
 

@@ -12,9 +12,11 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -24,6 +26,7 @@ from server_process import ServerProcess, eventually, started
 from tritonclient.utils import InferenceServerException
 from wire import (
     HOST,
+    SECONDS,
     Answer,
     Ask,
     Input,
@@ -35,8 +38,11 @@ from wire import (
     http_infer,
     infer_path,
     ints,
+    message,
     metric,
+    raw_outputs,
     send,
+    stub,
 )
 
 WORKERS = 2
@@ -187,6 +193,65 @@ def test_a_worker_that_dies_comes_back_with_the_state_of_the_other(server: Serve
     server.stop(errors=["was killed by SIGKILL"])
 
 
+FAILS_ONCE = """
+import os
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = os.path.dirname(__file__)
+        loads = len([name for name in os.listdir(folder) if name.startswith("load-")])
+        open(os.path.join(folder, f"load-{loads}"), "w").close()
+        if loads == 1:
+            raise ValueError("not the second time")
+
+    def execute(self, requests):
+        return []
+"""
+
+
+MOODY_TENSORS = """
+input { name: "INPUT" data_type: TYPE_INT32 dims: [ -1 ] }
+output { name: "OUTPUT" data_type: TYPE_INT32 dims: [ -1 ] }
+"""
+
+
+def test_a_load_that_fails_in_one_worker_is_undone_in_the_other(server: ServerProcess, repository: Path) -> None:
+    folder = repository / "moody"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(FAILS_ONCE)
+    (folder / "config.pbtxt").write_text('backend: "python" ' + MOODY_TENSORS)
+    refused = post(server, "/v2/repository/models/moody/load")
+    assert refused.status == 400, refused.body
+    assert "not the second time" in refused.json["error"]
+    assert "(refused by worker 1, done before by 1 of 2 workers, and undone)" in refused.json["error"]
+    assert {answer.status for answer in asked(server, "/v2/models/moody")} == {404}
+    assert post(server, "/v2/repository/models/moody/load").status == 200
+    assert {answer.status for answer in asked(server, "/v2/models/moody")} == {200}
+    server.stop(errors=["Traceback", "not the second time"])
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_load(server: ServerProcess, repository: Path) -> None:
+    """Whether the call came in at this worker or at the other one: both have the model afterwards, or none."""
+    write_identity(repository, "sluggish", parameters={"creation_delay_sec": 1})
+    ready = "worker 0.repository.manager: model 'sluggish', version 1: ready"
+    with ThreadPoolExecutor(1) as thread:
+        for loads in (1, 2):
+            before = pids(server)[1]
+            call = thread.submit(post, server, "/v2/repository/models/sluggish/load")
+            eventually(lambda count=loads: server.log.count(ready) == count)  # type: ignore[misc]
+            os.kill(before, signal.SIGKILL)
+            try:
+                status = call.result().status
+            except (OSError, HTTPException):
+                status = 0  # the one that has died was to respond
+            eventually(lambda dead=before: pids(server)[1] != dead)  # type: ignore[misc]
+            eventually(lambda: "modserve_workers 2.0" in page(server))
+            models = {answer.status for answer in asked(server, "/v2/models/sluggish")}
+            assert models == {200: {200}, 503: {404}, 0: {404}}[status]
+            assert post(server, "/v2/repository/models/sluggish/unload").status == 200
+    server.stop(errors=["was killed by SIGKILL"])
+
+
 TENSORS = {
     "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [-1]}],
     "output": [{"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [-1]}],
@@ -258,22 +323,52 @@ def test_a_stop_drains_one_after_the_other_and_loses_nothing(tmp_path: Path) -> 
     with started(tmp_path, options=["--workers=2"], environment=HELD) as server, ThreadPoolExecutor(16) as threads:
         eventually(lambda: is_ready(server), 60)
         calls = [threads.submit(http_infer, server.http_port, ask) for _ in range(8)]
+        over_grpc = [threads.submit(once_over_grpc, server, ask) for _ in range(4)]
         eventually(lambda: gate.begun >= 2)
         outcomes: Counter[str] = Counter()
         stop = threading.Event()
-        clients = [threads.submit(keep_calling, server, outcomes, stop) for _ in range(4)]
-        eventually(lambda: outcomes["ok"] > 20)
+        clients = [threads.submit(keep_calling, server, outcomes, stop) for _ in range(2)]
+        clients += [threads.submit(keep_calling_over_grpc, server, outcomes, stop) for _ in range(2)]
+        eventually(lambda: outcomes["ok"] > 20 and outcomes["ok over gRPC"] > 20)
         server.signal(signal.SIGTERM)
         server.wait_for("stopping: ")
-        begun = outcomes["ok"]
-        eventually(lambda: outcomes["ok"] > begun + 20)
+        begun = outcomes.copy()
+        eventually(lambda: all(outcomes[kind] > begun[kind] + 20 for kind in ("ok", "ok over gRPC")))
         gate.open()
         server.wait(0)
         stop.set()
         for client in clients:
             client.result()
         assert {call.result().status for call in calls} == {200}
-        assert outcomes["lost"] == outcomes["refused"] == 0
+        assert [call.result() for call in over_grpc] == [{"OUTPUT0": ints(3, 4)}] * 4
+        assert outcomes["lost"] == outcomes["refused"] == 0, outcomes
+
+
+def own_channel(server: ServerProcess) -> grpc.Channel:
+    """One with a connection of its own."""
+    return grpc.insecure_channel(f"{HOST}:{server.grpc_port}", options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def once_over_grpc(server: ServerProcess, ask: Ask) -> dict[str, bytes]:
+    with own_channel(server) as opened:
+        return raw_outputs(stub(opened).ModelInfer(message(ask), timeout=SECONDS))
+
+
+def keep_calling_over_grpc(server: ServerProcess, outcomes: Counter[str], stop: threading.Event) -> None:
+    """Over one channel, which goes to another worker when its own says goodbye, until nobody listens any more."""
+    asked = message(Ask((Input("INPUT0", "INT32", (1, 2), ints(3, 4)),), model="other"))
+    with own_channel(server) as opened:
+        while not stop.is_set():
+            try:
+                stub(opened).ModelInfer(asked, timeout=SECONDS)
+                outcomes["ok over gRPC"] += 1
+            except grpc.RpcError as error:
+                try:
+                    connect(server.grpc_port).connect()
+                except ConnectionRefusedError:
+                    return
+                outcomes[f"lost over gRPC: {error}"] += 1
+                outcomes["lost"] += 1
 
 
 def keep_calling(server: ServerProcess, outcomes: Counter[str], stop: threading.Event) -> None:

@@ -1,6 +1,7 @@
 """Fuzzes one target, starting from its corpus: ``python tests/fuzz/fuzz_target.py NAME [SECONDS] [SEED]``.
 
-With atheris, where there is one for this machine, and otherwise with the same mutations unguided. The first input that
+With atheris, where there is one for this machine, and otherwise with the same mutations unguided. So is the compiled
+form, of which atheris sees nothing: it would go on from the shortest input only. The first input that
 fails is written to the current directory as ``crash-...``, and the process ends with a code that is not 0.
 """
 
@@ -14,6 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 from types import ModuleType
+
+from modserve.form import form
 
 _SLOW = 5
 """Seconds of CPU in which an input must be done."""
@@ -32,7 +35,7 @@ def main(name: str, seconds: float, seed: int) -> None:
         atheris: ModuleType | None = importlib.import_module("atheris")
     except ImportError:
         atheris = None
-    if atheris is None:
+    if atheris is None or form() == "compiled":
         unguided(name, seconds, seed)
     else:
         guided(atheris, name, seconds, seed)

@@ -250,11 +250,13 @@ def _frames(data: bytes, choose: random.Random) -> bytes:
             case 1:
                 each[1] ^= 1 << choose.randrange(8)
             case 2:
-                each[2] = choose.choice((0, 1, 2, 3, 5, 7, 2**31 - 1, 2**31, each[2] + 2))
+                each[2] = choose.choice((0, 1, 2, 3, 5, 7, 2**31 - 1, 2**31, (each[2] + 2) % 2**32))
             case 3:
                 each[3] = _bytes(each[3], choose)
             case 4:
-                each[3] = choose.choice((b"", bytes(4), bytes(8), b"\xff" * 4, b"\x7f\xff\xff\xff", each[3] * 30))
+                each[3] = choose.choice(
+                    (b"", bytes(4), bytes(8), b"\xff" * 4, b"\x7f\xff\xff\xff", (each[3] * 30)[:_LONG_FRAME])
+                )
             case 5 if len(frames) > 1:
                 del frames[at]
             case 6:
@@ -265,6 +267,7 @@ def _frames(data: bytes, choose: random.Random) -> bytes:
     return joined if choose.random() < 0.9 else _bytes(joined, choose)
 
 
+_LONG_FRAME = 2**16
 _SETTINGS = tuple(value.to_bytes(4, "big") for value in (0, 1, 16_384, 65_535, 2**24 - 1, 2**31 - 1, 2**31))
 
 

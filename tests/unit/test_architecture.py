@@ -57,15 +57,17 @@ RULES = {
     "console": rule("backends.inventory core protocol.examples"),
     "supervisor": rule("core observability"),
     "ports": rule(),
+    "listeners": rule("core frontends observability ports resources server settings workers"),
     "workers": rule(
         "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
     ),
     "commands": rule("backends config core execution models observability pb repository settings", "google.protobuf"),
     "cli": rule(
-        "app backends.inventory commands console core form ports settings observability supervisor workers", "uvloop"
+        "app backends.inventory commands console core form listeners ports settings observability supervisor workers",
+        "uvloop",
     ),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
-    "__init__": rule("app backends core settings"),
+    "__init__": rule("app backends core listeners settings"),
     "__main__": rule("cli"),
     "__about__": rule(),
     "form": rule(),

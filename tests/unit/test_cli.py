@@ -412,3 +412,17 @@ def test_an_error_that_nobody_foresaw_is_a_crash_to_the_supervisor(
     assert ended == [-1, cli.CRASHED]
     assert "this is a bug" in caplog.text
     assert "ZeroDivisionError: here" in caplog.text
+
+
+def test_workers_meet_where_the_paths_of_sockets_are_short_enough(tmp_path: Path) -> None:
+    near, long = tmp_path / "a", tmp_path / ("b" * 100)
+    for parent in (near, long):
+        parent.mkdir()
+    directories = [cli.meeting_place(str(parent)) for parent in (near, long)]
+    for directory in directories:
+        assert directory.stat().st_mode & 0o777 == 0o700
+        directory.rmdir()
+    assert directories[1].parent == Path("/tmp")
+    assert list(long.iterdir()) == []
+    with pytest.raises(OSError, match="nosuch"):
+        cli.meeting_place(str(tmp_path / "nosuch"))

@@ -37,7 +37,7 @@ def package(name: str) -> str:
 
 def left_out(name: str) -> bool:
     """Whether a module, or the package it is in, is named with a reason why it is not compiled."""
-    return any(name == each or name.startswith(f"{each}.") for each in MODULES.interpreted)
+    return compiled_form.within(name, list(MODULES.interpreted))
 
 
 @pytest.mark.skipif(not TESTED, reason="the runner does not say which form is to be tested")

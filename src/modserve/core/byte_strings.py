@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .giving_way import give_way
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -21,6 +23,8 @@ _AT_A_TIME = 32 * 1024
 _ALIKE = 64
 """Elements of one length in a row after which the next are likely to have it, too."""
 _MOST = 2**63 - 1
+_UNTIL_OTHERS = 4 * _AT_A_TIME
+"""Bytes of raw BYTES after which other threads may run."""
 
 
 def encoded(flat: Array) -> bytes:
@@ -31,6 +35,8 @@ def encoded(flat: Array) -> bytes:
 def in_lists(flat: Array) -> Iterator[list[bytes]]:
     """The elements, some at a time."""
     for start in range(0, len(flat), _AT_A_TIME):
+        if start:
+            give_way()
         yield flat[start : start + _AT_A_TIME].tolist()
 
 
@@ -89,8 +95,11 @@ def _decode_some(data: bytes) -> Iterator[list[bytes]]:
     """As `decode_elements`, of a long tensor: about `_AT_A_TIME` elements at a time."""
     alike = 0
     some: list[bytes] = []
-    position, end = 0, len(data)
+    position, end, pause = 0, len(data), _UNTIL_OTHERS
     while position < end:
+        if position > pause:
+            give_way()
+            pause = position + _UNTIL_OTHERS
         start = position + 4
         position = start + int.from_bytes(data[position:start], "little")
         some.append(data[start:position])
@@ -135,8 +144,11 @@ def _count_many(view: memoryview, most: int) -> int:
     unpack = _LENGTH.unpack_from
     count = alike = 0
     before = -1
-    position, end = 0, len(view)
+    position, end, pause = 0, len(view), _UNTIL_OTHERS
     while position < end and count <= most:
+        if position > pause:
+            give_way()
+            pause = position + _UNTIL_OTHERS
         if position + 4 > end:
             raise TruncatedError(count, end - position, in_length=True)
         length = unpack(view, position)[0]

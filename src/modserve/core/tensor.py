@@ -23,6 +23,7 @@ from .byte_strings import decoded, encoded, in_lists
 from .byte_strings import encode_elements as encode_elements
 from .dtypes import Datatype
 from .errors import internal, invalid
+from .giving_way import give_way
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -252,6 +253,8 @@ def _bytes_array(array: Array) -> Array:
         return array
     out = np.empty(len(flat), dtype=object)
     for index, element in enumerate(flat.tolist()):
+        if not index & 0x7FFF:
+            give_way()
         if isinstance(element, str):
             element = element.encode()
         elif not isinstance(element, bytes):

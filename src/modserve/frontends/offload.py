@@ -17,6 +17,7 @@ from modserve.core.memory import MemoryBudget, MemoryExhaustedError
 from modserve.core.model_config import ModelConfig
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor, count_ahead, digest_ahead, long_texts
+from modserve.frontends.errors import to_client_error
 from modserve.protocol import compression
 from modserve.protocol.compression import Inflater
 from modserve.protocol.reply import Reply
@@ -50,6 +51,15 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
         del working, cancelled
 
 
+def outcome_of(work: "asyncio.Future[T]", what: str) -> T | ModserveError:
+    """What work on a thread has come to; `what` it was is said in the log of a failure unforeseen.
+
+    A failure is not raised: its traceback would have a frame of the caller, which has `work`, and that has the failure.
+    """
+    failure = work.exception()
+    return work.result() if failure is None else to_client_error(failure, what)
+
+
 # Requests
 
 
@@ -78,18 +88,16 @@ def look_ahead(tensors: Iterable[Tensor], config: ModelConfig, limits: Limits, r
 # Responses
 
 
-def is_long_response(response: InferenceResponse, reply: Reply, limits: Limits, copied: bool = False) -> bool:
-    """Whether a thread should write the response; `copied`: the bytes of all tensors are copied."""
-    elements = size = 0
+def is_long_response(response: InferenceResponse, reply: Reply, limits: Limits) -> bool:
+    """Whether a thread should write the response. Tensors that stay as they are cost nothing."""
+    elements = 0
     all_binary, classes = reply.all_binary, reply.classes
     for name, tensor in response.outputs.items():
         if tensor.datatype is dtypes.BYTES and math.prod(tensor.shape) > limits.elements:
             return True
         if (not all_binary or classes) and (name in classes or not (all_binary or name in reply.binary)):
             elements += math.prod(tensor.shape)
-        if copied:
-            size += tensor.size
-    return elements > limits.elements or size > limits.message
+    return elements > limits.elements
 
 
 class RequestMemory:

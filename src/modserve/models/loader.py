@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from modserve import config as model_config
-from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement
+from modserve.backends.api import Backend, BackendModel, Executor, ModelSource
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
 from modserve.core.loading import CONFIG_FILE, Blueprint, Listing, Needs, UnreadableModelError
 from modserve.core.metrics import MetricStore, StoredMetrics
-from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
+from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.servable import Borrow, Servable
 from modserve.core.version import ModelId
-from modserve.execution.placement import placements, thread_share
+from modserve.execution.placement import thread_share
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
 
@@ -28,7 +28,7 @@ from .assembly import assemble_model, wrapped
 from .calls import ModelCalls, ModelControl
 from .engine_report import engine_report
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
-from .instances import make_anew, make_instances, specs_of
+from .instances import count_cpu, gpu_count, make_anew, make_instances, place, specs_of
 from .model import Opened
 from .model_files import read_initial_states, read_labels
 
@@ -147,7 +147,7 @@ class Loader:
             config, cpu_instances = draft.provisional(), 0
         else:
             backend, config = self._backend(draft)
-            cpu_instances = _count_cpu(_place(config, backend))
+            cpu_instances = count_cpu(place(config, backend))
         versions = self._selected(draft, listing)
         needs = config.ensemble.needs if config.ensemble is not None else {}
         return _Design(draft, versions, needs, cpu_instances * len(versions))
@@ -203,7 +203,7 @@ class Loader:
             return LoadedEnsemble(ensemble, read_labels(path, ensemble.config))
         backend, provisional = self._backend(draft)
         filename = provisional.default_model_filename or backend.default_model_filename
-        places = _place(provisional, backend)
+        places = place(provisional, backend)
         options = self._options.backend_options.get(draft.backend, {})
         self._check_options(draft.backend, backend, options)
         source = ModelSource(
@@ -212,7 +212,7 @@ class Loader:
             path=path / str(version) / filename,
             model_directory=path,
             cpu_threads=share,
-            cpu_instances=max(1, _count_cpu(places)),
+            cpu_instances=max(1, count_cpu(places)),
             placements=tuple(placement for _, placement in places),
             options=options,
             models=calls,
@@ -237,7 +237,7 @@ class Loader:
         instances: list[tuple[str, Executor]] = []
         try:
             complete = self._finish(draft, backend, _description(draft.backend, engine))
-            specs = specs_of(complete, _place(complete.config, backend))
+            specs = specs_of(complete, place(complete.config, backend))
             make_instances(engine, specs, self._threads(backend, len(specs)), instances)
         except BaseException:
             _close(engine, instances, metrics.close)
@@ -283,7 +283,7 @@ class Loader:
             description,
             default_cpu_instances=described_instances or (1 if backend is None else backend.default_cpu_instances),
             default_model_filename="" if backend is None else backend.default_model_filename,
-            gpu_count=0 if backend is None else _gpu_count(draft.backend, backend),
+            gpu_count=0 if backend is None else gpu_count(draft.backend, backend),
             auto_complete=self._options.auto_complete,
         )
 
@@ -352,26 +352,6 @@ def _mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args
         raise from_exception(error, doing) from error
 
 
-def _place(config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
-    gpus = _gpu_count(config.backend, backend)
-    if config.instance_groups:
-        return placements(config.name, config.instance_groups, gpus)
-    kind = InstanceKind.GPU if gpus else InstanceKind.CPU
-    count = gpus or backend.default_cpu_instances
-    return [(f"{config.name}_{index}", Placement(kind, index if gpus else 0)) for index in range(count)]
-
-
-def _gpu_count(name: str, backend: Backend) -> int:
-    """How many GPUs a backend says there are. Raises INTERNAL if it cannot tell."""
-    try:
-        count: object = backend.gpu_count()
-    except Exception as error:
-        raise internal(f"backend '{name}' cannot tell how many GPUs there are: {error}") from error
-    if not isinstance(count, int) or count < 0:
-        raise internal(f"backend '{name}' says that there are {count!r} GPUs, expected a number of 0 or more")
-    return count
-
-
 def _description(name: str, engine: BackendModel) -> ModelDescription | None:
     """What the engine says of a model. Raises INTERNAL for what is no description."""
     description: object = engine.describe()
@@ -399,7 +379,3 @@ def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
     if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), Opened):
         _close(loaded.engine, loaded.instances, loaded.on_closed)
-
-
-def _count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
-    return sum(placement.kind is not InstanceKind.GPU for _, placement in places)

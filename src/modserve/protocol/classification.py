@@ -8,6 +8,7 @@ import numpy as np
 
 from modserve.core import dtypes
 from modserve.core.errors import invalid
+from modserve.core.giving_way import give_way
 from modserve.core.response import InferenceResponse
 from modserve.core.servable import Servable
 from modserve.core.tensor import Array, Tensor
@@ -54,6 +55,8 @@ def top_classes(tensor: Tensor, count: int, labels: Sequence[str], batching: boo
     classes = np.empty((rows, min(count, width)), dtype=object)
     for row, values in enumerate(array.reshape(rows, width)):
         for place, index in enumerate(_best(values, count).tolist()):
+            if not place & 0xFFF:
+                give_way()
             text = f"{spell(values[index])}:{index}"
             if index < len(labels) and labels[index]:
                 text = f"{text}:{labels[index]}"

@@ -63,6 +63,13 @@ class FrontEndSettings:
     server_timing: bool = option(
         False, "Report what each inference has cost with its response, over HTTP and gRPC.", "server-timing"
     )
+    client_timeout: Count = option(
+        60,
+        "Seconds in which a client must finish a request's head, send more of its body or message (otherwise 408, "
+        "DEADLINE_EXCEEDED; and in five times as many 16 KiB of it) or read more of a response (otherwise the "
+        "connection is closed), over HTTP and gRPC; 0: any time.",
+        "http-client-timeout",
+    )
 
     limits: Limits = Limits()
     """How much work is done on the event loop."""
@@ -100,11 +107,6 @@ class HttpSettings(FrontEndSettings):
         "as it may.",
     )
     idle_timeout: Count = option(620, "Seconds for which a connection without a request stays open; 0: for ever.")
-    client_timeout: Count = option(
-        60,
-        "Seconds in which a client must finish a request's head, send more of its body (otherwise 408) or read more of "
-        "a response (otherwise the connection is closed); 0: any time.",
-    )
     cors_allow_origin: values.Origins = option(
         frozenset(),
         "Origin whose pages may call the server from a browser; may be repeated; * for any.",

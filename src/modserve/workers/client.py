@@ -13,6 +13,10 @@ class PeerGoneError(Exception):
     """The worker has died, is about to end or has not begun."""
 
 
+class PeerDiedError(PeerGoneError):
+    """The worker has died with the request, which it may have begun."""
+
+
 class Reply(NamedTuple):
     """A response. The names of headers are in lower case."""
 
@@ -29,7 +33,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 async def call(path: str, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> Reply:
-    """Call the worker that listens at `path`. Raises PeerGoneError, also if it dies before its response is complete."""
+    """Call the worker that listens at `path`. Raises PeerGoneError, or PeerDiedError, which is one, too."""
     try:
         reader, writer = await asyncio.open_unix_connection(path)
     except OSError as error:
@@ -41,7 +45,7 @@ async def call(path: str, method: str, target: str, body: bytes = b"", headers: 
         await writer.drain()
         reply = parse(await reader.read(-1))
     except OSError as error:
-        raise PeerGoneError(f"{path}: {error.strerror}") from None
+        raise PeerDiedError(f"{path}: {error.strerror}") from None
     finally:
         writer.close()
         with suppress(OSError):
@@ -52,11 +56,11 @@ async def call(path: str, method: str, target: str, body: bytes = b"", headers: 
 
 
 def parse(data: bytes) -> Reply:
-    """A whole response with Content-Length. Raises PeerGoneError for a part of one."""
+    """A whole response with Content-Length. Raises PeerDiedError for a part of one."""
     head, separator, body = data.partition(b"\r\n\r\n")
     status_line, *lines = head.decode("latin-1").split("\r\n")
     pairs = (line.partition(":") for line in lines)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     if not separator or len(body) < int(headers.get("content-length", "0")):
-        raise PeerGoneError("the worker died before its response was complete")
+        raise PeerDiedError("the worker died before its response was complete")
     return Reply(int(status_line.split(" ")[1]), headers, body)

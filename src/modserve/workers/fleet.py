@@ -1,10 +1,9 @@
-"""All workers as one server: a change is made in all of them or in none, and what each knows is gathered."""
+"""All workers as one server: what each of them knows is gathered."""
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 
@@ -12,19 +11,13 @@ from modserve.core.lifecycle import State
 
 from . import client, pages, private
 from .client import Headers, PeerGoneError, Reply
-from .journal import Change
-from .lock import FleetLock
 from .place import Place
-
-_log = logging.getLogger(__name__)
 
 _PATIENCE = 2.0
 """Seconds that a worker may take to say how it is. One that takes longer is left out."""
 
 _LONG_PATIENCE = 20.0
 """The same for what it knows."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +36,6 @@ class Fleet:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._lock = FleetLock(place.lock)
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def close(self) -> None:
-        self._lock.close()
 
     async def call(self, index: int, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> Reply:
         """Raises PeerGoneError."""
@@ -55,68 +43,6 @@ class Fleet:
 
     async def own(self, method: str, target: str, body: bytes = b"", headers: Headers = ()) -> Reply:
         return await self.call(self._place.index, method, target, body, headers)
-
-    # Changes
-
-    async def change(self, target: str, body: bytes, headers: Headers = ()) -> Reply:
-        """POST to each worker in turn, while no other change is made. The response of the first, or of one that failed.
-
-        After a failure, those before it go back to what they were. A worker that is not there gets the state when it
-        starts. What has begun is brought to an end, whatever becomes of the caller. Raises PeerGoneError if no worker
-        is there, this one included.
-        """
-        return await self._to_the_end(self._change(target, body, headers))
-
-    async def _change(self, target: str, body: bytes, headers: Headers) -> Reply:
-        async with self._lock.held():
-            changed: list[int] = []
-            first: Reply | None = None
-            for index in range(self._place.count):
-                try:
-                    reply = await self.call(index, "POST", target, body, headers)
-                except PeerGoneError:
-                    continue
-                if not reply.ok:
-                    return await self._undone(reply, index, changed, target, body)
-                first = first or reply
-                changed.append(index)
-            if first is None:
-                raise PeerGoneError("no worker is there")
-            return first
-
-    async def _undone(self, failure: Reply, failed: int, changed: Sequence[int], target: str, body: bytes) -> Reply:
-        """Bring the workers that have `changed` back. The failure, which says what has become of them."""
-        if not changed:
-            return failure
-        stuck = []
-        for index in reversed(changed):
-            try:
-                undo = await self.call(index, "POST", private.UNDO + target, body)
-                for change in private.changes_of(undo.body):
-                    reply = await self.call(index, "POST", change.target, change.body)
-                    if not reply.ok:
-                        stuck.append(index)
-                        _log.error("worker %d cannot undo %s: %s", index, target, text_of(reply))
-            except PeerGoneError:
-                continue
-        rest = f"; workers that have it nevertheless: {', '.join(map(str, stuck))}" if stuck else ", and undone"
-        note = f" (refused by worker {failed}, done before by {len(changed)} of {self._place.count} workers{rest})"
-        return with_note(failure, note)
-
-    async def state(self) -> Sequence[Change] | None:
-        """The changes that some other worker has; None if there is none that serves."""
-        for index in self._place.others:
-            try:
-                status = await self._status(index)
-                if status is not None and status.caught_up:
-                    return private.changes_of((await self.call(index, "GET", private.STATE)).body)
-            except PeerGoneError:
-                continue
-        return None
-
-    def locked(self) -> Any:
-        """A context in which nobody else changes anything."""
-        return self._lock.held()
 
     # What they know
 
@@ -131,7 +57,7 @@ class Fleet:
 
     async def statuses(self) -> dict[int, Status | None]:
         """What each worker says of itself; None for one that is not there."""
-        answers = await asyncio.gather(*map(self._status, range(self._place.count)))
+        answers = await asyncio.gather(*map(self.status, range(self._place.count)))
         return dict(enumerate(answers))
 
     async def unready(self) -> list[Mapping[str, str]]:
@@ -159,7 +85,7 @@ class Fleet:
         page = await asyncio.to_thread(pages.merged, [reply.body for reply in replies.values()])
         return pages.with_workers(page, len(replies), restarts)
 
-    async def _status(self, index: int) -> Status | None:
+    async def status(self, index: int) -> Status | None:
         reply = await self._in_time(self.call(index, "GET", private.STATUS))
         return None if reply is None else Status(**orjson.loads(reply.body))
 
@@ -171,30 +97,6 @@ class Fleet:
         except (PeerGoneError, TimeoutError):
             return None
 
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return await asyncio.shield(task)
-
 
 def _reason(name: str, version: object, state: str, reason: str) -> Mapping[str, str]:
     return {"name": name, "version": "" if version is None else str(version), "state": state, "reason": reason}
-
-
-def text_of(reply: Reply) -> str:
-    """What a failed response says."""
-    if private.CODE in reply.headers:
-        return reply.body.decode("utf-8", "surrogatepass")
-    try:
-        return str(orjson.loads(reply.body)["error"])
-    except (ValueError, KeyError, TypeError):
-        return reply.body.decode("latin-1")
-
-
-def with_note(reply: Reply, note: str) -> Reply:
-    """A failed response that says more."""
-    text = text_of(reply) + note
-    if private.CODE in reply.headers:
-        return reply._replace(body=text.encode("utf-8", "surrogatepass"))
-    return reply._replace(body=orjson.dumps({"error": text}))

@@ -84,7 +84,8 @@ class Journal:
         self._log = False
         self._traces: set[str] = set()
         """The models whose trace settings were changed; empty for those of all models."""
-        self._undo: dict[Subject, list[Change]] = {}
+        self._undo: dict[str, tuple[str, list[Change]]] = {}
+        """By the kind of its subject, the number of the latest change, and what undoes it."""
 
     def state(self) -> list[Change]:
         """The changes that bring a server that has just started to the state of this one."""
@@ -113,9 +114,9 @@ class Journal:
             if kind == subject.kind and subject.name in ("", name)
         ]
 
-    def record(self, subject: Subject, change: Change, before: list[Change]) -> None:
-        """`change` was made; `before` undoes it."""
-        self._undo[subject] = before
+    def record(self, subject: Subject, change: Change, before: list[Change], number: str = "") -> None:
+        """`change`, which has a `number` if it may be undone, was made; `before` undoes it."""
+        self._undo[subject.kind] = number, before
         if subject.kind == "model":
             self._models.pop(subject.name, None)
             self._models[subject.name] = change
@@ -130,9 +131,10 @@ class Journal:
                 if kind == subject.kind and subject.name in ("", name):
                     del self._regions[kind, name]
 
-    def undo(self, subject: Subject) -> list[Change]:
-        """What undoes the last change of `subject`, once."""
-        return self._undo.pop(subject, [])
+    def undo(self, subject: Subject, number: str) -> list[Change]:
+        """What undoes the change of `subject` with this number, once; nothing if it was not made here."""
+        latest, changes = self._undo.pop(subject.kind, ("", []))
+        return changes if number and latest == number else []
 
     def _as_it_is(self, model: str) -> Change:
         """Loads the model from its repository if it is served, and unloads it otherwise."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +22,8 @@ from modserve.server import Server
 from modserve.settings import GrpcSettings, HttpSettings, Settings
 
 from . import private
-from .fleet import Fleet, text_of
+from .changing import Changing, text_of
+from .fleet import Fleet
 from .journal import Change
 from .place import Place
 from .private import PrivateApp
@@ -67,6 +69,7 @@ class Member:
         self.place = place
         self._settings = settings
         self._fleet = Fleet(place)
+        self._changing = Changing(place, self._fleet)
         self._router = Router(place)
         self._server: Server | None = None
         self._owner: Owner | None = None
@@ -94,8 +97,8 @@ class Member:
         """From now on, the ports of `server` serve what concerns all workers for all of them."""
         self._server = server
         restrictions = self._settings.http.restrictions
-        server.around_app = lambda app: shared_app(app, self._fleet, server, restrictions)
-        server.around_rpcs = SharedRpcs(self._fleet, server).table
+        server.around_app = lambda app: shared_app(app, self._fleet, self._changing, server, restrictions)
+        server.around_rpcs = SharedRpcs(self._fleet, self._changing, server).table
 
     # Life
 
@@ -109,12 +112,12 @@ class Member:
         limits = Dispatcher(server).inflating
         rpcs: Mapping[str, Rpc] = own_rpcs(server, GrpcSettings(), limits)
         whole: AsgiApp = create_app(server, options)
-        app = self._app = PrivateApp(server, whole, rpcs, page, self.place.starts)
+        app = self._app = PrivateApp(server, whole, rpcs, page, self.place.starts, _leave)
         owner = self._owner = Owner(server)
         loop = asyncio.get_running_loop()
         context = self._context = HttpContext(server, app, tasks, loop, options)
-        async with self._fleet.locked():
-            self._missed = list(await self._fleet.state() or ())
+        async with self._changing.locked():
+            self._missed = list(await self._changing.state() or ())
             if not self._missed:
                 app.caught_up.set()
             for path, protocol in (
@@ -138,6 +141,13 @@ class Member:
         """The models are loaded, and the ports open."""
         self.place.mark(self.place.index).touch()
 
+    async def all_served(self) -> None:
+        """Wait until each worker has served."""
+        pause = 0.01
+        while not all(self.place.mark(index).exists() for index in self.place.others):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
     async def page(self) -> bytes:
         """The metrics of all workers."""
         return await self._fleet.page()
@@ -153,4 +163,9 @@ class Member:
             for connection in list(context.connections):
                 connection.abort()
             await context.idle.wait()
-        self._fleet.close()
+        self._changing.close()
+
+
+def _leave() -> None:
+    """End this worker in order: the supervisor starts another in its place."""
+    os.kill(os.getpid(), signal.SIGTERM)

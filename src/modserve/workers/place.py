@@ -53,6 +53,11 @@ class Place:
         """The file whose lock a worker holds while it changes all of them."""
         return self.directory / "lock"
 
+    @property
+    def note(self) -> Path:
+        """The file that is there while a worker changes all of them: what it changes."""
+        return self.directory / "change"
+
     def name_in_log(self, record: logging.LogRecord) -> bool:
         """A filter of log records: the line says which worker wrote it."""
         if not record.name.startswith("modserve.worker "):

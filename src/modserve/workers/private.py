@@ -21,8 +21,12 @@ CODE = "modserve-code"
 """A header of a failed RPC's response: the name of the error's code; its text is the body."""
 REPLAY = "modserve-replay"
 """A header of changes that bring a worker to the state of the others; those of clients wait until that is done."""
+CHANGE = "modserve-change"
+"""A header with the number of a change, by which it is undone."""
 STATUS, PAGE, STATE, UNDO = "/worker/status", "/worker/page", "/worker/state", "/worker/undo"
 """What is behind `UNDO` is the target of the change to undo: the response has the changes that do so."""
+LEAVE = "/worker/leave"
+"""Lets the worker end in order, so that another takes its place."""
 
 Headers: TypeAlias = Iterable[tuple[str, str]]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -30,14 +34,23 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 
 class PrivateApp:
-    """The application at a worker's own socket. `page` renders the worker's metrics page."""
+    """The application at a worker's own socket. `page` renders the worker's metrics page, `leave` begins its end."""
 
     def __init__(
-        self, server: Server, app: AsgiApp, rpcs: Mapping[str, Rpc], page: Callable[[], bytes], restarts: int
+        self,
+        server: Server,
+        app: AsgiApp,
+        rpcs: Mapping[str, Rpc],
+        page: Callable[[], bytes],
+        restarts: int,
+        leave: Callable[[], None],
     ) -> None:
         self._server = server
         self._app = app
         self._rpcs = rpcs
+        self._leave = leave
+        self._one = asyncio.Lock()
+        """Held by the change that is made: nobody may undo it before it is complete."""
         self._restarts = restarts
         self._journal = Journal(server)
         self.caught_up = asyncio.Event()
@@ -50,6 +63,9 @@ class PrivateApp:
             await respond(send, 200, self._about[path]())
         elif self._server.phase is Phase.STOPPING:
             await respond(send, 503, b"", ((GONE, "1"),))
+        elif path == LEAVE:
+            self._leave()
+            await respond(send, 200, b"")
         else:
             await self._serve(scope, path, receive, send)
 
@@ -63,18 +79,26 @@ class PrivateApp:
             subject = rpc_subject(rpc_path, message)
         elif scope["method"] == "POST":
             subject = http_subject(path.removeprefix(UNDO))
-        if path.startswith(UNDO):
-            await respond(send, 200, _written(self._journal.undo(subject) if subject is not None else []))
+        if subject is None:
+            await self._respond(scope, rpc, message, body, send)
             return
-        if subject is not None and not any(name == REPLAY.encode() for name, _ in scope["headers"]):
+        number, replay = _header(scope, CHANGE), bool(_header(scope, REPLAY))
+        if not replay:
             await self.caught_up.wait()
-        before = [] if subject is None else self._journal.before(subject)
+        async with self._one:
+            if path.startswith(UNDO):
+                await respond(send, 200, _written(self._journal.undo(subject, number)))
+                return
+            before = self._journal.before(subject)
+            if await self._respond(scope, rpc, message, body, send) < 400:
+                change = Change(scope["raw_path"].decode("latin-1"), body)
+                self._journal.record(subject, change, before, number)
+
+    async def _respond(self, scope: Message, rpc: Rpc | None, message: Any, body: bytes, send: Send) -> int:
+        """The status of the response."""
         if rpc is not None:
-            status = await _respond_rpc(rpc, message, send)
-        else:
-            status = await _respond_http(self._app, scope, body, send)
-        if subject is not None and status < 400:
-            self._journal.record(subject, Change(scope["raw_path"].decode("latin-1"), body), before)
+            return await _respond_rpc(rpc, message, send)
+        return await _respond_http(self._app, scope, body, send)
 
     def _status(self) -> bytes:
         server = self._server
@@ -125,13 +149,27 @@ def failure_of(code: str, text: str) -> ModserveError:
     return ModserveError(Code[code] if code in Code.__members__ else Code.INTERNAL, text)
 
 
+def _header(scope: Message, name: str) -> str:
+    key = name.encode()
+    return next((value.decode("latin-1") for header, value in scope["headers"] if header == key), "")
+
+
+def coded(changes: Iterable[Change]) -> list[list[str]]:
+    """The changes in a form that JSON has."""
+    return [[change.target, base64.b64encode(change.body).decode()] for change in changes]
+
+
+def decoded(changes: Iterable[list[str]]) -> list[Change]:
+    return [Change(target, base64.b64decode(text)) for target, text in changes]
+
+
 def _written(changes: Iterable[Change]) -> bytes:
-    return orjson.dumps([[change.target, base64.b64encode(change.body).decode()] for change in changes])
+    return orjson.dumps(coded(changes))
 
 
 def changes_of(body: bytes) -> list[Change]:
     """The changes in a response to `STATE` or `UNDO`."""
-    return [Change(target, base64.b64decode(coded)) for target, coded in orjson.loads(body)]
+    return decoded(orjson.loads(body))
 
 
 # ASGI

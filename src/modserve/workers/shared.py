@@ -21,6 +21,7 @@ from modserve.protocol.restricted import Restriction
 from modserve.server import Phase, Server
 
 from . import private, sums
+from .changing import Changing
 from .client import PeerGoneError, Reply
 from .fleet import Fleet
 from .journal import RPC_PREFIX, http_subject, is_shared_rpc, rpc_subject
@@ -31,22 +32,25 @@ _HEALTH = f"/{health_pb.SERVICE}/"
 _FORWARDED = (b"content-encoding", b"content-type")
 
 _MODEL = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
+_READ, _POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
 _Answer: TypeAlias = Callable[[Message, bytes, Mapping[str, str]], Awaitable[Reply | None]]
 
 
 class SharedApp:
     """An application that answers for all workers where that matters, and for this one with `app` otherwise."""
 
-    def __init__(self, app: AsgiApp, fleet: Fleet, server: Server) -> None:
+    def __init__(self, app: AsgiApp, fleet: Fleet, changing: Changing, server: Server) -> None:
         self._app = app
         self._fleet = fleet
+        self._changing = changing
         self._server = server
-        self._routes: tuple[tuple[re.Pattern[str], _Answer], ...] = (
-            (re.compile(r"/v2/health/ready"), self._ready),
-            (re.compile(_MODEL + "/ready"), self._model_ready),
-            (re.compile(r"/v2/models/stats"), self._statistics),
-            (re.compile(_MODEL + "/stats"), self._statistics),
-            (re.compile(r"/v2/repository(?:/[^/]+)?/index"), self._index),
+        self._routes: tuple[tuple[frozenset[str], re.Pattern[str], _Answer], ...] = (
+            (_READ, re.compile(r"/v2/health/ready"), self._ready),
+            (_READ, re.compile(_MODEL + "/ready"), self._model_ready),
+            (_READ, re.compile(r"/v2/models/stats"), self._statistics),
+            (_READ, re.compile(_MODEL + "/stats"), self._statistics),
+            (_READ, re.compile(r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?/status"), self._regions),
+            (_POST, re.compile(r"/v2/repository(?:/[^/]+)?/index"), self._index),
         )
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -64,25 +68,24 @@ class SharedApp:
             await self._app(scope, private.replayed(body), send)
             return
         media_type = reply.headers.get("content-type", MIME_JSON)
-        await private.respond(send, reply.status, reply.body, (("content-type", media_type),))
+        headers = (("content-type", media_type), ("content-length", str(len(reply.body))))
+        await private.respond(send, reply.status, b"" if scope["method"] == "HEAD" else reply.body, headers)
 
     def _answer(self, scope: Message) -> tuple[_Answer, Mapping[str, str]] | None:
         """Who answers for all workers, and what the path says."""
         path: str = scope["path"]
         if scope["method"] == "POST" and http_subject(path) is not None:
             return self._change, {}
-        if scope["method"] in ("GET", "HEAD", "POST"):
-            for pattern, run in self._routes:
-                match = pattern.fullmatch(path)
-                if match is not None:
-                    return run, {name: value or "" for name, value in match.groupdict().items()}
+        for methods, pattern, run in self._routes:
+            if scope["method"] in methods and (match := pattern.fullmatch(path)) is not None:
+                return run, {name: value or "" for name, value in match.groupdict().items()}
         return None
 
     async def _change(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply:
         headers = tuple(
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"] if name in _FORWARDED
         )
-        return await self._fleet.change(_target(scope), body, headers)
+        return await self._changing.change(_target(scope), body, headers)
 
     async def _ready(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply | None:
         if not self._server.ready:
@@ -107,6 +110,15 @@ class SharedApp:
         total = sums.statistics(pb.ModelStatisticsResponse.FromString(body) for body in answers.values())
         return Reply(200, {}, orjson.dumps(to_json(total)))
 
+    async def _regions(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply | None:
+        """A region that was unregistered while a request uses it is still there, in that worker."""
+        replies = await self._fleet.gather("GET", _target(scope))
+        each = [orjson.loads(reply.body) for reply in replies.values() if reply.ok]
+        if not each:
+            return None
+        regions = {region["name"]: region for regions in each for region in regions}
+        return Reply(200, {}, orjson.dumps(list(regions.values())))
+
     async def _index(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply | None:
         try:
             only_ready = repository.only_ready(body)
@@ -119,9 +131,11 @@ class SharedApp:
         return Reply(200, {}, orjson.dumps(rows))
 
 
-def shared_app(app: AsgiApp, fleet: Fleet, server: Server, restrictions: Mapping[str, Restriction]) -> AsgiApp:
+def shared_app(
+    app: AsgiApp, fleet: Fleet, changing: Changing, server: Server, restrictions: Mapping[str, Restriction]
+) -> AsgiApp:
     """`app` as all workers serve it together, behind the same restrictions as `app` itself."""
-    shared: AsgiApp = SharedApp(app, fleet, server)
+    shared: AsgiApp = SharedApp(app, fleet, changing, server)
     return RestrictedApp(shared, restrictions) if restrictions else shared
 
 
@@ -147,14 +161,17 @@ async def shared_index(fleet: Fleet, only_ready: bool) -> pb.RepositoryIndexResp
 class SharedRpcs:
     """The table of calls of the gRPC port: some of its handlers answer for all workers."""
 
-    def __init__(self, fleet: Fleet, server: Server) -> None:
+    def __init__(self, fleet: Fleet, changing: Changing, server: Server) -> None:
         self._fleet = fleet
+        self._changing = changing
         self._server = server
         self._gathered: Mapping[str, Callable[[Any, Any], Awaitable[Any]]] = {
             f"{_INFERENCE}ServerReady": self._ready,
             f"{_INFERENCE}ModelReady": self._model_ready,
             f"{_INFERENCE}ModelStatistics": self._statistics,
             f"{_INFERENCE}RepositoryIndex": self._index,
+            f"{_INFERENCE}SystemSharedMemoryStatus": self._system_regions,
+            f"{_INFERENCE}CudaSharedMemoryStatus": self._cuda_regions,
             f"{_HEALTH}Check": self._check,
         }
 
@@ -173,7 +190,7 @@ class SharedRpcs:
             if self._server.phase is Phase.STOPPING or rpc_subject(path, message) is None:
                 return await rpc.handler(message, call)
             try:
-                reply = await self._fleet.change(RPC_PREFIX + path, message.SerializeToString())
+                reply = await self._changing.change(RPC_PREFIX + path, message.SerializeToString())
             except PeerGoneError:
                 raise unavailable("Server not ready") from None
             if not reply.ok:
@@ -215,6 +232,14 @@ class SharedRpcs:
         self, message: pb.RepositoryIndexRequest, own: pb.RepositoryIndexResponse
     ) -> pb.RepositoryIndexResponse:
         return await shared_index(self._fleet, message.ready) or own
+
+    async def _system_regions(self, message: pb.SystemSharedMemoryStatusRequest, own: Any) -> Any:
+        answers = await rpc_answers(self._fleet, "SystemSharedMemoryStatus", message)
+        return sums.merged(pb.SystemSharedMemoryStatusResponse(), answers.values())
+
+    async def _cuda_regions(self, message: pb.CudaSharedMemoryStatusRequest, own: Any) -> Any:
+        answers = await rpc_answers(self._fleet, "CudaSharedMemoryStatus", message)
+        return sums.merged(pb.CudaSharedMemoryStatusResponse(), answers.values())
 
     async def _check(self, message: Any, own: Any) -> Any:
         response = health_pb.HealthCheckResponse

@@ -1,9 +1,14 @@
 """One answer of those of several workers: statistics, the repository index."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import Message
 
 from modserve.core.lifecycle import State
 from modserve.pb import inference as pb
+
+M = TypeVar("M", bound=Message)
 
 _READY = State.READY.value
 
@@ -51,6 +56,13 @@ def _add_durations(
             sum_: pb.StatisticDuration = getattr(total, field.name)
             sum_.count += value.count
             sum_.ns += value.ns
+
+
+def merged(total: M, answers: Iterable[bytes]) -> M:
+    """The union of serialised messages of maps, of which any worker may have a part."""
+    for answer in answers:
+        total.MergeFromString(answer)
+    return total
 
 
 def index(answers: Mapping[int, pb.RepositoryIndexResponse], only_ready: bool) -> pb.RepositoryIndexResponse:

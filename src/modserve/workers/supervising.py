@@ -30,6 +30,8 @@ from .place import Place
 _log = logging.getLogger("modserve.supervisor")
 
 _ORDERLY = (signal.SIGTERM, signal.SIGINT)
+_BEFORE_IT_HEARS = 128 + signal.SIGTERM
+"""How a worker ends that gets SIGTERM while it still starts: it has nothing to finish."""
 _LAST_WORDS_S = 0.5
 """What a worker gets beyond the grace period to say that it was too short."""
 
@@ -84,6 +86,9 @@ class Fleet:
         self._draining: Worker | None = None
         self._next_s = 0.0
         self._end_s: float | None = None
+        self._patient = True
+        """A single signal has requested the end, which the workers reach in order."""
+        self._over_time = False
 
     @property
     def running(self) -> list[Worker]:
@@ -119,6 +124,7 @@ class Fleet:
             self._end_s = None
             _log.error("the grace period is over: the workers that are left end now")
             self.code = max(self.code, 1)
+            self._over_time = True
             self._send_all(signal.SIGTERM)
             self._send_all(signal.SIGKILL)
 
@@ -126,6 +132,7 @@ class Fleet:
         """A signal requests the end."""
         if number not in _ORDERLY or self.stopping:
             self.stopping = True
+            self._patient = False
             self._waiting.clear()
             self._send_all(number)
             return
@@ -141,7 +148,8 @@ class Fleet:
             return
         worker.pid = None
         if self.stopping:
-            self.code = max(self.code, end.code)
+            early = self._patient and end.code == _BEFORE_IT_HEARS
+            self.code = max(self.code, 0 if early or self._over_time else end.code)
             return
         has_served = Place(worker.index, self._plan.count, 0, self._plan.directory).mark(worker.index).exists()
         if not end.crashed and end.code and not has_served:

@@ -252,3 +252,15 @@ def test_an_orphan_of_a_crashed_server_is_ended() -> None:
     process_tree.end(process)
     assert process.stdout.read() == b"", "it ends when the last process that holds the pipe has ended"
     process.stdout.close()
+
+
+def test_workers_have_a_table_of_ratios_of_their_own() -> None:
+    results = Results((16,))
+    for name in ("modserve compiled", "modserve compiled, 2 workers", "Triton"):
+        results.servers.append(Server(name, name, 0.0, 0.0, 0.0, 0.0, 0.0))
+        results.windows.setdefault(("simple", GRPC, 16), {})[name] = [window(3000.0 if "2" in name else 1500.0)]
+    text = report.text(results, "engine", 2, "windows")
+    assert "modserve compiled / others" in text
+    assert "modserve compiled, 2 workers / others" in text
+    assert "| simple | gRPC | 16 | 1, 1, 1 |" in text
+    assert "| simple | gRPC | 16 | 2, 1, 1 |" in text

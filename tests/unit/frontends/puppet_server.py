@@ -226,13 +226,13 @@ class MockTransport(asyncio.Transport):
         return self.closing
 
     def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
         if not self.closing:
             self.closing = True
             self._changed.set()
             asyncio.get_running_loop().call_soon(self.lose)
-
-    def abort(self) -> None:
-        self.close()
 
     def lose(self) -> None:
         if not self.lost:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from modserve import Settings, app
-from modserve.app import grpc_settings
+from modserve import Settings, listeners
 from modserve.frontends.grpc.aio import channel_arguments
+from modserve.listeners import grpc_settings
 
 DEFAULTS = {
     "grpc.max_send_message_length": -1,
@@ -29,7 +29,7 @@ DEFAULTS = {
 @pytest.fixture(autouse=True)
 def memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the machine, eight times the longest message."""
-    monkeypatch.setattr(app, "allowed_memory", lambda: 8 << 20)
+    monkeypatch.setattr(listeners, "allowed_memory", lambda: 8 << 20)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_any_number_of_streams() -> None:
 
 @pytest.mark.parametrize(("machine", "longest"), [(0, -1), (1 << 30, 1 << 27), (1 << 40, 1 << 29)])
 def test_the_longest_message_by_default(monkeypatch: pytest.MonkeyPatch, machine: int, longest: int) -> None:
-    monkeypatch.setattr(app, "allowed_memory", lambda: machine)
+    monkeypatch.setattr(listeners, "allowed_memory", lambda: machine)
     options = grpc_settings(Settings(model_repository=[Path("models")]))
     assert dict(channel_arguments(options))["grpc.max_receive_message_length"] == longest

@@ -125,6 +125,17 @@ async def test_the_server_is_watched(tmp_path: Path, name: str) -> None:
         await asyncio.wait_for(task, 30)
 
 
+async def test_those_who_watch_one_of_several_workers_hear_that_it_leaves(server: Server) -> None:
+    """Which still serves what has arrived."""
+    await server.load()
+    async with watching(server, "simple") as (context, task):
+        await context.until(SERVING)
+        server.retire()
+        await asyncio.wait_for(task, 30)
+        assert context.written == [SERVING, NOT_SERVING]
+        assert server.model_ready("simple", None)
+
+
 async def test_a_service_that_never_comes(server: Server) -> None:
     async with watching(server, "nosuch") as (context, task):
         await context.until(UNKNOWN)

@@ -700,7 +700,7 @@ async def test_long_answers_are_ranked_on_a_thread(open_stream: Open, simple: Pu
     exchange.half_close()
     assert await exchange.end() == (grpc.StatusCode.OK, "")
     assert exchange.ids == ["a", "b"]
-    assert threads.jobs == 1
+    assert threads.work == ["message"]
 
 
 # Requests that are read on a thread

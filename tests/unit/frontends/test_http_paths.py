@@ -163,7 +163,7 @@ async def test_long_answers_are_written_on_a_thread(tmp_path: Path, name: str) -
         on.site.calls.texts = JsonTexts()  # what it knows was short by the other limits
         threads = Threads()
         assert await through_a_connection(on, [wire(*REQUESTS[name])]) == expected
-    assert threads.jobs == 1
+    assert threads.work == ["_write_long"]
 
 
 @pytest.mark.parametrize("limit", [0, 1_000_000], ids=["on a thread", "at once"])
@@ -234,7 +234,7 @@ async def test_many_texts_are_read_and_written_on_threads(tmp_path: Path, count:
     assert answer.status == status
     if status == 200:
         assert answer.body.endswith(TEXTS)
-        assert threads.jobs == 2
+        assert threads.work == ["read_long_request", "_write_long"]
     else:
         assert b"unexpected number of string elements 40000" in answer.body
-        assert threads.jobs == 1
+        assert threads.work == ["read_long_request"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httptools
 import pytest
 from puppet_server import JSON_ANSWER, JSON_BODY, MAX_JSON, Client, Stage, infer, infer_binary, request, stage
 
@@ -227,7 +228,7 @@ async def test_http_1_0_needs_no_host(tmp_path: Path, lines: tuple[str, ...]) ->
         ("reader.Reader.on_headers_complete", GET),
         ("reader.Reader.on_body", CHUNKED + BODY_AS_CHUNK),
         ("reader.Reader.on_message_complete", GET),
-        ("connection.Connection._begin", infer()),
+        ("asgi.scope", GET),
     ],
 )
 async def test_a_failure_of_ours_is_not_the_client_s(
@@ -256,11 +257,26 @@ async def test_a_failure_of_ours_is_not_the_client_s(
         assert (await bystander.receive())[0].body == JSON_ANSWER
 
 
+LONG = request("POST", "/hello", b"x" * 70 * KIB)
+
+
 @pytest.mark.parametrize(
-    "place", ["Connection._begin", "Reader.read_piece", "Connection._after_reading", "Connection._done"]
+    ("data", "place", "statuses"),
+    [
+        pytest.param(LONG + GET, "parser", [200, 500], id="reading"),
+        pytest.param(GET + GET, "get_extra_info", [200, 500], id="beginning"),
+        pytest.param(GET + LONG, "resume_reading", [200], id="after reading, with a request at hand"),
+        pytest.param(GET + infer(Expect="100-continue")[: -len(JSON_BODY)], "write", [200], id="after reading a head"),
+        pytest.param(request("GET", "/hello", Connection="close"), "close", [200], id="done"),
+    ],
 )
 async def test_what_fails_after_a_response_costs_its_connection_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    data: bytes,
+    place: str,
+    statuses: list[int],
 ) -> None:
     """The tasks of all requests share a group, which would end with the first that fails."""
 
@@ -268,15 +284,19 @@ async def test_what_fails_after_a_response_costs_its_connection_only(
         raise ValueError("oops")
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        monkeypatch.setattr(f"modserve.frontends.http.wire.connection.{place}", fail)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"yes"})
+        if place == "parser":  # a new one, since a body with its length leaves none
+            monkeypatch.setattr(httptools, "HttpRequestParser", fail)
+        else:
+            monkeypatch.setattr(client.transport, place, fail)
 
-    async with stage(tmp_path, app) as on:
+    async with stage(tmp_path, app, options=HttpSettings(max_json=len(LONG))) as on:
         client = on.connect()
-        client.connection.data_received(GET + GET)
+        client.connection.data_received(data)
         await client.transport.until(lambda: client.transport.eof or client.transport.closing)
         monkeypatch.undo()
+        assert [answer.status for answer in client.answers] == statuses
         assert client.answers[0].body == b"yes"
         assert "oops" in caplog.text
         client.transport.close()
@@ -373,6 +393,22 @@ async def test_half_a_body_has_its_time(tmp_path: Path) -> None:
                 client.send(infer())
                 await client.receive()
                 client.transport.lose()
+
+
+async def test_a_body_that_trickles(tmp_path: Path) -> None:
+    """A byte in each second: 16 KiB have five times the time-out, and then as long for as much again."""
+    async with stage(tmp_path, options=TIMES) as on:
+        client = on.connect()
+        client.send(
+            b"POST /v2/models/simple/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n"
+            b"Inference-Header-Content-Length: 2\r\n\r\n{}"
+        )
+        for second in range(1000, 1152):
+            look(on, second)
+            client.send(b" " * 16384 if second in (1049, 1098) else b" ")
+            assert bool(client.answers) is (second >= 1149)
+        assert refused(client, 408) == "the request's body has not come on by 16384 bytes within 50 s"
+        assert on.site.memory.held == 0
 
 
 async def test_a_model_has_all_the_time_it_needs(tmp_path: Path) -> None:

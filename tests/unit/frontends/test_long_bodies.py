@@ -1,9 +1,9 @@
 """Where long bodies are read, and what they take of the server's memory."""
 
 import asyncio
+import functools
 import gzip
 import hashlib
-import itertools
 import json
 import logging
 import threading
@@ -28,6 +28,7 @@ from modserve.frontends.offload import RequestMemory, on_thread
 from modserve.protocol.control import repository
 from modserve.protocol.http import generate, v1_predict_request
 from modserve.settings import HttpSettings
+from work_threads import Threads
 
 OPTIONS = HttpSettings(max_json=64 * 1024 * 1024)
 MEGABYTE = 1024 * 1024
@@ -55,13 +56,18 @@ async def ask(site: HttpContext, target: str, body: bytes, **headers: str) -> An
     return answer
 
 
-def spied(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[bool]:
-    """Whether each call of a function was on the event loop's thread."""
-    function: Callable[..., Any] = getattr(module, name)
-    loops_thread, calls = threading.get_ident(), []
+LOOP, THREAD = "the event loop's thread", "another thread"
 
+
+def spied(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[tuple[str, bool]]:
+    """Where each call of a function was, and whether what it got is long."""
+    function: Callable[..., Any] = getattr(module, name)
+    loops_thread, calls = threading.get_ident(), list[tuple[str, bool]]()
+
+    @functools.wraps(function)
     def spy(*args: Any, **kwargs: Any) -> Any:
-        calls.append(threading.get_ident() == loops_thread)
+        long = any(isinstance(arg, bytes | bytearray | memoryview) and len(arg) >= LONG for arg in args)
+        calls.append((LOOP if threading.get_ident() == loops_thread else THREAD, long))
         return function(*args, **kwargs)
 
     monkeypatch.setattr(module, name, spy)
@@ -102,13 +108,27 @@ CALLS = {
 }
 
 
+READERS = {
+    "infer": "read_long_request",
+    "infer_stream": "read_long_request",
+    "predict": "_read",
+    "generate": "decode",
+    "load": "load_json",
+}
+"""What reads them on the thread."""
+
+
 @pytest.mark.parametrize("call", CALLS)
 async def test_long_bodies_are_read_on_a_thread(call: str, site: HttpContext, monkeypatch: pytest.MonkeyPatch) -> None:
     target, module, name, long, short = CALLS[call]
-    on_loop = spied(monkeypatch, module, name)
+    threads, calls = Threads(), spied(monkeypatch, module, name)
     await ask(site, target, long)
+    assert set(calls) - {(THREAD, False)} == {(THREAD, True)}
+    assert threads.work == [READERS[call]]
+    calls.clear()
     await ask(site, target, short)
-    assert [where for where, _ in itertools.groupby(on_loop)] == [False, True]
+    assert set(calls) == {(LOOP, False)}
+    assert threads.work == [READERS[call]]
 
 
 @pytest.mark.parametrize("call", ["infer", "infer_stream", "predict"])
@@ -117,12 +137,16 @@ async def test_what_is_long_is_known_when_it_is_inflated(
 ) -> None:
     """Some hundred bytes may become megabytes; and what is long may be short once more."""
     target, module, name, long, short = CALLS[call]
-    on_loop = spied(monkeypatch, module, name)
+    threads, calls = Threads(), spied(monkeypatch, module, name)
     packed = gzip.compress(long)
     assert len(packed) < 2048
     assert (await ask(site, target, packed, Content_Encoding="gzip")).status == 200
+    assert set(calls) - {(THREAD, False)} == {(THREAD, True)}
+    assert threads.work == [READERS[call]]
+    calls.clear()
     assert (await ask(site, target, gzip.compress(short), Content_Encoding="gzip")).status == 200
-    assert [where for where, _ in itertools.groupby(on_loop)] == [False, True]
+    assert set(calls) == {(LOOP, False)}
+    assert threads.work == [READERS[call]]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +207,7 @@ async def test_long_tensors_of_a_cached_model_are_hashed_on_a_thread(
             site, "/v2/models/simple/infer", header + bytes(LONG), Inference_Header_Content_Length=str(len(header))
         )
         assert answer.status == 400  # by then it has been read
-        assert hashed == [False] * cached
+        assert [where for where, _ in hashed] == [THREAD] * cached
 
 
 def test_a_long_tensor_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:

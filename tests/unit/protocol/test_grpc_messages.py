@@ -411,7 +411,7 @@ def test_every_datatype_goes_out_raw(sample: Sample) -> None:
 @pytest.mark.parametrize("final", [True, False])
 def test_an_answer_on_a_stream_tells_whether_it_is_the_last(final: bool) -> None:
     response = InferenceResponse("m", 1, {}, "7", {"own": 3})
-    answer = pb.ModelStreamInferResponse.FromString(ResponseWriter().encode_stream(response, final))
+    answer = pb.ModelStreamInferResponse.FromString(b"".join(ResponseWriter().stream_parts(response, final)))
     assert answer.error_message == ""
     assert answer.infer_response == pb.ModelInferResponse(
         model_name="m",
@@ -426,7 +426,7 @@ def test_an_answer_on_a_stream_tells_whether_it_is_the_last(final: bool) -> None
 
 def test_a_model_cannot_say_that_its_answer_is_the_last() -> None:
     response = InferenceResponse("m", 1, {}, "", {"triton_final_response": "own", "p": 1})
-    data = ResponseWriter().encode_stream(response, True)
+    data = b"".join(ResponseWriter().stream_parts(response, True))
     answer = pb.ModelStreamInferResponse.FromString(data).infer_response
     assert answer.parameters == {
         "p": pb.InferParameter(int64_param=1),

@@ -186,6 +186,7 @@ def test_what_is_left_to_protobuf(data: bytes) -> None:
     Request.FromString(data)
 
 
+ENDLESS = b"\xff" * 9 + b"\1"
 WRONG = {
     "a name that is no text": b"\x0a\1\xff" + IN + RAW,
     "an id with half a surrogate": MODEL + b"\x1a\3\xed\xa0\x80" + IN + RAW,
@@ -199,6 +200,13 @@ WRONG = {
     "a double that ends behind its parameter": MODEL + bytes_field(4, b"\x0a\1p\x12\2\x21\1") + IN + RAW,
     "a number of eleven bytes": MODEL + bytes_field(4, b"\x0a\1p\x12\x0c\x10" + b"\xff" * 10 + b"\1") + IN + RAW,
     "a length of eleven bytes": b"\x0a" + b"\xff" * 10 + b"\1" + IN + RAW,
+    "a name of 2^64 bytes": b"\x0a" + ENDLESS + IN + RAW,
+    "a version of 2^64 bytes": MODEL + b"\x12" + ENDLESS + IN + RAW,
+    "an id of 2^64 bytes": MODEL + b"\x1a" + ENDLESS + IN + RAW,
+    "a parameter of 2^64 bytes": MODEL + b"\x22" + ENDLESS + IN + RAW,
+    "an input of 2^64 bytes": MODEL + b"\x2a" + ENDLESS + RAW,
+    "an input's name of 2^64 bytes": MODEL + bytes_field(5, b"\x0a" + ENDLESS) + RAW,
+    "raw data of 2^64 bytes": MODEL + IN + b"\x3a" + ENDLESS,
     "a length beyond the end": MODEL + b"\x3a\xff\xff\xff\xff\x07",
     "the field 0": b"\x02\1m" + IN + RAW,
 }

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from modserve.pb import inference as pb
+from modserve.workers.changing import text_of, with_note
 from modserve.workers.client import PeerGoneError, parse
-from modserve.workers.fleet import text_of, with_note
 from modserve.workers.journal import Subject, http_subject, rpc_subject
 from modserve.workers.place import Place
 from modserve.workers.sequences import owner

@@ -12,6 +12,7 @@ from modserve.workers.supervising import PLACE, Fleet, Plan, remove
 
 KILLED = Ending(137, True, "was killed by SIGKILL")
 DONE = Ending(0, False, "ended with exit code 0")
+ENDED_EARLY = Ending(143, True, "was killed by SIGTERM")
 FAILED = Ending(1, False, "ended with exit code 1")
 
 
@@ -83,6 +84,13 @@ def test_one_that_fails_before_it_has_served_ends_all(processes: Processes) -> N
     assert processes.fleet.code == 1
 
 
+def test_one_that_ends_before_it_hears_signals_does_not_hide_the_failure(processes: Processes) -> None:
+    processes.end(101, FAILED, 2.0)
+    processes.end(100, ENDED_EARLY, 3.0)
+    processes.end(102, DONE, 3.0)
+    assert processes.fleet.code == 1
+
+
 def test_one_that_fails_after_it_has_served_is_started_again(processes: Processes) -> None:
     processes.places[1].mark(1).touch()
     processes.end(101, FAILED, 2.0)
@@ -103,6 +111,14 @@ def test_a_stop_drains_one_after_the_other(processes: Processes) -> None:
     assert fleet.code == 0
 
 
+def test_a_stop_while_they_start_is_no_failure(processes: Processes) -> None:
+    processes.fleet.signalled(signal.SIGTERM, 0.1)
+    for pid in (100, 101, 102):
+        processes.end(pid, ENDED_EARLY, 0.2)
+    assert processes.fleet.over
+    assert processes.fleet.code == 0
+
+
 def test_one_that_takes_long_does_not_keep_the_others(processes: Processes) -> None:
     fleet = processes.fleet
     fleet.signalled(signal.SIGINT, 10.0)
@@ -114,6 +130,9 @@ def test_one_that_takes_long_does_not_keep_the_others(processes: Processes) -> N
     fleet.turn(40.5)
     assert (100, signal.SIGKILL) in processes.signals
     assert (102, signal.SIGKILL) not in processes.signals
+    for pid in (100, 101):
+        processes.end(pid, KILLED, 40.6)
+    assert fleet.over
     assert fleet.code == 1
 
 
@@ -138,6 +157,9 @@ def test_a_second_signal_goes_to_all(processes: Processes) -> None:
     processes.fleet.signalled(signal.SIGTERM, 10.0)
     processes.fleet.signalled(signal.SIGTERM, 10.1)
     assert processes.signals[1:] == [(pid, signal.SIGTERM) for pid in (100, 101, 102)]
+    for pid in (100, 101, 102):
+        processes.end(pid, ENDED_EARLY, 10.2)
+    assert processes.fleet.code == 143
 
 
 def test_a_stop_while_none_runs(tmp_path: Path) -> None:

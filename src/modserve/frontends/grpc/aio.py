@@ -17,6 +17,7 @@ from .dispatch import Dispatcher, NoMessageError
 from .rpc import ClientGoneError, Refusal, Response, Rpc
 from .service import rpc_table
 from .stream import InferStreams
+from .writing import joined
 
 _log = logging.getLogger("grpc._cython.cygrpc")
 """The library's own."""
@@ -70,10 +71,12 @@ def _is_news(record: logging.LogRecord) -> bool:
 class AioCall:
     """Implements `rpc.RpcCall` over the library's context of a call."""
 
-    __slots__ = ("_context", "_table")
+    __slots__ = ("_context", "_most", "_table")
 
-    def __init__(self, context: Any, table: "CallTable | None" = None) -> None:
+    def __init__(self, context: Any, table: "CallTable | None" = None, most: int = 1 << 20) -> None:
+        """`table` for unary calls; `most`: bytes of a stream's message that are joined on the event loop."""
         self._context = context
+        self._most = most
         self._table = table
 
     @property
@@ -92,9 +95,9 @@ class AioCall:
             raise ClientGoneError from None
         return None if data is _EOF else data
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, message: Response) -> None:
         try:
-            await self._context.write(message)
+            await self._context.write(await joined(message, self._most))
         except grpc.aio.BaseError:
             raise ClientGoneError from None
 
@@ -182,7 +185,7 @@ class CallTable(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         dispatcher = self.dispatcher
 
         async def handle(messages: object, context: Any) -> None:
-            refusal = await dispatcher.stream(rpc, AioCall(context))
+            refusal = await dispatcher.stream(rpc, AioCall(context, None, dispatcher.limits.message))
             if refusal is not None:
                 if refusal.trailers:
                     context.set_trailing_metadata(refusal.trailers)

@@ -12,7 +12,7 @@ from modserve.core.memory import MemoryExhaustedError
 from modserve.frontends.http2.stream import Stream
 
 from . import heads
-from .heads import INTERNAL, RESOURCE_EXHAUSTED, GrpcHead
+from .heads import DEADLINE_EXCEEDED, INTERNAL, RESOURCE_EXHAUSTED, GrpcHead
 
 if TYPE_CHECKING:
     from modserve.frontends.http2.sending import Sending
@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 PREFIX: Final = 5
 """Bytes before each message: whether it is compressed, and its length."""
 
+_OPEN: Final = 8 * 1024
+"""Bytes that a call counts for while it waits for its client, or streams."""
+
+_METADATA: Final = 8
+"""Bytes that its metadata take, for each that they count in a header list."""
+
 _MUCH: Final = 1024 * 1024
 """Bytes of a message before its announced length is believed."""
 
@@ -29,7 +35,7 @@ _MUCH: Final = 1024 * 1024
 class Collecting(Stream):
     """A stream of messages; a subclass takes them."""
 
-    __slots__ = ("_announced", "_buffer", "_prefix", "_size", "call_head", "full", "held", "port")
+    __slots__ = ("_announced", "_buffer", "_enough", "_prefix", "_size", "call_head", "counted", "full", "held", "port")
 
     def __init__(self, site: "GrpcSite", connection: "Sending", number: int, head: GrpcHead, window: int, room: int):
         super().__init__(connection, number, head, window, room)
@@ -37,12 +43,16 @@ class Collecting(Stream):
         self.call_head = head
         self.held = 0
         """Bytes of the server's memory for the message at hand."""
+        self.counted = 0
+        """The same for the call itself, and for its response."""
         self.full = False
         """No more messages are taken: what follows is dropped."""
         self._prefix = b""
         self._buffer: BytesIO | None = None
         self._announced = 0
         self._size = 0
+        self._enough = 0
+        """Bytes of the message with which the client has `advanced`."""
 
     def message_received(self, message: bytes, consumed: int, held: int) -> None:
         """A message is complete; `consumed` of its bytes are to be credited, `held` are those that it holds."""
@@ -97,9 +107,12 @@ class Collecting(Stream):
 
     def _collect(self, data: bytes, start: int, end: int) -> None:
         """What is not a whole message."""
-        self.moved = self.connection.site.seconds
+        self.heard = self.connection.site.seconds
         while start < end and not self.full and self.final is None:
             if self._buffer is None:
+                if not self._prefix:
+                    self.advanced = self.heard
+                    self._enough = self.connection.site.limits.part
                 part = data[start : min(end, start + PREFIX - len(self._prefix))]
                 self._prefix += part
                 start += len(part)
@@ -129,6 +142,9 @@ class Collecting(Stream):
             return False
         self.held += size
         self._size += size
+        if self._size >= self._enough:
+            self.advanced = self.heard
+            self._enough = self._size + self.connection.site.limits.part
         assert self._buffer is not None, "collected without a beginning: this is a bug"
         if self._size > _MUCH >= self._size - size and not self._make_room(self._buffer):
             return False
@@ -149,6 +165,15 @@ class Collecting(Stream):
         self._buffer.write(begun.getvalue())
         return True
 
+    def overdue(self) -> None:
+        limits = self.connection.site.limits
+        slow = limits.silence * limits.silences
+        if self.connection.site.seconds - self.advanced > slow:
+            text = f"the request has not come on by {limits.part} bytes within {slow:g} s"
+        else:
+            text = f"no more of the request has come for {limits.silence:g} s"
+        self.fail(DEADLINE_EXCEEDED, text)
+
     def hold(self, size: int) -> int:
         """Take so much of the server's memory, and return it; 0 if there is too little, and the call has ended."""
         try:
@@ -157,6 +182,30 @@ class Collecting(Stream):
             self.fail(RESOURCE_EXHAUSTED, error.message)
             return 0
         return size
+
+    @property
+    def cost(self) -> int:
+        """Bytes of the server's memory that it takes while it is open, beside its messages."""
+        return _OPEN + _METADATA * self.call_head.size
+
+    def count_open(self) -> bool:
+        """Hold what an open call costs beside its messages; False if there is too little, and the call has ended."""
+        if not self.counted:
+            self.counted = self.hold(self.cost)
+        return self.counted > 0
+
+    def count_unsent(self, size: int) -> None:
+        """Hold a response of `size` bytes, if it waits for its client."""
+        if not self.over:
+            if not self.counted:
+                size += self.cost
+            self.port.memory.force(size)
+            self.counted += size
+
+    def count_no_more(self) -> None:
+        """The call is over."""
+        self.release(self.counted)
+        self.counted = 0
 
     def release(self, held: int) -> None:
         if held:

@@ -5,7 +5,6 @@ from typing import Any
 from google.protobuf.message import DecodeError, Message
 
 from modserve.core.errors import Code, ModserveError, OverloadedError, unavailable
-from modserve.core.tensor import Buffer
 from modserve.frontends import offload
 from modserve.frontends.errors import to_client_error
 from modserve.frontends.offload import RequestMemory
@@ -19,7 +18,7 @@ from modserve.settings import Limits
 from . import reading
 from .inflating import STARTS, Inflating
 from .rpc import ClientGoneError, Refusal, Response, Rpc, RpcCall
-from .writing import size_of
+from .writing import joined, size_of
 
 MAX_CALLS = 10_000
 """Unary calls that are under way at a time. More are refused at once: each holds about 20 KB beside its message."""
@@ -44,7 +43,9 @@ class Dispatcher:
         max_message: int = 0,
         in_parts: bool = False,
     ) -> None:
-        """`max_message`: bytes that a message may have; 0: any number. `in_parts`: who calls `unary` takes parts."""
+        """`max_message`: bytes that a message may have; 0: any number. `in_parts`: who calls `unary` takes parts, and
+        counts what waits to be sent.
+        """
         self.limits = limits or Limits()
         self.inflating = Inflating(server.memory, max_message, self.limits)
         self.reader = RequestReader(self.limits.split)
@@ -92,10 +93,9 @@ class Dispatcher:
             response: Response | Message | ModserveError = await rpc.handler(message, call)
             if isinstance(response, bytes | list):
                 size = size_of(response)
-                if isinstance(response, list) and not self._in_parts:
-                    response = (
-                        await offload.on_thread(_joined, response) if size > self.limits.message else _joined(response)
-                    )
+                if self._in_parts:
+                    return response
+                response = await joined(response, self.limits.message)
                 if size > self.limits.message:
                     self.count_until_sent(size, call)
                 return response
@@ -162,10 +162,6 @@ class Dispatcher:
             f"too many calls: {self.max_calls} are under way on the gRPC port, and it takes no more at a time. Try "
             "again later."
         )
-
-
-def _joined(parts: list[Buffer]) -> bytes:
-    return b"".join(parts)
 
 
 def _check_restriction(restriction: Restriction, call: RpcCall) -> None:

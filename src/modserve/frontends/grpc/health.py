@@ -52,8 +52,10 @@ class HealthService:
         with self._server.changes.listening(changed.set):
             while True:
                 changed.clear()
-                last = self._server.phase is Phase.STOPPING  # looked at first: the other may take seconds
+                last = self._server.retiring or self._server.phase is Phase.STOPPING  # the other may take seconds
                 status = await self._status(message.service)
+                if last and status == _Response.SERVING:
+                    status = _Response.NOT_SERVING  # while it retires, calls that have arrived are still served
                 if status != sent:
                     await call.write(_Response(status=status).SerializeToString())
                     sent = status

@@ -1,13 +1,14 @@
 """The gRPC port on a server of our own: HTTP/2 on the event loop, in `frontends/http2`."""
 
 import asyncio
+import math
 import resource
 from dataclasses import replace
 from typing import Any, Final
 
 from modserve.frontends.certificates import Certificates
 from modserve.frontends.http2.connection import Connection
-from modserve.frontends.http2.limits import LIMITS
+from modserve.frontends.http2.limits import LIMITS, ConnectionLimits
 from modserve.frontends.http2.site import Policies
 from modserve.frontends.listening import FAREWELL, HANDSHAKE, keep_alive
 from modserve.server import Server
@@ -65,7 +66,7 @@ class NativeListener:
             self._server.memory,
             max_message=options.max_message or 0,
             codings=CODINGS[options.compression],
-            limits=replace(LIMITS, streams=options.max_concurrent_streams),
+            limits=connection_limits(options),
         )
         site.last_descriptor = _last_descriptor()
         tls: dict[str, Any] = {}
@@ -126,6 +127,12 @@ class NativeListener:
                 await asyncio.sleep(0)
             if loop.time() - began <= _QUIET + _LATE and received == site.received:
                 return
+
+
+def connection_limits(options: GrpcSettings) -> ConnectionLimits:
+    """What one connection may cost, by the options."""
+    patience = float(options.client_timeout) or math.inf
+    return replace(LIMITS, streams=options.max_concurrent_streams, silence=patience, blockage=patience)
 
 
 def policies(options: GrpcSettings) -> Policies:

@@ -110,9 +110,12 @@ class NativeCall(Collecting):
         message, consumed, held = self._messages.popleft()
         self.release(held)
         self.credit(consumed)
+        if self.collecting and self.expects():
+            self.heard = self.advanced = self.connection.site.seconds
+            self.connection.watch(self)
         return message
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, message: Response) -> None:
         coding, compressed = self.call_head.coding, 0
         if coding and not self.over:
             message, compressed = await packed(message, coding, self.port.dispatcher.limits.compressed)
@@ -121,7 +124,7 @@ class NativeCall(Collecting):
         if not self.headers_sent:
             self.send_headers(heads.COMPRESSED[coding] if coding else heads.HEADERS)
         self.send_data(framed(message, compressed))
-        if self.connection.paused or len(message) > COPIED:
+        if self.connection.paused or size_of(message) > COPIED:
             self.connection.flush()  # which may be all that is needed
         if self.pending:
             self._writer = self.port.loop.create_future()
@@ -173,7 +176,7 @@ class NativeCall(Collecting):
             self.finish(self.call_head.refusal)
             return
         if not self._streaming and self._message is None and not self.ended:
-            if not self._waiting:
+            if not self._waiting and self.count_open():
                 self._waiting = True
                 self.connection.watch(self)
                 self._set_deadline()
@@ -192,6 +195,8 @@ class NativeCall(Collecting):
                     self._message = None
                     return
         if rpc.method.server_streaming:
+            if not self.count_open():
+                return
             self._task = self.port.loop.create_task(self._serve(rpc))
         elif rpc.infers and not self.call_head.coding:
             self._coroutine = self.port.dispatcher.unary(rpc, self)
@@ -211,12 +216,8 @@ class NativeCall(Collecting):
             self._writer.set_result(None)
 
     def expects(self) -> bool:
-        return not self._started or self.collecting
-
-    def overdue(self) -> None:
-        seconds = self.connection.site.limits.silence
-        self.end(DEADLINE_EXCEEDED, f"no more of the request has come for {seconds:g} s")
-        self._cancel()
+        """While messages before it wait to be read, nothing has to come of one: its client may have no window."""
+        return not self._started or (self.collecting and not self._messages)
 
     def on_deadline(self) -> None:
         self._bucket = 0
@@ -258,6 +259,7 @@ class NativeCall(Collecting):
             for _, _, held in self._messages:
                 self.release(held)
             self._messages = None
+        self.count_no_more()
         if self._callbacks is not None:
             callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks:
@@ -338,10 +340,11 @@ class NativeCall(Collecting):
         prefix = b"\0" + size.to_bytes(4, "big")
         if size <= COPIED:
             self.connection.respond(self, heads.HEADERS, prefix, parts, PREFIX + size, trailers)
-            return
-        self.send_headers(heads.HEADERS)
-        self.send_data([prefix, *parts])
-        self.finish(trailers)
+        else:
+            self.send_headers(heads.HEADERS)
+            self.send_data([prefix, *parts])
+            self.finish(trailers)
+        self.count_unsent(size)
 
     def _answered(self, response: Response) -> None:
         parts: list[Buffer] = [response] if isinstance(response, bytes) else response
@@ -357,6 +360,7 @@ class NativeCall(Collecting):
                 self.send_headers(heads.COMPRESSED[coding])
                 self.send_data(framed(message, compressed))
                 self.finish(heads.trailers(heads.OK, "", self._trailers))
+                self.count_unsent(len(message))
             else:
                 self._answered(response)
         except asyncio.CancelledError:

@@ -47,5 +47,11 @@ class GrpcSite(Site):
     def understand(self, fields: Fields) -> Head:
         return GrpcHead(fields, self._rpcs, self._codings, self.limits.header_list)
 
+    def count_unsent(self, change: int) -> None:
+        if change > 0:
+            self.memory.force(change)
+        else:
+            self.memory.give_back(-change)
+
     def open(self, connection: "Sending", number: int, head: Head, window: int, room: int) -> Stream:
         return NativeCall(self, connection, number, cast(GrpcHead, head), window, room)

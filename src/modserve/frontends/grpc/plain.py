@@ -13,7 +13,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Buffer
 from modserve.frontends.call import GRPC, Call
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import is_long_response
+from modserve.frontends.offload import is_long_response, outcome_of
 from modserve.protocol.failures import DeadlinePassedError
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.infer_message import InferMessage
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _WHAT: Final = "ModelInfer"
 _UNCOUNTED: Final = 16 * 1024
-"""Bytes of a message that does not count against the memory budget."""
+"""Bytes of a message that needs memory to be left in the budget, and takes none of it: `max_calls` bounds them."""
 _BEGINNING: Final = 0x0A
 """The key of a model's name. Messages that were compressed begin with something else."""
 
@@ -48,7 +48,7 @@ class PlainInferences:
         server = self.server
         if not size or data[0] != _BEGINNING or size > self.limits.split or server.tracer.on:
             return None
-        if dispatcher.calls >= dispatcher.max_calls or (size > _UNCOUNTED and not server.memory.fits(size)):
+        if dispatcher.calls >= dispatcher.max_calls or not server.memory.fits(size):
             return None
         message = dispatcher.reader.read(data)
         if message is None:
@@ -133,21 +133,17 @@ class PlainCall(Call):
         loop.run_in_executor(None, inferences.writer.parts, response).add_done_callback(self._have_written)
 
     def _have_written(self, writing: "asyncio.Future[list[Buffer]]") -> None:
-        failure = writing.exception()
-        if self._client is None:
-            return
-        if failure is None:
-            self._finish(writing.result())
-        else:
-            self._fail(to_client_error(failure, _WHAT))
+        outcome = outcome_of(writing, _WHAT)
+        if isinstance(outcome, ModserveError):
+            self._fail(outcome)
+        elif self._client is not None:
+            self._finish(outcome)
 
     def _finish(self, parts: list[Buffer]) -> None:
         client = self._end()
         size = 0
         for part in parts:
             size += len(part)
-        if size > self._inferences.limits.message:
-            self._dispatcher.count_until_sent(size, client)
         client.respond(parts, size)
 
     def _fail(self, error: ModserveError) -> None:

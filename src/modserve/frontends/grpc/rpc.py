@@ -36,7 +36,7 @@ class RpcCall(Protocol):
         """The next message, None after the last one. Raises `ClientGoneError`."""
         ...
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, message: Response) -> None:
         """Send a message of a stream; returns when the client is ready for more. Raises `ClientGoneError`."""
         ...
 

@@ -29,7 +29,8 @@ from modserve.settings import GrpcSettings
 
 from .inflating import STARTS, Inflating
 from .reading import parse_infer, read_plain, read_request
-from .rpc import ClientGoneError, RpcCall
+from .rpc import ClientGoneError, Response, RpcCall
+from .writing import size_of
 
 _HARD_ERRORS = ("triton_grpc_error", "true")
 """The metadata with which a client requests that the first error end the stream as the RPC's status."""
@@ -129,7 +130,7 @@ class _Call(StreamCall):
             self.inflight.flow = None  # it leads back to its request
         self.inflight = self.trace = None
 
-    def message(self, outcome: InferenceResponse | None, final: bool) -> bytes | None:
+    def message(self, outcome: InferenceResponse | None, final: bool) -> Response | None:
         """What is sent of an outcome that is no failure, if anything is. Raises what keeps it from being sent."""
         if outcome is None:
             if not self.empty_final:
@@ -139,7 +140,7 @@ class _Call(StreamCall):
             response = self.render(outcome)
         if final and self.stream.timed:
             response = self.with_cost(response)
-        return self.stream.writer.encode_stream(response, final)
+        return self.stream.writer.stream_parts(response, final)
 
 
 class _Stream:
@@ -266,13 +267,13 @@ class _Stream:
 
     async def _send(self, call: _Call, outcome: Outcome, final: bool) -> ModserveError | None:
         """The request's error if that must end the stream. Raises `ClientGoneError`."""
-        data: bytes | None = None
+        data: Response | None = None
         error: ModserveError | None = None
         if isinstance(outcome, ModserveError):
             error = outcome
         else:
             try:
-                if outcome is not None and (call.on_gpu or is_long_response(outcome, call.reply, self.limits, True)):
+                if outcome is not None and (call.on_gpu or is_long_response(outcome, call.reply, self.limits)):
                     data = await offload.on_thread(call.message, outcome, final)
                 else:
                     data = call.message(outcome, final)
@@ -293,14 +294,14 @@ class _Stream:
         call.sent()
         return None
 
-    async def _write_counted(self, data: bytes) -> None:
+    async def _write_counted(self, data: Response) -> None:
         """What waits for a slow client counts as held."""
-        memory = self.server.memory
-        memory.force(len(data))
+        memory, size = self.server.memory, size_of(data)
+        memory.force(size)
         try:
             await self._rpc.write(data)
         finally:
-            memory.give_back(len(data))
+            memory.give_back(size)
 
 
 async def _ended(task: "asyncio.Task[None]") -> None:

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from modserve.core.tensor import Buffer
 from modserve.frontends import offload
 from modserve.frontends.http2.stream import Chunk
 from modserve.protocol import compression
@@ -10,6 +11,13 @@ from .rpc import Response
 
 COPIED: Final = 64 * 1024
 """Bytes of a message that is copied behind its prefix; a longer one is sent as it is."""
+
+
+async def joined(message: Response, most: int) -> bytes:
+    """The message in one piece, made on a thread if it has more than `most` bytes."""
+    if isinstance(message, bytes):
+        return message
+    return await offload.on_thread(_joined, message) if size_of(message) > most else _joined(message)
 
 
 async def packed(message: Response, coding: str, most: int) -> tuple[bytes, int]:
@@ -25,12 +33,18 @@ def size_of(message: Response) -> int:
     return len(message) if isinstance(message, bytes) else sum([len(part) for part in message])
 
 
-def framed(message: bytes, compressed: int) -> list[Chunk]:
-    prefix = bytes((compressed,)) + len(message).to_bytes(4, "big")
-    return [prefix + message] if len(message) <= COPIED else [prefix, message]
+def framed(message: Response, compressed: int) -> list[Chunk]:
+    size = size_of(message)
+    prefix = bytes((compressed,)) + size.to_bytes(4, "big")
+    parts: list[Chunk] = [prefix, message] if isinstance(message, bytes) else [prefix, *message]
+    return [b"".join(parts)] if size <= COPIED else parts
+
+
+def _joined(parts: list[Buffer]) -> bytes:
+    return b"".join(parts)
 
 
 def _shortest(message: Response, coding: str) -> tuple[bytes, int]:
-    joined = message if isinstance(message, bytes) else b"".join(message)
-    short = compression.encode((joined,), coding)
-    return (short, 1) if len(short) < len(joined) else (joined, 0)
+    whole = message if isinstance(message, bytes) else _joined(message)
+    short = compression.encode((whole,), coding)
+    return (short, 1) if len(short) < len(whole) else (whole, 0)

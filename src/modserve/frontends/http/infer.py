@@ -12,7 +12,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Buffer
 from modserve.frontends.call import HTTP, Call
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import inflated, is_long_response, look_ahead
+from modserve.frontends.offload import inflated, is_long_response, look_ahead, outcome_of
 from modserve.protocol import compression, failures
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import infer_response
@@ -115,14 +115,13 @@ class InferCall(Call):
 
     def _have_read(self, reading: "asyncio.Future[tuple[InferenceRequest, Reply]]") -> None:
         try:
-            # Not raised here: the traceback would have this frame, and that has `reading`, which has the exception.
-            failure = reading.exception()
+            outcome = outcome_of(reading, _WHAT)
             if self._over:
                 self.release()
-            elif failure is not None:
-                self._fail(to_client_error(failure, _WHAT))
+            elif isinstance(outcome, ModserveError):
+                self._fail(outcome)
             else:
-                request, self.reply = reading.result()
+                request, self.reply = outcome
                 self.submit(request)
         except Exception as error:
             self._fail(to_client_error(error, _WHAT))
@@ -133,13 +132,13 @@ class InferCall(Call):
         context, reply, encoding = self._context, self.reply, self._encoding
         pieces = None if reply.places or reply.classes else context.texts.look_up(response, reply)
         if pieces is None and is_long_response(response, reply, context.limits):
-            self._write_on_thread(lambda: _compressed(self._write(response, None, None), encoding))
+            self._write_on_thread(partial(self._write_long, response))
             return
         body = self._write(response, context.texts, pieces)
         if encoding is None:
             self._finish(body)
         elif sum(map(len, body.parts)) > context.limits.compressed:
-            self._write_on_thread(lambda: _compressed(body, encoding))
+            self._write_on_thread(partial(_compressed, body, encoding))
         else:
             self._finish(_compressed(body, encoding))
 
@@ -148,19 +147,23 @@ class InferCall(Call):
         body = infer_response.encode_response(self.render(response), self.reply, texts, pieces)
         return replace(body, server_timing=self.cost) if self._context.server_timing else body
 
+    def _write_long(self, response: InferenceResponse) -> Body:
+        """On a thread: the whole response."""
+        return _compressed(self._write(response, None, None), self._encoding)
+
     def _write_on_thread(self, write: Callable[[], Body]) -> None:
         self._writing = True
         asyncio.get_running_loop().run_in_executor(None, write).add_done_callback(self._have_written)
 
     def _have_written(self, writing: "asyncio.Future[Body]") -> None:
         self._writing = False
-        failure = writing.exception()
+        outcome = outcome_of(writing, _WHAT)
         if self._over:
             self.release()
-        elif failure is None:
-            self._finish(writing.result())
+        elif isinstance(outcome, ModserveError):
+            self._fail(outcome)
         else:
-            self._fail(to_client_error(failure, _WHAT))
+            self._finish(outcome)
 
     def _finish(self, outcome: Body | ModserveError) -> None:
         if self._over:

@@ -52,6 +52,7 @@ class Connection(Reading):
         self.transport = None
         self.site.closed(self)
         self._out.clear()
+        self._hold(0)
         self._rest = b""
         streams = list(self.streams.values())
         self.streams.clear()

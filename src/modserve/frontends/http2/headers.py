@@ -27,6 +27,8 @@ _NEEDED: Final = (b":method", b":scheme", b":path")
 _OF_CONNECTIONS: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
+_DIGITS: Final = 18
+"""Of a content-length: less than 2^62."""
 _NAME: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
 _STATUS: Final = {200: b"\x88", 204: b"\x89", 206: b"\x8a", 304: b"\x8b", 400: b"\x8c", 404: b"\x8d", 500: b"\x8e"}
 
@@ -43,6 +45,8 @@ class Head:
         self.fields = fields
         self.pseudo = pseudo_fields(fields)
         self.size = sum([len(name) + len(value) + FIELD_COST for name, value in fields])
+        self.length = content_length(fields)
+        """Bytes that the request's DATA must have; -1: any number."""
 
 
 def pseudo_fields(fields: Fields) -> dict[bytes, bytes]:
@@ -66,6 +70,16 @@ def pseudo_fields(fields: Fields) -> dict[bytes, bytes]:
         if not pseudo.get(name):
             raise MalformedError(f"the request has no {name.decode()}")
     return pseudo
+
+
+def content_length(fields: Fields) -> int:
+    """-1 without the field. Raises `MalformedError` for one that is no number, and for two (RFC 9110, section 8.6)."""
+    values = [value for name, value in fields if name == b"content-length"]
+    if not values:
+        return -1
+    if len(values) > 1 or not values[0].isdigit() or len(values[0]) > _DIGITS:
+        raise MalformedError("the request has a content-length that is no number of bytes, or two of them")
+    return int(values[0])
 
 
 def has_pseudo(fields: Fields) -> bool:

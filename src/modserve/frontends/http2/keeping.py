@@ -76,14 +76,15 @@ class Keeping(Sending):
         """End those of the watched streams that have not got on for too long."""
         limits = self.site.limits
         for stream in list(self._watched or ()):
-            if stream.pending:
-                if now - stream.moved > limits.stall:
-                    self.reset(stream, frames.CANCEL)
-                    stream.lost()
-            elif not stream.expects():
+            if stream.pending and now - stream.moved > limits.stall:
+                self.reset(stream, frames.CANCEL)
+                stream.lost()
+            elif stream.expects():
+                silence = now - stream.heard - self.site.policies.tick  # it was heard between two ticks
+                if silence > limits.silence or now - stream.advanced > limits.silence * limits.silences:
+                    stream.overdue()
+            elif not stream.pending:
                 self.unwatch(stream)
-            elif now - stream.moved > limits.silence:
-                stream.overdue()
         if not self._watched:
             self._watched = None
 

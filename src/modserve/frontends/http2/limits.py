@@ -50,6 +50,9 @@ class ConnectionLimits:
     """Until the client's first frame has come."""
     silence: float = 60.0
     """Without another byte of a message that has begun, or of a call that has to have one."""
+    part: int = 16 * 1024
+    """Bytes of a message that have `silences` times as long to come, however lively the client."""
+    silences: int = 5
     stall: float = 300.0
     """Without another byte sent of a response for which the client leaves no window."""
     blockage: float = 60.0

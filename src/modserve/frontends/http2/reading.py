@@ -103,6 +103,8 @@ class Reading(Controlling):
             at = self._read(data, 0 if self._greeted else self._greet(data))
             if at < len(data) and not self.failed:
                 self._rest = data[at:]
+                if at and self._block is None:
+                    self._half = 0.0
                 if self._work > self.site.limits.work:
                     self._wait()
             elif self._half and self._block is None:
@@ -178,14 +180,13 @@ class Reading(Controlling):
                     return at
                 at += HEAD_SIZE
                 if not flags & PADDED and 0 < length <= size - at:
-                    stream = self._begin_data(number, length)
+                    stream = self._begin_data(number, length, 0)
                     if stream is not None:
                         stream.data_received(data, at, at + length)
                         if flags & END_STREAM:
                             self._end(stream)
                     at += length
                     continue
-                self._stream = self._begin_data(number, length)
                 self._padding, self._left, self._last = 0, length, bool(flags & END_STREAM)
                 if flags & PADDED:
                     self._padding = data[at]
@@ -193,8 +194,9 @@ class Reading(Controlling):
                         raise Http2Error(PROTOCOL_ERROR, "the padding is longer than its frame")
                     at += 1
                     self._left -= 1
-                    if self._stream is not None:
-                        self._stream.credit(1)
+                self._stream = self._begin_data(number, length, length - self._left + self._padding)
+                if flags & PADDED and self._stream is not None:
+                    self._stream.credit(1)
                 if not self._left:
                     if not self._last:
                         self.count_noise()
@@ -252,8 +254,8 @@ class Reading(Controlling):
 
     # Bodies
 
-    def _begin_data(self, number: int, length: int) -> Stream | None:
-        """The stream that the bytes are for, if it takes any more."""
+    def _begin_data(self, number: int, length: int, padding: int) -> Stream | None:
+        """The stream that the bytes are for, if it takes any more; `padding` of the `length` bytes mean nothing."""
         limits = self.site.limits
         if not number or length > limits.frame:
             raise Http2Error(FRAME_SIZE_ERROR if number else PROTOCOL_ERROR, f"DATA of {length} bytes is on {number}")
@@ -274,6 +276,11 @@ class Reading(Controlling):
         if stream.room < 0:
             self.wrong(stream, frames.FLOW_CONTROL_ERROR)
             return None
+        if stream.due >= 0:
+            stream.due -= length - padding
+            if stream.due < 0:
+                self.wrong(stream, PROTOCOL_ERROR)
+                return None
         return stream
 
     def _take(self, data: bytes, start: int, end: int) -> None:
@@ -293,7 +300,9 @@ class Reading(Controlling):
                 self._end(stream)
 
     def _end(self, stream: Stream) -> None:
-        if not stream.ended and not stream.over:
+        if stream.due > 0 and not stream.over:
+            self.wrong(stream, PROTOCOL_ERROR)  # less came than announced (RFC 9113, section 8.1.1)
+        elif not stream.ended and not stream.over:
             stream.ended = True
             stream.end_received()
 

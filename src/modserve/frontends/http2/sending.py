@@ -40,8 +40,8 @@ class Sending:
 
     __slots__ = (
         "_control",
+        "_held",
         "_out",
-        "_scheduled",
         "_sendable",
         "_watched",
         "closing",
@@ -56,6 +56,7 @@ class Sending:
         "reading",
         "ready",
         "resets",
+        "scheduled",
         "site",
         "streams",
         "strikes",
@@ -91,9 +92,12 @@ class Sending:
         self.pinged = 0.0
         """When the client last sent a ping; 0 if data was sent since."""
         self._out: list[Chunk] = []
-        self._scheduled = False
+        self.scheduled = False
+        """Whether the site will flush it at the end of this turn: once, however often it is flushed before."""
         self._control = 0
         """Bytes of acknowledgements since the client stopped reading."""
+        self._held = 0
+        """Bytes that the transport held when the client stopped reading."""
         self._sendable: deque[Stream] | None = None
         self._watched: set[Stream] | None = None
 
@@ -121,7 +125,7 @@ class Sending:
             return
         if size > stream.window or size > self.window or size > self.longest_frame or self.paused or self.table_update:
             stream.send_headers(headers)
-            stream.pending = deque((prefix, *body))
+            stream.wait_to_send((prefix, *body))
             stream.finish(trailers)
             return
         number = stream.number.to_bytes(4, "big")
@@ -156,7 +160,6 @@ class Sending:
                 self._sendable = deque()
             self._sendable.append(stream)
         if stream.pending and not stream.watched:
-            stream.moved = self.site.seconds
             self.watch(stream)
         self._later()
 
@@ -253,7 +256,8 @@ class Sending:
             elif stream.final is not None:
                 self._finish(stream)
             else:
-                self.unwatch(stream)
+                if not stream.expects():
+                    self.unwatch(stream)
                 stream.drained()
             if handed >= _AT_ONCE:
                 written += handed
@@ -316,7 +320,6 @@ class Sending:
 
     def flush(self) -> None:
         """Write what waits, and as much of the bodies as goes."""
-        self._scheduled = False
         if self._sendable is not None and not self.paused:
             self._pump()
         if self._out:
@@ -327,12 +330,21 @@ class Sending:
     def pause_writing(self) -> None:
         self.paused = True
         self.moved = self.site.seconds
+        if self.transport is not None:
+            self._hold(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self.paused = False
         self._control = 0
+        self._hold(0)
         if self._sendable is not None:
             self._later()
+
+    def _hold(self, size: int) -> None:
+        """Count what the transport holds for a client that does not read."""
+        change, self._held = size - self._held, size
+        if change:
+            self.site.count_unsent(change)
 
     def abort(self) -> None:
         """End the connection without another byte."""
@@ -341,8 +353,8 @@ class Sending:
             self.transport.abort()
 
     def _later(self) -> None:
-        if not self.reading and not self._scheduled:
-            self._scheduled = True
+        if not self.reading and not self.scheduled:
+            self.scheduled = True
             self.site.flush_later(self)
 
     def _write(self) -> None:

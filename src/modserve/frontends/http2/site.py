@@ -104,6 +104,9 @@ class Site:
         """A client has opened a stream."""
         raise NotImplementedError
 
+    def count_unsent(self, change: int) -> None:
+        """So many bytes more, or less, wait in transports for clients that do not read."""
+
     # What it does
 
     def opened(self, connection: "Connection") -> None:
@@ -154,6 +157,7 @@ class Site:
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []
         for connection in dirty:
+            connection.scheduled = False
             connection.flush()
 
     def _tick(self) -> None:

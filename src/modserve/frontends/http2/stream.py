@@ -4,6 +4,7 @@ A stream knows its connection; whoever serves it is a subclass, which hears of b
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from mypy_extensions import mypyc_attr
@@ -25,12 +26,15 @@ class Stream:
     """
 
     __slots__ = (
+        "advanced",
         "connection",
         "consumed",
+        "due",
         "ended",
         "final",
         "head",
         "headers_sent",
+        "heard",
         "moved",
         "number",
         "opened",
@@ -53,6 +57,8 @@ class Stream:
         """Bytes that may be sent."""
         self.room = room
         """Bytes that the client may still send."""
+        self.due = head.length
+        """Bytes that the client has announced and not sent; -1: it has announced none."""
         self.consumed = 0
         """Bytes that it has not been told of yet."""
         self.pending: deque[Chunk] | None = None
@@ -61,8 +67,12 @@ class Stream:
         """Whether the connection has it among those that can send."""
         self.watched = False
         self.opened = connection.site.seconds
+        self.heard = self.opened
+        """When something of what the client has to send last came, by the clock of the site."""
+        self.advanced = self.opened
+        """When so much of it had come that the client has as long for as much again."""
         self.moved = self.opened
-        """When it last got on, by the clock of the site."""
+        """When something of what is pending was last sent."""
 
     # What a subclass does
 
@@ -115,10 +125,15 @@ class Stream:
     def send_data(self, chunks: list[Chunk]) -> None:
         """Returns at once; `pending` is empty if everything is on its way."""
         if not self.over:
+            self.wait_to_send(chunks)
+            self.connection.push(self)
+
+    def wait_to_send(self, chunks: Iterable[Chunk]) -> None:
+        if not self.pending:
+            self.moved = self.connection.site.seconds
             if self.pending is None:
                 self.pending = deque()
-            self.pending.extend(chunks)
-            self.connection.push(self)
+        self.pending.extend(chunks)
 
     def finish(self, block: bytes) -> None:
         """End it with a header block, behind all that was sent before."""

@@ -33,6 +33,8 @@ _STRING: Final = 0x1A
 _DOUBLE: Final = 0x21
 _UINT64: Final = 0x28
 
+_LONGEST: Final = 2**32
+
 _double: Final = struct.Struct("<d")
 
 
@@ -186,10 +188,15 @@ def field_end(data: bytes, position: int) -> int:
 
 
 def long_length(data: bytes, position: int) -> tuple[int, int]:
-    """As `read_varint`. Raises WireError for more bytes than are needed, which protobuf takes some of."""
+    """As `read_varint`. Raises WireError for more bytes than are needed, which protobuf takes some of.
+
+    And for what no message is as long as: a position that has more than 64 bits is no IndexError in compiled code.
+    """
     length, position = read_varint(data, position)
     if not data[position - 1]:
         raise WireError("a length has more bytes than it needs")
+    if length > _LONGEST:
+        raise WireError("a field ends behind its message")
     return length, position
 
 

@@ -46,13 +46,14 @@ class ResponseWriter:
         """A ``ModelInferResponse``, with all tensors raw and in the order of `outputs`, each copied once."""
         return b"".join(self.parts(response))
 
-    def encode_stream(self, response: InferenceResponse, final: bool) -> bytes:
-        """A ``ModelStreamInferResponse``, which says whether the response is the request's last one."""
+    def stream_parts(self, response: InferenceResponse, final: bool) -> list[Buffer]:
+        """A ``ModelStreamInferResponse``, which says whether the response is the request's last one, as by `parts`."""
         parts = self.parts(response, _LAST if final else _NOT_LAST)
         size = 0
         for part in parts:
             size += len(part)
-        return b"".join((_RESPONSE, varint(size), *parts))
+        parts.insert(0, _RESPONSE + varint(size))
+        return parts
 
     def parts(self, response: InferenceResponse, final: bytes = b"") -> list[Buffer]:
         """A message, field by field in the order of their numbers; the tensors as they are.

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import invalid
+from modserve.core.giving_way import give_way
 from modserve.core.protobuf_wire import WireError, read_varint, value_span
 from modserve.core.tensor import Array, Buffer
 
@@ -41,6 +42,8 @@ _WIDE = {
 }
 """Elements as protobuf has them, which drops further bits."""
 _BLOCK = 64 * 1024
+_UNTIL_OTHERS = 64 * 1024
+"""Bytes of elements after which other threads may run."""
 _LONGEST = 10
 """Bytes of a number."""
 
@@ -84,7 +87,11 @@ def _texts(contents: Buffer, count: int, take: Callable[[int], None]) -> Buffer 
     take(end + (ELEMENT_MEMORY + 4) * max(0, min(count, end // 2)))
     raw = bytearray()
     position = elements = 0
+    pause = _UNTIL_OTHERS
     while position < end:
+        if position > pause:
+            give_way()
+            pause = position + _UNTIL_OTHERS
         if data[position] != tag:
             position = _other_field(data, position, end, "bytes_contents", elements > 0)
             continue
@@ -160,8 +167,11 @@ def _packed(contents: Buffer, field: str) -> Buffer | None:
     single, together = number << 3 | kind, number << 3 | 2
     piece: Buffer | None = None
     pieces: bytearray | None = None
-    position = 0
+    position, pause = 0, _UNTIL_OTHERS
     while position < end:
+        if position > pause:
+            give_way()
+            pause = position + _UNTIL_OTHERS
         tag = contents[position]
         start = position + 1
         if tag == together and number:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
+from modserve.core.giving_way import give_way
 from modserve.core.tensor import Array, Shape, Tensor, encode_elements, format_shape
 from modserve.protocol.json.json_text import MAX_DEPTH, JsonTypeError, too_deep, unable
 from modserve.protocol.json.long_array import LongArray
@@ -144,8 +145,11 @@ def _written(flat: Array, write: Callable[[Array], bytes]) -> bytes:
     """The elements as one JSON array; `write` makes one of some of them."""
     if len(flat) <= _AT_A_TIME:
         return write(flat)
-    starts = range(0, len(flat), _AT_A_TIME)
-    return b"[%b]" % b",".join([write(flat[start : start + _AT_A_TIME])[1:-1] for start in starts])
+    parts: list[bytes] = []
+    for start in range(0, len(flat), _AT_A_TIME):
+        give_way()
+        parts.append(write(flat[start : start + _AT_A_TIME])[1:-1])
+    return b"[%b]" % b",".join(parts)
 
 
 def _numbers_text(flat: Array) -> bytes:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, SettingsFrame
 
-from http2_client import HEADERS, EchoSite, Loop, Wire, data, headers, window
+from http2_client import HEADERS, OK, EchoSite, Loop, Wire, data, headers, window
 from modserve.frontends.http2 import frames
 from modserve.frontends.http2.frames import (
     COMPRESSION_ERROR,
@@ -329,6 +329,84 @@ def test_a_request_that_does_not_go_on(loop: Loop) -> None:
     wire.pass_time(LIMITS.silence + 2)
     assert site.streams[0].log == ["begin", "overdue", "finished"]
     assert not wire.transport.closed
+
+
+def test_streams_that_wait_for_both_sides(loop: Loop) -> None:
+    """A body that has to go on is looked after while a response waits, and once it has been sent."""
+    site = EchoSite(loop)
+    wire = Wire(site, loop)
+    wire.send(headers(1))
+    (stream,) = site.streams
+    stream.send_headers(OK)
+    stream.send_data([bytes(100_000)])
+    wire.pass_time(LIMITS.silence - 2)
+    wire.send(window(0, 100_000), window(1, 100_000))
+    assert not stream.pending
+    assert "overdue" not in stream.log
+    wire.pass_time(4)
+    assert "overdue" in stream.log
+
+
+def test_half_a_frame_is_what_does_not_come_to_its_end(wire: Wire) -> None:
+    """A connection on which frames end now and then may always have the beginning of the next."""
+    wire.send(frame(0xBE, 0, 0, b"")[:4])
+    for _ in range(5):
+        wire.pass_time(LIMITS.silence / 2)
+        wire.send(frame(0xBE, 0, 0, b"")[4:] + frame(0xBE, 0, 0, b"")[:4])
+    assert wire.error() is None
+    wire.pass_time(LIMITS.silence + 2)
+    error = wire.error()
+    assert error is not None
+    assert error[0] == PROTOCOL_ERROR
+
+
+LENGTHS = {
+    "as announced": ("4", [b"ab", b"", b"cd"], True),
+    "as announced, padded": ("4", [b"ab", b"cd"], True),
+    "nothing, as announced": ("0", [b""], True),
+    "more": ("3", [b"ab", b"cd"], False),
+    "more in one frame": ("3", [b"abcd"], False),
+    "less": ("5", [b"ab", b"cd"], False),
+    "nothing in place of something": ("5", [b""], False),
+    "no number": ("4,4", [b"abcd"], False),
+    "a sign": ("+4", [b"abcd"], False),
+    "no value": ("", [b"abcd"], False),
+    "digits without end": ("4".zfill(20), [b"abcd"], False),
+}
+
+
+@pytest.mark.parametrize("trailers", [False, True])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_content_length_is_that_of_the_data(loop: Loop, name: str, trailers: bool) -> None:
+    length, parts, right = LENGTHS[name]
+    site = EchoSite(loop)
+    wire = Wire(site, loop)
+    wire.send(headers(1, block([*POST, (b"content-length", length.encode())])))
+    for number, part in enumerate(parts):
+        sent = data(1, part, end=number == len(parts) - 1 and not trailers)
+        if "padded" in name:
+            sent.flags.add("PADDED")
+            sent.pad_length = 7
+        wire.send(sent)
+    if trailers:
+        wire.send(headers(1, block([(b"a", b"b")]), end=True))
+    received = wire.frames()
+    resets = [each.error_code for each in received if isinstance(each, RstStreamFrame)]
+    if right:
+        assert resets == []
+        assert "END_STREAM" in received[-1].flags
+    else:
+        assert resets[:1] == [PROTOCOL_ERROR]
+        assert not wire.connection.streams
+        assert [each.log[-1] for each in site.streams] in ([], ["lost"])
+
+
+def test_a_content_length_without_data(loop: Loop) -> None:
+    wire = Wire(EchoSite(loop), loop)
+    wire.send(headers(1, block([*POST, (b"content-length", b"1")]), end=True))
+    assert wire.resets() == [(1, PROTOCOL_ERROR)]
+    wire.send(headers(3, block([*POST, (b"content-length", b"1"), (b"content-length", b"1")])))
+    assert wire.resets() == [(3, PROTOCOL_ERROR)]
 
 
 def test_a_window_that_does_not_open(wire: Wire) -> None:

@@ -42,7 +42,7 @@ from .context import Hold, HttpContext
 from .half_closed import look_after
 from .head import RefusedRequestError
 from .long_response import LongResponse
-from .reader import BODY, END, IDLE, Reader
+from .reader import BODY, END, IDLE, PART, SILENCES, Reader
 from .responses import CONTINUE, inference_response, json_response, persistence
 
 _log = logging.getLogger(__name__)
@@ -90,11 +90,11 @@ class Connection(asyncio.Protocol):
         self._held_unsent = Hold(context.memory)
         self._received_ns = 0  # when an incomplete request began to come in; only known while requests are traced
         # For `check`: whether something has come since the last one, when the client was last seen to do something,
-        # the bytes that it had not taken then, and when the incomplete head was first looked at.
+        # the bytes that it had not taken then, and the part of a request that is coming, since it was first looked at.
         self._active = True
-        self._since = 0.0
+        self._since = self._part_since = 0.0
         self._unsent = 0
-        self._head_since: float | None = None
+        self._part = -1
 
     # The transport's side
 
@@ -210,22 +210,23 @@ class Connection(asyncio.Protocol):
                 self._held_unsent.force(unsent)
         idle_timeout, client_timeout = self.context.options.idle_timeout, self.context.options.client_timeout
         silent = now - self._since
-        if self._blockage is not None or transport.is_closing() or (unsent and self._call is None):
+        if self._blockage is not None or transport.is_closing() or (unsent and self._call is None and state is IDLE):
+            self._part = -1
             if 0 < client_timeout <= silent:
                 transport.abort()
         elif self._call is not None or self._reader.rest:
-            self._since = now  # the client waits for the server
+            self._since, self._part = now, -1  # the client waits for the server
         elif state is IDLE:
             if 0 < idle_timeout <= silent:
                 transport.close()
-        elif state is BODY:
-            if 0 < client_timeout <= silent:
-                self._refuse(408, f"no more of the request's body has come for {client_timeout:g} s")
-        elif self._head_since is None:
-            self._head_since = now
-        elif 0 < client_timeout <= now - self._head_since:
+        elif self._reader.part != self._part:
+            self._part, self._part_since = self._reader.part, now
+        elif state is BODY and 0 < client_timeout <= silent:
+            self._refuse(408, f"no more of the request's body has come for {client_timeout:g} s")
+        elif 0 < (patience := client_timeout * (SILENCES if state is BODY else 1)) <= now - self._part_since:
             # However much of it has come: some clients send a byte from time to time.
-            self._refuse(408, f"the request's head has not come to its end within {client_timeout:g} s")
+            what = f"body has not come on by {PART} bytes" if state is BODY else "head has not come to its end"
+            self._refuse(408, f"the request's {what} within {patience:g} s")
 
     # Requests in
 
@@ -295,7 +296,7 @@ class Connection(asyncio.Protocol):
         """Serve a request that has come completely. Raises MemoryExhaustedError."""
         if len(body) > _SMALL_BODY or self._held.size:
             self._held.resize(len(body))
-        received_ns, self._received_ns, self._head_since = self._received_ns, 0, None
+        received_ns, self._received_ns, self._part = self._received_ns, 0, -1
         if head.model:
             self._infer(head, body, received_ns)
             return

@@ -35,6 +35,11 @@ from .head_memory import HeadMemory
 END = b"\r\n\r\n"
 """Ends every head, and every chunked body with its trailers."""
 
+PART = 16 * 1024
+"""Bytes of a body that have `SILENCES` times as long to come as a client may be silent, however lively it is."""
+
+SILENCES = 5
+
 _MAX_HEAD = 64 * 1024
 """Bytes of a head, and as many of the framing of a chunked body: chunk extensions and trailers."""
 
@@ -89,6 +94,11 @@ class Reader:
         self._refusal: tuple[int, str] | None = None
         """Status and message with which a callback has stopped the parser. The exception itself may get lost on its
         way, if another one was being handled."""
+
+    @property
+    def part(self) -> int:
+        """The number of the part of a request that is incomplete: 0 for its head, from 1 on for its body."""
+        return 1 + self.body.size // PART if self.state is BODY else 0
 
     def feed(self, data: bytes) -> None:
         """Append what has come to what has not been read."""

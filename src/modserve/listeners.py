@@ -1,0 +1,192 @@
+"""The ports of a server: which listeners there are, and the order in which they open, stop and close."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .core.metrics import MetricStore
+from .core.servable import Finisher, Servable
+from .frontends.grpc.rpc import GrpcListener
+from .frontends.http.wire.listener import HttpListener
+from .frontends.metrics import MetricsListener
+from .observability import prometheus
+from .observability.watchdog import Watchdog
+from .ports import opening, probe_port
+from .resources import open_files
+from .resources.machine_memory import allowed_memory
+from .server import Server
+from .settings import GrpcSettings, Settings
+from .workers.member import Member
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_GRPC_MESSAGE = 512 * 1024 * 1024
+"""By default: it has room for tensors of 300 MB, and none holds the event loop for much longer than half a second."""
+
+
+def grpc_settings(settings: Settings) -> GrpcSettings:
+    """How gRPC is served, with a limit on messages.
+
+    The library copies a message several times as it arrives, on the event loop's thread: that takes a second for each
+    GiB, and four times the memory.
+    """
+    if settings.grpc.max_message is not None:
+        return settings.grpc
+    return replace(settings.grpc, max_message=min(_LONGEST_GRPC_MESSAGE, allowed_memory() // 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The ports that are open; None for a front end that is switched off."""
+
+    http: int | None
+    grpc: int | None
+    metrics: int | None
+
+
+_FAREWELL = 1.0
+"""Seconds in which clients with idle connections may send a last request to a worker that ends."""
+
+
+def _native() -> type[GrpcListener]:
+    from .frontends.grpc.native import NativeListener
+
+    return NativeListener
+
+
+def _grpcio() -> type[GrpcListener]:
+    from .frontends.grpc.aio import AioListener
+
+    return AioListener
+
+
+GRPC_ENGINES: Mapping[str, Callable[[], type[GrpcListener]]] = {"native": _native, "grpcio": _grpcio}
+"""What serves gRPC, by the option's value: only the one that is used is imported."""
+
+
+class Listeners:
+    """The open ports of a server, closed from the outside in. `metrics`: what engines show on the page."""
+
+    def __init__(
+        self,
+        server: Server,
+        metrics: MetricStore,
+        settings: Settings,
+        tasks: asyncio.TaskGroup,
+        watchdog: Watchdog,
+        member: Member | None = None,
+    ) -> None:
+        self._server = server
+        self._member = member
+        self._settings = settings
+        self._http: HttpListener | None = None
+        self._grpc: GrpcListener | None = None
+        self._metrics: MetricsListener | None = None
+        self._registry = prometheus.registry(server.ready_models, self._figures, metrics)
+        if settings.http.allow:
+            connections = open_files.connections(settings.http.max_connections)
+            http = replace(settings.http, max_connections=connections)
+            self._http = HttpListener(server, http.address, http.port, http, tasks)
+        if settings.grpc.allow:
+            listener = GRPC_ENGINES[settings.grpc.engine]()
+            self._grpc = listener(server, settings.grpc.address, settings.grpc.port, grpc_settings(settings))
+        if settings.allow_metrics:
+            self._registry.register(watchdog)
+            self._metrics = MetricsListener(
+                self.page if member is None else member.page,
+                prometheus.CONTENT_TYPE,
+                settings.metrics_address or settings.http.address,
+                settings.metrics_port,
+                tasks,
+                reuse_port=member is not None,
+            )
+
+    def page(self) -> bytes:
+        """The metrics of this process."""
+        return prometheus.render(self._registry)
+
+    def _figures(self) -> prometheus.ServerFigures:
+        server = self._server
+        connections = {"http": self._http.connections} if self._http else {}
+        return prometheus.ServerFigures(
+            server.version, server.ready, server.index(), server.in_flight(), connections, server.memory
+        )
+
+    async def start(self) -> Ports:
+        """Open every port. Raises PortError, or CertificateError."""
+        settings = self._settings
+        if self._grpc and not settings.grpc.reuse_port:
+            # Tried beforehand, since gRPC's library writes lines of its own to standard error when it fails.
+            with opening("gRPC", settings.grpc.address, settings.grpc.port):
+                await probe_port(settings.grpc.address, settings.grpc.port)
+        with opening("HTTP", settings.http.address, settings.http.port):
+            http = await self._http.start() if self._http else None
+        with opening("gRPC", settings.grpc.address, settings.grpc.port):
+            grpc = await self._grpc.start() if self._grpc else None
+        with opening("metrics", settings.metrics_address or settings.http.address, settings.metrics_port):
+            metrics = await self._metrics.start() if self._metrics else None
+        return Ports(http, grpc, metrics)
+
+    async def drain(self, shut_down: Callable[[], Coroutine[None, None, bool]]) -> bool:
+        """Stop in order: take what has arrived, not ready, accept nothing, finish, unload, metrics last.
+
+        `shut_down` finishes and unloads; False, which is returned, if the time was too short for it.
+        """
+        grace = self._settings.exit_timeout_secs
+        if self._member is not None:
+            await self._retire(self._member, grace)
+        if self._grpc:
+            await self._grpc.take_backlog()
+        keepers = self._server.sequence_keepers()
+        self._server.stop_accepting()
+        if self._http:
+            self._http.stop_accepting()
+        async with asyncio.TaskGroup() as stopping:
+            if self._grpc:
+                stopping.create_task(_stop_grpc(self._grpc, grace, keepers))
+            drained = stopping.create_task(shut_down())
+        await self.stop()
+        in_time = drained.result()
+        if not in_time:
+            _log.error("Exit timeout expired. Exiting immediately.")
+        return in_time
+
+    async def _retire(self, member: Member, grace: float) -> None:
+        """Leave the ports to the other workers while everything is still served: then no client is refused.
+
+        Clients with sequences on gRPC streams keep these until they end.
+        """
+        self._server.retire()
+        async with asyncio.TaskGroup() as retiring:
+            if self._http:
+                retiring.create_task(self._http.retire(min(_FAREWELL, grace / member.place.count / 2)))
+            if self._grpc and not self._server.sequence_keepers():
+                await self._grpc.take_backlog()
+                retiring.create_task(self._grpc.stop(grace))
+
+    async def stop(self) -> None:
+        """Close whatever is open, at once."""
+        if self._http:
+            await self._http.close()
+        if self._grpc:
+            await self._grpc.stop(None)
+        if self._metrics:
+            await self._metrics.stop()
+        if self._member is not None:
+            await self._member.stop()
+        await asyncio.to_thread(self._server.tracer.close)
+
+
+async def _stop_grpc(listener: GrpcListener, grace: float, keepers: Sequence[Servable]) -> None:
+    """Let sequences that have begun go on over the open streams until they end, and then end the streams."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + grace
+    try:
+        async with asyncio.timeout_at(end):
+            for keeper in keepers:
+                if isinstance(keeper, Finisher):
+                    await keeper.idle()
+    except TimeoutError:
+        pass
+    await listener.stop(max(0.0, end - loop.time()))
