@@ -35,6 +35,14 @@ CRASHED = 70
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code: 0 after an orderly stop, 1 for a failure, 2 for a wrong command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["check"]:
+        from .commands import check
+
+        return run_command(check.main, check.HELP, words[1:])
+    if words[:1] == ["config"]:
+        from .commands import config
+
+        return run_command(config.main, config.HELP, words[1:])
     if "--version" in words:
         print(f"modserve {__version__} ({form()})")
         return 0
@@ -64,6 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if line.settings.supervise:
         supervise(line.settings, words)
     return run(line.settings, line.warnings)
+
+
+def run_command(command: Callable[[Sequence[str]], int], text: str, words: Sequence[str]) -> int:
+    """Run a command that serves nothing, or print its help."""
+    gc.enable()
+    if "--help" in words or "-h" in words:
+        print(text)
+        return 0
+    return command(words)
 
 
 def engines(words: Sequence[str]) -> int:

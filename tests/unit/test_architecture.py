@@ -53,7 +53,7 @@ RULES = {
         "core protocol server pb settings",
         "fastapi google.protobuf grpc hpack httptools mypy_extensions orjson pydantic starlette uvicorn",
     ),
-    "app": Rule(EVERYTHING - {"cli", "console", "supervisor", "testing", "__init__", "__main__"}),
+    "app": Rule(EVERYTHING - {"cli", "commands", "console", "supervisor", "testing", "__init__", "__main__"}),
     "console": rule("backends.inventory core protocol.examples"),
     "supervisor": rule("core observability"),
     "ports": rule(),
@@ -61,8 +61,10 @@ RULES = {
     "workers": rule(
         "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
     ),
+    "commands": rule("backends config core execution models observability pb repository settings", "google.protobuf"),
     "cli": rule(
-        "app backends.inventory console core form listeners ports settings observability supervisor workers", "uvloop"
+        "app backends.inventory commands console core form listeners ports settings observability supervisor workers",
+        "uvloop",
     ),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),
     "__init__": rule("app backends core listeners settings"),

@@ -535,6 +535,8 @@ def test_a_script_that_completes_options(shell: str) -> None:
     for option in OPTIONS.values():
         assert option.name in script
         assert option.variable not in script
+    for command in (*usage.COMMANDS, "--json"):
+        assert command.lstrip("-") in script
 
 
 def test_a_shell_that_no_completion_is_written_for() -> None:

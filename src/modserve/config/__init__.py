@@ -10,6 +10,7 @@ model; `finish` it with the engine's description of the model. All of them raise
 """
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,19 +27,24 @@ from .features import Context, backend_names
 from .features.composition import validate_composition
 from .features.directory import FORMATS, PLATFORMS
 from .text import override
-from .text.problems import Problems
+from .text.problems import ConfigurationError, Position, Problem, Problems, Source, printable
 
 __all__ = [
     "FORMATS",
     "PLATFORMS",
     "Complete",
+    "ConfigurationError",
     "Draft",
+    "Position",
+    "Problem",
+    "Source",
     "backend_names",
     "check",
     "decode",
     "finish",
     "from_json",
     "parse",
+    "printable",
     "read",
     "read_override",
     "to_text",
@@ -54,12 +60,22 @@ class Complete:
     message: pb.ModelConfig
     """The configuration as clients see it, with the settings that modserve does not act on."""
     warnings: list[str]
+    notes: list[Problem]
+    """The warnings, with their places in the draft's source."""
 
 
-def check(draft: Draft, *, auto_complete: bool = True) -> None:
-    """Raises for problems that exist before the model is opened. `finish` checks everything again."""
+def check(
+    draft: Draft, *, auto_complete: bool = True, on_notes: Callable[[Sequence[Problem]], None] = lambda notes: None
+) -> None:
+    """Raises for problems that exist before the model is opened. `finish` checks everything again.
+
+    `on_notes` gets what has no effect or another one than it seems, also of a draft with problems.
+    """
     problems = _problems(draft, auto_complete)
+    for path, note in draft.notes:
+        problems.warn(path, note)
     features.validate(draft.identified, Context(draft.name, partial=auto_complete), problems)
+    on_notes(problems.notes)
     problems.raise_if_any()
 
 
@@ -105,7 +121,7 @@ def finish(
     elif not message.input and not message.output:
         problems.add((), f"must specify 'input' and 'output' for '{message.name}': its backend cannot tell them")
     problems.raise_if_any()
-    return Complete(features.to_model_config(message, context), message, problems.warnings)
+    return Complete(features.to_model_config(message, context), message, problems.warnings, problems.notes)
 
 
 def from_json(text: str) -> str:

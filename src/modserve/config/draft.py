@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from modserve.core.errors import from_exception
+from modserve.core.errors import ModserveError, from_exception
 from modserve.core.model_config import ModelConfig
 from modserve.pb import inference as pb
 
 from .features import Context, directory, to_model_config
 from .text import override, pbtxt
-from .text.problems import Source
+from .text.problems import ConfigurationError, Problem, Source
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,12 @@ class Draft:
         return message, directory.identify(
             message, self.name, self.source.path.parent, self.backends, measured=self.measured
         )
+
+    def placed(self, error: ModserveError, *fields: str) -> ConfigurationError:
+        """A failure as a problem of the first of some fields that is written, or of the whole configuration."""
+        places = (self.source.locate((field,)) for field in fields)
+        problem = Problem(error.message, next(filter(None, places), None))
+        return ConfigurationError(error.message, self.source, [problem])
 
     def provisional(self, *, default_cpu_instances: int = 1) -> ModelConfig:
         """The values that are known before the engine has opened the model; none of them has been validated.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from modserve.backends.catalogue import BY_BACKEND
 from modserve.config import FORMATS, PLATFORMS, backend_names
+from modserve.core.errors import ModserveError
 from modserve.core.version import parse_directory
 
 from . import file_contents
@@ -38,6 +39,11 @@ _GLOBAL_OPTIONS: Mapping[str, str] = {
     "additional-dependency-dirs": "it is about libraries on Windows",
 }
 """Triton's options for all backends that have no effect here, and why."""
+
+
+def advised(error: ModserveError, advice: str) -> ModserveError:
+    """The same failure, with what to do about it behind its text."""
+    return ModserveError(error.code, f"{error.message}\n{advice}") if advice else error
 
 
 def backend_name(name: str, installed: Collection[str]) -> str:

@@ -10,6 +10,7 @@ from modserve import config as model_config
 from modserve.backends.api import (
     AsyncInstance,
     AsyncRequestInstance,
+    Backend,
     BackendModel,
     Executor,
     InstanceSpec,
@@ -18,12 +19,39 @@ from modserve.backends.api import (
 )
 from modserve.backends.registry import new_instance
 from modserve.core.errors import internal, invalid
-from modserve.core.model_config import ModelConfig
+from modserve.core.model_config import InstanceKind, ModelConfig
+from modserve.execution.placement import placements
 
 _log = logging.getLogger(__name__)
 
 _CLOSING_S = 10.0
 """How long a lost instance may take to close before another one is made beside it."""
+
+
+def place(config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
+    """Where the instances of a model run, by their names."""
+    gpus = gpu_count(config.backend, backend)
+    if config.instance_groups:
+        return placements(config.name, config.instance_groups, gpus)
+    kind = InstanceKind.GPU if gpus else InstanceKind.CPU
+    count = gpus or backend.default_cpu_instances
+    return [(f"{config.name}_{index}", Placement(kind, index if gpus else 0)) for index in range(count)]
+
+
+def gpu_count(name: str, backend: Backend) -> int:
+    """How many GPUs a backend says there are. Raises INTERNAL if it cannot tell."""
+    try:
+        count: object = backend.gpu_count()
+    except Exception as error:
+        raise internal(f"backend '{name}' cannot tell how many GPUs there are: {error}") from error
+    if not isinstance(count, int) or count < 0:
+        raise internal(f"backend '{name}' says that there are {count!r} GPUs, expected a number of 0 or more")
+    return count
+
+
+def count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
+    """How many instances run on the CPU."""
+    return sum(placement.kind is not InstanceKind.GPU for _, placement in places)
 
 
 def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placement]]) -> list[InstanceSpec]:

@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from modserve import config as model_config
-from modserve.backends.api import Backend, BackendModel, Executor, ModelSource, Placement
+from modserve.backends.api import Backend, BackendModel, Executor, ModelSource
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, internal, invalid
 from modserve.core.loading import CONFIG_FILE, Blueprint, Listing, Needs, UnreadableModelError
 from modserve.core.metrics import MetricStore, StoredMetrics
-from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
+from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.servable import Borrow, Servable
 from modserve.core.version import ModelId
 from modserve.core.warm_up_config import WarmUpMode
-from modserve.execution.placement import placements, thread_share
+from modserve.execution.placement import thread_share
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
 
-from . import advice
+from . import advice, examination
 from .assembly import bare_model, wrapped
 from .calls import ModelCalls, ModelControl
 from .engine_report import engine_report
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
-from .instances import make_anew, make_instances, specs_of
+from .instances import count_cpu, gpu_count, make_anew, make_instances, place, specs_of
 from .model import Opened
 from .model_files import read_initial_states, read_labels
 from .warm_up import make_samples
@@ -56,6 +56,8 @@ class LoaderOptions:
     """Backend `auto` runs models whose configuration names no backend."""
     warm_up: WarmUpMode = WarmUpMode.CONFIG
     """Which models run samples before they take requests."""
+    on_notes: Callable[[str, model_config.Source, Sequence[model_config.Problem]], None] = lambda *notes: None
+    """Hears, by the model's name, what of its configuration has no effect, or another one than it seems."""
     around: Callable[[Servable], Servable] | None = None
     """Puts something in front of each model that is loaded."""
 
@@ -151,19 +153,53 @@ class Loader:
         self._cpu_instances.pop(name, None)
 
     def _inspect(self, listing: Listing) -> _Design:
-        draft = self._draft(listing)
+        draft = self._read(listing)
+        self._check(draft, listing)
         if draft.is_ensemble:
             config, cpu_instances = draft.provisional(), 0
         else:
             backend, config = self._backend(draft)
-            cpu_instances = _count_cpu(_place(config, backend))
-        versions = tuple(config.version_policy.select(listing.versions))
+            cpu_instances = count_cpu(place(config, backend))
+        versions = self._selected(draft, listing)
+        needs = config.ensemble.needs if config.ensemble is not None else {}
+        return _Design(draft, versions, needs, cpu_instances * len(versions))
+
+    def examine(self, listing: Listing) -> list[ModserveError]:
+        """Every reason not to load a model that shows before an engine opens it. Blocking; may import the engine.
+
+        `inspect` raises the first of them, and the load the rest.
+        """
+        try:
+            draft = self._read(listing)
+        except ModserveError as error:
+            return [error]
+        failures: list[ModserveError] = []
+
+        def tried(look: Callable[[model_config.Draft, Listing], Result]) -> Result | None:
+            try:
+                return _mapped(f"failed to look at model '{listing.name}'", look, draft, listing)
+            except ModserveError as error:
+                failures.append(error)
+                return None
+
+        tried(self._check)
+        engine = None
+        if draft.backend and not draft.is_ensemble:
+            engine = tried(lambda draft, listing: self._backend(draft)[0])
+        versions = tried(self._selected) or ()
+        filename = "" if engine is None else engine.default_model_filename
+        failures += examination.of_files(listing.path, versions, draft.provisional(), filename, self._registry.names)
+        return failures
+
+    def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
+        """The versions to serve. Raises INVALID_ARG if there are none."""
+        versions = tuple(draft.provisional().version_policy.select(listing.versions))
         if not versions:
             policy = f"the version policy of model '{listing.name}'"
             failure = invalid(f"at least one version must be available under {policy}")
-            raise _advised(failure, advice.versions(listing.path, listing.versions, self._registry.names))
-        needs = config.ensemble.needs if config.ensemble is not None else {}
-        return _Design(draft, versions, needs, cpu_instances * len(versions))
+            hint = advice.versions(listing.path, listing.versions, self._registry.names)
+            raise advice.advised(failure, hint) from draft.placed(failure, "version_policy")
+        return versions
 
     def _load(
         self,
@@ -179,7 +215,7 @@ class Loader:
             return LoadedEnsemble(ensemble, read_labels(path, ensemble.config))
         backend, provisional = self._backend(draft)
         filename = provisional.default_model_filename or backend.default_model_filename
-        places = _place(provisional, backend)
+        places = place(provisional, backend)
         options = self._options.backend_options.get(draft.backend, {})
         self._check_options(draft.backend, backend, options)
         source = ModelSource(
@@ -188,7 +224,7 @@ class Loader:
             path=path / str(version) / filename,
             model_directory=path,
             cpu_threads=share,
-            cpu_instances=max(1, _count_cpu(places)),
+            cpu_instances=max(1, count_cpu(places)),
             placements=tuple(placement for _, placement in places),
             options=options,
             models=calls,
@@ -209,11 +245,11 @@ class Loader:
                 raise
             installed = self._registry.names
             hint = advice.model_file(path, version, source.path, installed, str(error)) if filename else ""
-            raise _advised(error, hint) from error
+            raise advice.advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:
             complete = self._finish(draft, backend, _description(draft.backend, engine), path)
-            specs = specs_of(complete, _place(complete.config, backend))
+            specs = specs_of(complete, place(complete.config, backend))
             sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, initial_states)
             samples, threads = sampling(), self._threads(backend, len(specs))
             make_instances(engine, specs, threads, instances)
@@ -253,6 +289,7 @@ class Loader:
     ) -> model_config.Complete:
         """As `_completed`, and its warnings are in the log."""
         complete = self._completed(draft, backend, description, path)
+        self._options.on_notes(draft.name, draft.source, complete.notes)
         for warning in complete.warnings:
             _log.warning("%s", warning)
         return complete
@@ -274,13 +311,13 @@ class Loader:
             description,
             default_cpu_instances=described_instances or (1 if backend is None else backend.default_cpu_instances),
             default_model_filename="" if backend is None else backend.default_model_filename,
-            gpu_count=0 if backend is None else _gpu_count(draft.backend, backend),
+            gpu_count=0 if backend is None else gpu_count(draft.backend, backend),
             auto_complete=self._options.auto_complete,
             files=path,
         )
 
-    def _draft(self, listing: Listing) -> model_config.Draft:
-        """The configuration as far as it is known without the engine's help."""
+    def _read(self, listing: Listing) -> model_config.Draft:
+        """The configuration as it is written. Raises `UnreadableModelError`."""
         path = listing.path / CONFIG_FILE
         try:
             if listing.config is not None:
@@ -291,16 +328,20 @@ class Loader:
                 draft = model_config.decode(listing.content, path, listing.name)
         except ModserveError as error:
             raise UnreadableModelError(error.code, error.message) from error
-        draft = replace(draft, backends=self._registry.known, measured=self._options.measured)
+        return replace(draft, backends=self._registry.known, measured=self._options.measured)
+
+    def _check(self, draft: model_config.Draft, listing: Listing) -> None:
+        """Raises INVALID_ARG for what is wrong with a configuration, as far as that shows without the engine."""
+        on_notes = functools.partial(self._options.on_notes, draft.name, draft.source)
         try:
-            model_config.check(draft, auto_complete=self._options.auto_complete)
+            model_config.check(draft, auto_complete=self._options.auto_complete, on_notes=on_notes)
         except ModserveError as error:
             if draft.backend or draft.is_ensemble:
                 raise
-            raise _advised(error, advice.layout(listing.path, self._registry.names)) from error
+            raise advice.advised(error, advice.layout(listing.path, self._registry.names)) from error
         if not draft.exists and (warning := advice.misspelt_config(listing.path)):
+            on_notes([model_config.Problem(warning)])
             _log.warning("model '%s': %s", listing.name, warning)
-        return draft
 
     def _check_options(self, name: str, backend: Backend, options: Mapping[str, str]) -> None:
         """Warn, once, of the server's options that a backend does not act on, if it says which it does."""
@@ -318,7 +359,7 @@ class Loader:
         except ModserveError as error:
             installed = self._registry.names
             hint = "" if draft.backend in self._registry.known else advice.backend_name(draft.backend, installed)
-            raise _advised(error, hint) from error
+            raise advice.advised(error, hint) from draft.placed(error, "backend", "platform")
         return backend, draft.provisional(default_cpu_instances=backend.default_cpu_instances)
 
 
@@ -338,26 +379,6 @@ def _mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args
     except BaseException as error:
         _log.debug("%s", doing, exc_info=error)
         raise from_exception(error, doing) from error
-
-
-def _place(config: ModelConfig, backend: Backend) -> list[tuple[str, Placement]]:
-    gpus = _gpu_count(config.backend, backend)
-    if config.instance_groups:
-        return placements(config.name, config.instance_groups, gpus)
-    kind = InstanceKind.GPU if gpus else InstanceKind.CPU
-    count = gpus or backend.default_cpu_instances
-    return [(f"{config.name}_{index}", Placement(kind, index if gpus else 0)) for index in range(count)]
-
-
-def _gpu_count(name: str, backend: Backend) -> int:
-    """How many GPUs a backend says there are. Raises INTERNAL if it cannot tell."""
-    try:
-        count: object = backend.gpu_count()
-    except Exception as error:
-        raise internal(f"backend '{name}' cannot tell how many GPUs there are: {error}") from error
-    if not isinstance(count, int) or count < 0:
-        raise internal(f"backend '{name}' says that there are {count!r} GPUs, expected a number of 0 or more")
-    return count
 
 
 def _description(name: str, engine: BackendModel) -> ModelDescription | None:
@@ -383,16 +404,7 @@ def _close(engine: BackendModel, instances: Sequence[tuple[str, Executor]], on_c
         _log.exception("closing a model that was not taken failed")
 
 
-def _advised(error: ModserveError, advice: str) -> ModserveError:
-    """The same failure, with what to do about it behind its text."""
-    return ModserveError(error.code, f"{error.message}\n{advice}") if advice else error
-
-
 def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
     if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), Opened):
         _close(loaded.engine, loaded.instances, loaded.on_closed)
-
-
-def _count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
-    return sum(placement.kind is not InstanceKind.GPU for _, placement in places)

@@ -59,14 +59,18 @@ class CommandLine:
     warnings: tuple[str, ...] = ()
 
 
-def from_command_line(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> CommandLine:
+def from_command_line(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None, argument: str = ""
+) -> CommandLine:
     """Read the command line over the environment, and both over the option file that they name.
+
+    `argument` is the option that words without a name are for.
 
     Raises OptionError; its text says where the mistake is, and for a misspelled name, which was probably meant.
     """
     warnings: list[str] = []
     variables = list(from_environment(os.environ if environment is None else environment, warnings))
-    words = list(from_words(arguments))
+    words = list(from_words(arguments, argument))
     files = [entry.text for entry in (*variables, *words) if entry.name == CONFIG]
     file = list(from_file(files[-1])) if files else []
     values: dict[FieldPath, Any] = {}
@@ -146,14 +150,17 @@ def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
 # The command line
 
 
-def from_words(words: Sequence[str]) -> Iterator[Entry]:
+def from_words(words: Sequence[str], argument: str = "") -> Iterator[Entry]:
     """Read ``--name value``, ``--name=value`` and unambiguous beginnings of names, as tritonserver's getopt_long does.
 
-    A word such as ``my_module:my_model`` is a model by itself.
+    A word such as ``my_module:my_model`` is a model by itself; with `argument`, each word is a value of that option.
     argparse refuses values that begin with a dash. Underscores in names count as dashes. Raises OptionError.
     """
     remaining = iter(words)
     for word in remaining:
+        if argument and not word.startswith("-"):
+            yield Entry(argument, word, f"argument '{word}'")
+            continue
         if not word.startswith("-") and PLACE.fullmatch(word):
             yield Entry(PYTHON_MODEL, word, f"argument '{word}'")
             continue

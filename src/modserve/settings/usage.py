@@ -8,15 +8,27 @@ from .options import OptionError
 from .settings import OPTIONS
 
 SHELLS = ("bash", "zsh", "fish")
+COMMANDS = ("serve", "check", "config", "engines")
+
+_OPTIONS_OF_COMMANDS = {
+    "--load": "check: load each model, too.",
+    "--json": "check: print one JSON document.",
+    "--max-batch-size": "config: the most rows of a batch.",
+    "--output": "config: the file to write.",
+}
+"""Options that `serve` does not have, for completion."""
 
 _USAGE = """modserve [serve] --model-repository DIR [options]
        modserve [serve] [NAME=]MODULE:OBJECT … [options]
+       modserve check DIR … [--load] [--json] [options]
+       modserve config MODEL_FILE [--max-batch-size N] [-o FILE]
        modserve engines
        modserve --version | --help | --print-completion bash|zsh|fish"""
 
 _DESCRIPTION = """\
 Serves the models in DIR, and decorated Python functions, over KServe v2: HTTP, gRPC, and
-Prometheus metrics. 'modserve engines' lists what can run models here.
+Prometheus metrics. 'modserve engines' lists what can run models here; 'modserve check' says what
+is wrong with the models in DIR, and serves nothing; 'modserve config' writes a config.pbtxt.
 
 Each option can also be set by an environment variable, and in the YAML or TOML file that
 --config names: --http-port 80 is MODSERVE_HTTP_PORT=80, and 'http-port: 80' in YAML. The
@@ -29,6 +41,7 @@ examples:
   modserve --model-repository models --http-port 0 --allow-grpc false --log-verbose 1
   modserve --model-repository models --model-control-mode explicit --load-model simple
   modserve serve my_module:my_model
+  modserve check models --load
   modserve --config modserve.yaml
   modserve --print-completion bash > ~/.local/share/bash-completion/completions/modserve"""
 
@@ -83,6 +96,10 @@ def completion(shell: str) -> str:
     import shtab  # only here, since every start would pay for it
 
     top = parser()
+    top.add_argument("command", nargs="?", choices=COMMANDS, help="What to do.")
+    top.add_argument("file", nargs="*", metavar="FILE", help="Repositories, or a model file.")
+    for option, text in _OPTIONS_OF_COMMANDS.items():
+        top.add_argument(option, action="store_true", help=text)
     for action in top._actions:
         action.help = str(action.help).partition("\n")[0]
         if action.metavar in ("FILE", "DIR"):

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
@@ -268,9 +269,9 @@ class Counts:
             self.parses += 1
             return parse(text, message)
 
-        def counted_check(draft: config.Draft, *, auto_complete: bool) -> None:
+        def counted_check(draft: config.Draft, **options: Any) -> None:
             self.checks += 1
-            check(draft, auto_complete=auto_complete)
+            check(draft, **options)
 
         def counted_scandir(path: Path) -> object:
             self.walks += Path(path).name == "m"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from modserve.core.errors import invalid
+from modserve.core.errors import Code, ModserveError
 
 FieldPath: TypeAlias = tuple[str | int, ...]
 """A place in the message: field names, element numbers and map keys, e.g. ``("input", 0, "dims")``."""
@@ -55,10 +55,25 @@ class Source:
 
     def render(self, problem: Problem) -> str:
         """The headline; below it, for a problem with a position, the line and a caret."""
+        return "\n".join([self.headline(problem), *(f"    {line}" for line in self.excerpt(problem))])
+
+    def excerpt(self, problem: Problem) -> tuple[str, ...]:
+        """The line of a problem and below it a caret, as far as they fit on a screen; nothing without a position."""
         if problem.position is None:
-            return self.headline(problem)
-        shown, caret = _excerpt(self.text.split("\n")[problem.position.line - 1], problem.position.column - 1)
-        return f"{self.headline(problem)}\n    {shown}\n    {caret}"
+            return ()
+        return _excerpt(self.text.split("\n")[problem.position.line - 1], problem.position.column - 1)
+
+
+class ConfigurationError(ModserveError):
+    """A configuration with problems. The message is the report of all of them; `problems` has them one by one."""
+
+    def __init__(self, message: str, source: Source = Source(Path()), problems: Sequence[Problem] = ()) -> None:
+        super().__init__(Code.INVALID_ARG, message)
+        self.source = source
+        self.problems = tuple(problems)
+
+    def __reduce__(self) -> tuple[type[ModserveError], tuple[Code, str]]:
+        return ModserveError, (self.code, self.message)
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -66,13 +81,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Problems:
-    """Collects problems, each of them once, and warnings."""
+    """Collects problems, each of them once, and notes: what is understood and has no effect, or not the usual one."""
 
     def __init__(self, model: str, source: Source, problems: Iterable[Problem] = ()) -> None:
         self._model = model
         self._source = source
         self._problems: dict[Problem, None] = dict.fromkeys(problems)
-        self.warnings: list[str] = []
+        self.notes: list[Problem] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        """The notes as lines for the log."""
+        return list(map(self._source.headline, self.notes))
 
     def add(self, path: FieldPath, text: str) -> None:
         """Adds a problem of a field; an empty path stands for the whole file."""
@@ -83,22 +103,26 @@ class Problems:
             self.add(path, text)
 
     def warn(self, path: FieldPath, text: str) -> None:
-        self.warnings.append(self._source.headline(Problem(text, self._source.locate(path))))
+        self.notes.append(Problem(text, self._source.locate(path)))
 
     def raise_if_any(self) -> None:
-        """Raises INVALID_ARG with the report of all problems, by position; those of the whole file come last."""
+        """Raises ConfigurationError with all problems, by position; those of the whole file come last."""
         if self._problems:
             order = sorted(self._problems, key=lambda each: (each.position is None, each.position or (0, 0)))
-            raise invalid(self._report(order))
+            raise ConfigurationError(self._report(order), self._source, order)
 
     def _report(self, problems: Sequence[Problem]) -> str:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         head = f"{count} in the configuration of model '{self._model}'"
         rest = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
-        # The lone surrogates stand for bytes that are not UTF-8; no wire can carry them.
-        text = "\n".join([head, *map(self._source.render, problems[:_MOST]), *rest])
-        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+        return printable("\n".join([head, *map(self._source.render, problems[:_MOST]), *rest]))
+
+
+def printable(text: str) -> str:
+    """The text without what no wire can carry and what a terminal might obey."""
+    # The lone surrogates stand for bytes that are not UTF-8.
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def show(path: FieldPath) -> str:

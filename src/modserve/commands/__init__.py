@@ -1,0 +1,1 @@
+"""Commands that serve nothing, a module each. `cli` imports the one that runs, and nothing else does."""

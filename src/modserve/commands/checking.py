@@ -1,0 +1,254 @@
+"""Looks at all models of a server as the server would, and keeps what it says of each. Nothing is served.
+
+The parts are those of a server, down to the manager that loads ensembles after their models, so that nothing here knows
+a rule of its own: a loader stands before the real one, and writes down what that raises.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from modserve.backends.registry import BackendRegistry
+from modserve.config import ConfigurationError, Position, Problem, Source
+from modserve.core.errors import ModserveError, from_exception, unavailable
+from modserve.core.inflight import Inflight
+from modserve.core.lifecycle import State
+from modserve.core.loading import Blueprint, Listing, Repository
+from modserve.core.model_config import ModelConfig
+from modserve.core.request import InferenceRequest
+from modserve.core.response import ResponseSink
+from modserve.core.servable import Servable
+from modserve.core.statistics import ModelStatistics
+from modserve.core.version import ModelId
+from modserve.execution.placement import available_cores
+from modserve.models.loader import Loader
+from modserve.repository.control import ControlOptions, ModelControl
+from modserve.repository.manager import ModelManager
+from modserve.repository.table import ModelTable
+from modserve.settings import Settings
+from modserve.settings.options import did_you_mean
+
+from .loading import loader_options
+
+_SUGGESTION = re.compile(r"did you mean '([^']+)'\?")
+_REASON = re.compile(r"^(?:[A-Z][a-z]+(?: [a-z]+)*): ")
+"""The kind of failure at the beginning of a reason in the repository index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem, or a note on what is understood and has no effect."""
+
+    file: str
+    text: str
+    line: int | None = None
+    """From 1 on, as the column; both None for what is about a whole file or folder."""
+    column: int | None = None
+    excerpt: tuple[str, ...] = ()
+    """The line and, below it, a caret; empty where there is no line."""
+    advice: str = ""
+    """What to do, in lines of its own."""
+
+    @property
+    def suggestion(self) -> str | None:
+        """What was probably meant, to put in the place of what is there; None if nobody knows."""
+        match = _SUGGESTION.search(self.text) or _SUGGESTION.search(self.advice)
+        return match[1] if match else None
+
+
+@dataclass
+class ModelReport:
+    """What there is to say of one model."""
+
+    name: str
+    path: str = ""
+    """Its directory; empty for a model of that name in two repositories."""
+    versions: tuple[int, ...] = ()
+    """Those that would be served."""
+    problems: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    source: Source | None = None
+    """Its configuration, if it could be read."""
+
+
+@dataclass(frozen=True)
+class Report:
+    models: list[ModelReport]
+    """By name."""
+    remarks: list[str]
+    """What lies in the repositories and is no model."""
+    loaded: bool
+    """Whether the models were loaded."""
+
+    @property
+    def problems(self) -> int:
+        return sum(len(model.problems) for model in self.models)
+
+    @property
+    def notes(self) -> int:
+        return len(self.remarks) + sum(len(model.notes) for model in self.models)
+
+
+async def check(repositories: Sequence[Repository], settings: Settings, *, load: bool) -> Report:
+    """Look at all models, and load them if `load`, one after the other. Raises INVALID_ARG without a repository."""
+    remarks = [remark for repository in repositories for remark in await repository.remarks()]
+    models: dict[str, ModelReport] = {}
+    registry = BackendRegistry()
+    table = ModelTable()
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as executor:
+        options = dataclasses.replace(
+            loader_options(settings, registry.names, available_cores()),
+            on_notes=functools.partial(_keep_notes, models),
+        )
+        loader = Loader(registry, options, executor, table.borrow, borrower=table.borrower)
+        manager = ModelManager(table, _RecordingLoader(loader, models, load=load), parallel_loads=1)
+        control = ModelControl(manager, repositories, ControlOptions())
+        try:
+            await control.start()
+            for entry in await control.index():
+                report = models.setdefault(entry.name, ModelReport(entry.name))
+                if entry.state is not State.READY and not report.problems:
+                    report.problems.append(_dependent(report, entry.reason, table))
+        finally:
+            await control.stop()
+    if not models:
+        places = ", ".join(f"'{repository}'" for repository in repositories)
+        remarks.append(f"there are no models in {places}: each folder in it would be one")
+    for report in models.values():
+        report.notes.sort(key=lambda note: (note.line or 0, note.column or 0))
+    return Report([models[name] for name in sorted(models)], remarks, load)
+
+
+class _RecordingLoader:
+    """Implements `core.loading.ModelLoader` by another one, and keeps what that raises."""
+
+    def __init__(self, loader: Loader, models: dict[str, ModelReport], *, load: bool) -> None:
+        self._loader = loader
+        self._models = models
+        self._load = load
+
+    async def inspect(self, listing: Listing) -> Blueprint:
+        report = self._models.setdefault(listing.name, ModelReport(listing.name))
+        report.path = str(listing.path)
+        failures = await asyncio.to_thread(self._loader.examine, listing)
+        if failures:
+            for failure in failures:
+                report.problems += findings(failure, report.path)
+            raise failures[0]
+        blueprint = await self._loader.inspect(listing)
+        report.versions = blueprint.versions
+        return dataclasses.replace(blueprint, load=functools.partial(self._load_version, blueprint, report))
+
+    async def _load_version(self, blueprint: Blueprint, report: ModelReport, path: Path, version: int) -> Servable:
+        if not self._load:
+            return _NotLoaded(ModelId(report.name, version))
+        try:
+            return await blueprint.load(path, version)
+        except Exception as error:
+            failure = from_exception(error, f"failed to load model '{report.name}' version {version}")
+            for finding in findings(failure, str(Path(report.path) / str(version))):
+                if finding not in report.problems:  # as versions have the same configuration
+                    report.problems.append(finding)
+            raise
+
+    def forget(self, name: str) -> None:
+        self._loader.forget(name)
+
+
+class _NotLoaded:
+    """Implements `core.servable.Servable` for a version that is only looked at."""
+
+    unready_reason: str | None = None
+
+    def __init__(self, model_id: ModelId) -> None:
+        self.id = model_id
+        self.config = ModelConfig(name=model_id.name, backend="")
+        self.config_message = b""
+        self.statistics = ModelStatistics()
+        self.labels: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
+    def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+        raise unavailable(f"model '{self.id.name}' is not loaded")
+
+    async def drain(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+def _keep_notes(models: dict[str, ModelReport], name: str, source: Source, notes: Sequence[Problem]) -> None:
+    report = models.setdefault(name, ModelReport(name))
+    report.source = source
+    known = {(note.line, note.column, note.text) for note in report.notes}
+    for finding in (_finding(source, note) for note in notes):
+        if (finding.line, finding.column, finding.text) not in known:
+            report.notes.append(finding)
+
+
+def findings(failure: ModserveError, place: str) -> Iterator[Finding]:
+    """The problems that a failure is about; `place` is the file or folder of a failure that names none."""
+    configuration = _configuration(failure)
+    if configuration is None:
+        text, _, advice = failure.message.partition("\n")
+        yield Finding(place, text, advice=advice.strip("\n"))
+        return
+    advice = failure.message.removeprefix(configuration.message).strip("\n")
+    about = [_finding(configuration.source, problem) for problem in configuration.problems]
+    if advice:  # it is about the last one: the whole configuration, behind what has a line
+        about[-1] = dataclasses.replace(about[-1], advice=advice)
+    yield from about
+
+
+def _configuration(error: BaseException | None) -> ConfigurationError | None:
+    """The problems of a configuration that a failure stands for, with advice behind it or under another name."""
+    passed: set[int] = set()
+    while error is not None and id(error) not in passed:  # the border raises ours as they are, from themselves
+        if isinstance(error, ConfigurationError):
+            return error
+        passed.add(id(error))
+        error = error.__cause__
+    return None
+
+
+def _finding(source: Source, problem: Problem) -> Finding:
+    # A configuration that is not there, or came from elsewhere, has a name in place of a path.
+    file = str(source.path.parent if source.label else source.path)
+    line, column = problem.position or (None, None)
+    return Finding(file, problem.text, line, column, source.excerpt(problem))
+
+
+def _dependent(report: ModelReport, reason: str, table: ModelTable) -> Finding:
+    """Why a model cannot be served that has no problem itself; what is wrong with others is said of them."""
+    text = _REASON.sub("", reason)
+    model = table.models.get(report.name)
+    needs = model.blueprint.needs if model is not None and model.blueprint is not None else {}
+    for need in needs:
+        text = text.partition(f" Model '{need}' loading failed with error:")[0]
+    text, _, advice = text.partition("\n")
+    absent = [need for need in needs if need not in table.models]
+    for need in absent:
+        text += did_you_mean(need, [name for name in table.models if name != report.name])
+    lacking = absent or [need for need in needs if table.models[need].latest is None]
+    problem = Problem(text, _step(report.source, lacking))
+    if report.source is None or problem.position is None:
+        return Finding(report.path or report.name, text, advice=advice.strip("\n"))
+    return dataclasses.replace(_finding(report.source, problem), advice=advice.strip("\n"))
+
+
+def _step(source: Source | None, models: Collection[str]) -> Position | None:
+    """Where a configuration names one of some models as an ensemble's step."""
+    rows = source.text.split("\n") if source is not None else []
+    for path, position in source.positions.items() if source is not None else ():
+        behind = rows[position.line - 1][position.column - 1 :]
+        if path[-1] == "model_name" and any(
+            re.match(rf"""model_name\s*:\s*["']{re.escape(each)}["']""", behind) for each in models
+        ):
+            return position
+    return None

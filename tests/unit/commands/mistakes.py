@@ -1,0 +1,142 @@
+"""Ten mistakes that people make in model repositories: what docs/check.md shows, and the command says."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+EXAMPLES = Path(__file__).parents[3] / "model_repository"
+MODEL = (EXAMPLES / "simple" / "1" / "model.onnx").read_bytes()
+"""INPUT0, INPUT1 → OUTPUT0, OUTPUT1: INT32 [-1, 16]."""
+
+
+class Mistake(NamedTuple):
+    title: str
+    files: Mapping[str, str | bytes]
+    """What lies in model_repository. The page shows the first of them if it is a text."""
+    options: tuple[str, ...] = ()
+    code: int = 1
+
+
+MISTAKES = (
+    Mistake(
+        "Misspelt names, and values of the wrong kind",
+        {
+            "resnet/config.pbtxt": """\
+backend: "onnxruntime"
+max_batchsize: 8
+input [
+  { name: "IMAGE"  data_type: FP32  dims: [ 3, 224 224 ] }
+]
+instance_group [ { count: "two" } ]
+""",
+            "resnet/1/model.onnx": MODEL,
+        },
+    ),
+    Mistake(
+        "A bracket that is never closed",
+        {
+            "simple/config.pbtxt": """\
+backend: "onnxruntime"
+dynamic_batching {
+  max_queue_delay_microseconds: 500
+max_batch_size: 8
+""",
+            "simple/1/model.onnx": MODEL,
+        },
+    ),
+    Mistake(
+        "A copied folder with the old name in it",
+        {"simple_v2/config.pbtxt": 'name: "simple"\nbackend: "onnxruntime"\n', "simple_v2/1/model.onnx": MODEL},
+    ),
+    Mistake(
+        "A model file with another name",
+        {"resnet/config.pbtxt": 'backend: "onnxruntime"\n', "resnet/1/resnet50.onnx": MODEL},
+    ),
+    Mistake(
+        "A version that is no number",
+        {"resnet/config.pbtxt": 'backend: "onnxruntime"\n', "resnet/v1/model.onnx": MODEL},
+    ),
+    Mistake(
+        "Weights that Git LFS has not fetched",
+        {
+            "resnet/1/model.onnx": b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 102442450\n",
+        },
+    ),
+    Mistake(
+        "A backend that is not here",
+        {"llama/config.pbtxt": 'backend: "vllm"\n', "llama/1/model.json": b"{}"},
+    ),
+    Mistake(
+        "Batches larger than the model's",
+        {
+            "simple/config.pbtxt": """\
+backend: "onnxruntime"
+max_batch_size: 8
+dynamic_batching {
+  preferred_batch_size: [ 4, 8, 16 ]
+}
+""",
+            "simple/1/model.onnx": MODEL,
+        },
+    ),
+    Mistake(
+        "An ensemble of a model that is not there",
+        {
+            "pipeline/config.pbtxt": """\
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "IN" data_type: TYPE_INT32 dims: [ 16 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 16 ] } ]
+ensemble_scheduling {
+  step [ {
+    model_name: "simpel"
+    model_version: -1
+    input_map { key: "INPUT0" value: "IN" }
+    input_map { key: "INPUT1" value: "IN" }
+    output_map { key: "OUTPUT0" value: "OUT" }
+  } ]
+}
+""",
+            "pipeline/1/.keep": b"",
+            "simple/1/model.onnx": MODEL,
+        },
+    ),
+    Mistake(
+        "The batch dimension among the dims",
+        {
+            "simple/config.pbtxt": """\
+backend: "onnxruntime"
+max_batch_size: 8
+input [
+  { name: "INPUT0" data_type: TYPE_INT32 dims: [ -1, 16 ] },
+  { name: "INPUT_1" data_type: TYPE_FP32 dims: [ 16 ] }
+]
+output [ { name: "OUTPUT0" data_type: TYPE_INT32 dims: [ 16 ] } ]
+""",
+            "simple/1/model.onnx": MODEL,
+        },
+        ("--load",),
+    ),
+    Mistake(
+        "What is understood, and has no effect",
+        {
+            "simple/config.pbtxt": """\
+backend: "onnxruntime"
+optimization {
+  cuda { graphs: true }
+  priority: PRIORITY_MAX
+}
+""",
+            "simple/1/model.onnx": MODEL,
+        },
+        code=0,
+    ),
+)
+
+
+def write(directory: Path, files: Mapping[str, str | bytes]) -> None:
+    """The files below `directory`."""
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)

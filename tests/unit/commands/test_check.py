@@ -1,0 +1,217 @@
+"""``modserve check``: what it prints, and how it ends."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mistakes
+import pytest
+from mistakes import EXAMPLES, MISTAKES, MODEL, Mistake, write
+
+from modserve import cli
+from modserve.commands import check
+
+PAGE = Path(__file__).parents[3] / "docs" / "check.md"
+ENSEMBLE = {"pipeline/config.pbtxt": mistakes.MISTAKES[8].files["pipeline/config.pbtxt"], "pipeline/1/.keep": b""}
+
+
+@pytest.fixture(autouse=True)
+def untouched_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    yield
+    root.handlers[:] = handlers
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory; commands name the repository in it without a path before it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MODSERVE_LOG_VERBOSE", raising=False)
+    (tmp_path / "model_repository").mkdir()
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """The exit code and what is printed."""
+    code = cli.main(["check", *words])
+    out, err = capsys.readouterr()
+    assert not err
+    return code, out
+
+
+def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    _, out = said(capsys, *words, "--json")
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.title)
+def test_the_page_shows_what_the_command_says(
+    mistake: Mistake, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder / "model_repository", mistake.files)
+    code, out = said(capsys, "model_repository", *mistake.options)
+    assert code == mistake.code
+    page = PAGE.read_text("utf-8")
+    shown = re.sub(r"(installed backends are: )[^\n;]*", r"\1…", out)
+    assert f"### {mistake.title}\n" in page
+    assert f"```\n$ modserve check {' '.join(['model_repository', *mistake.options])}\n{shown}```\n" in page
+    text = next(iter(mistake.files.values()))
+    assert isinstance(text, bytes) or f"```\n{text}```\n" in page
+
+
+def test_the_page_shows_nothing_else() -> None:
+    assert PAGE.read_text("utf-8").count("\n### ") == len(MISTAKES) > 10
+
+
+@pytest.mark.parametrize("options", [[], ["--load"]], ids=["checked", "loaded"])
+def test_the_examples_have_no_problems(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = said(capsys, str(EXAMPLES), *options)
+    assert code == 0
+    assert out == f"5 models {'loaded' if options else 'checked'}: no problems\n"
+
+
+def test_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder / "model_repository", {**MISTAKES[0].files, "fine/1/model.onnx": MODEL, "alone.onnx": MODEL})
+    result = document(capsys, "model_repository")
+    assert {key: result[key] for key in ("ok", "loaded", "problems", "notes")} == {
+        "ok": False,
+        "loaded": False,
+        "problems": 4,
+        "notes": 1,
+    }
+    (remark,) = result["remarks"]
+    assert "alone.onnx' is ignored: a model is a folder" in remark
+    fine, resnet = result["models"]
+    assert fine == {
+        "name": "fine",
+        "path": str(folder / "model_repository" / "fine"),
+        "versions": [1],
+        "ok": True,
+        "problems": [],
+        "notes": [],
+    }
+    first = resnet["problems"][0]
+    assert first == {
+        "file": str(folder / "model_repository" / "resnet" / "config.pbtxt"),
+        "line": 2,
+        "column": 1,
+        "text": "unknown field 'max_batchsize'; did you mean 'max_batch_size'?",
+        "excerpt": ["max_batchsize: 8", "^"],
+        "suggestion": "max_batch_size",
+        "advice": "",
+    }
+    assert [each["suggestion"] for each in resnet["problems"]] == ["max_batch_size", "TYPE_FP32", None, None]
+
+
+def test_more_than_one_problem_of_a_model_that_can_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rules, the backend, the versions and the files are all looked at, whatever the others are like."""
+    output = 'output [ { name: "O" data_type: TYPE_FP32 dims: [ 1 ] label_filename: "labels.txt" } ]'
+    text = f'backend: "onnxruntme"\nmax_batch_size: -1\n{output}\n'
+    write(folder / "model_repository", {"m/config.pbtxt": text})
+    (model,) = document(capsys, "model_repository")["models"]
+    places = [(each["line"], each["column"]) for each in model["problems"]]
+    assert places == [(2, 1), (1, 1), (None, None), (None, None)]
+    assert model["problems"][1]["suggestion"] == "onnxruntime"
+    assert "labels.txt" in model["problems"][3]["text"]
+
+
+def test_what_only_the_engine_can_tell(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = {"broken/1/model.onnx": b"\x08\x07" + bytes(100), "broken/2/model.onnx": b"\x08\x07" + bytes(99)}
+    write(folder / "model_repository", broken | {"fine/1/model.onnx": MODEL})
+    assert said(capsys, "model_repository")[0] == 0
+    code, out = said(capsys, "model_repository", "--load")
+    assert code == 1
+    assert out.endswith("\n2 models loaded: 1 problem in 1 model, 1 note\n")
+    assert "\n    " not in out.partition("error:")[0]
+    assert out.startswith("model_repository/broken/2: error: ")
+
+
+def test_each_version_s_problems_are_said_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {**MISTAKES[9].files, "simple/2/model.onnx": MODEL}
+    files["simple/config.pbtxt"] = f"{files['simple/config.pbtxt']!s}version_policy {{ all {{ }} }}\n"
+    write(folder / "model_repository", files)
+    assert document(capsys, "model_repository", "--load")["problems"] == 2
+
+
+def test_an_ensemble_of_a_model_with_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ensemble's own line says that it is concerned, and leaves the reasons to the model."""
+    text = str(ENSEMBLE["pipeline/config.pbtxt"]).replace("simpel", "resnet")
+    write(folder / "model_repository", {**MISTAKES[0].files, **ENSEMBLE, "pipeline/config.pbtxt": text})
+    pipeline, resnet = document(capsys, "model_repository")["models"]
+    (problem,) = pipeline["problems"]
+    assert problem["text"] == "ensemble 'pipeline' depends on 'resnet' which has no loaded version."
+    assert (problem["line"], problem["advice"]) == (7, "")
+    assert len(resnet["problems"]) == 4
+
+
+def test_a_model_in_two_repositories(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in ("model_repository", "other"):
+        write(folder / place, {"m/1/model.onnx": MODEL})
+    code, out = said(capsys, "model_repository", "other")
+    assert code == 1
+    assert out.startswith("m: error: model appears in two or more repositories\n")
+
+
+def test_no_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = said(capsys, "model_repository")
+    assert code == 0
+    assert out == (
+        "note: there are no models in 'model_repository': each folder in it would be one\n"
+        "0 models checked: no problems, 1 note\n"
+    )
+
+
+def test_the_server_s_options_count(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder / "model_repository", {"m/1/model.onnx": MODEL})
+    (folder / "modserve.yaml").write_text("model-repository: model_repository\ndisable-auto-complete-config: true\n")
+    code, out = said(capsys, "--config", "modserve.yaml")
+    assert code == 1
+    assert "there is no configuration, and automatic completion is off" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "no directory given"),
+        (["nosuch"], "cannot read model repository 'FOLDER/nosuch': No such file or directory"),
+        (["model_repository", "--jason"], "unknown option '--jason'"),
+    ],
+    ids=["nothing", "no such directory", "no such option"],
+)
+def test_what_cannot_be_checked(
+    words: list[str], text: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MODSERVE_MODEL_REPOSITORY", raising=False)
+    assert cli.main(["check", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"modserve: {text.replace('FOLDER', str(folder))}")
+
+
+def test_colours_are_for_terminals(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder / "model_repository", {**MISTAKES[10].files, "b/config.pbtxt": "nosuch: 1\n"})
+    assert "\x1b" not in said(capsys, "model_repository")[1]
+    monkeypatch.setattr(check, "_takes_colours", lambda stream: True)
+    coloured = said(capsys, "model_repository")[1]
+    assert "\x1b[1mmodel_repository/b/config.pbtxt:1:1:\x1b[0m \x1b[1;31merror:\x1b[0m unknown field" in coloured
+    assert "\x1b[1;36mnote:\x1b[0m" in coloured
+
+
+def test_what_a_file_says_is_not_obeyed_by_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder / "model_repository", {"b/config.pbtxt": b'backend: "\x1b[2J\xff"\n'})
+    code, out = said(capsys, "model_repository")
+    assert code == 1
+    assert "\x1b" not in out
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = said(capsys, "--help")
+    assert (code, out) == (0, check.HELP + "\n")
+    assert max(map(len, out.splitlines())) <= 100
