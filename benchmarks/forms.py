@@ -29,10 +29,12 @@ GROUPS = (
     "scheduling",
     "execution",
     "protocol.http,protocol.grpc",
-    "frontends.http,frontends.http2",
-    "frontends.grpc",
+    "frontends.http,frontends.http2,frontends.grpc",
 )
-"""What is left out together: packages, or one for each of the two protocols, to build half as many forms."""
+"""What is left out together: packages, or those of both protocols, to build half as many forms.
+
+What is left to the interpreter cannot inherit from what is compiled, as the gRPC front end does from that of HTTP/2.
+"""
 MODULE_PATHS = ("HTTP, binary tensors", "gRPC, raw tensors")
 MODULE_CONNECTIONS = 16
 GRPC_RATE = 20_000

@@ -5,10 +5,13 @@
     python benchmarks/mix.py --only json scrapes --seconds 2 --rounds 1
     python benchmarks/mix.py --explain             # and which callbacks held the event loop, and where
 
-Tiny requests (`simple`) arrive at a steady rate over HTTP and gRPC, on one connection each, and their latency counts
-from when they were due: what holds the server for 20 ms delays all that come in this time. Beside them runs one client
-of a disturbance, or all disturbances together; "busy client" only burns CPU time on a core, and shows what is lost to
-a shared machine. The phases take turns. `--explain` starts the server by mix_server.py, on asyncio's own loop.
+Tiny requests (`simple`) go out at a steady rate over HTTP and gRPC, whether or not those before them have responses (an
+open loop), and their latency counts from when they were due: what holds the server for 20 ms delays all that come in
+this time. Clients share the machine with the server, unlike real ones: those that disturb go after the server, and
+those that measure before it if the superuser runs this, since else they measure how long they wait for a core. Beside
+them runs one client of a disturbance, or all disturbances together; "busy client" only burns CPU time on a core, like
+any other program, and shows what is lost to a shared machine. The phases take turns. `--explain` starts the server by
+mix_server.py, on asyncio's own loop.
 """
 
 import argparse
@@ -176,7 +179,8 @@ def cells(times: Sequence[float]) -> str:
 def latency_table(every: Sequence[Phase], options: argparse.Namespace) -> list[str]:
     lines = [
         f"{available_cores()} cores, {platform.machine()}, Python {platform.python_version()}; clients and server "
-        f"share the cores. {options.rate:.0f} tiny requests a second over each protocol, {options.rounds} windows of "
+        "share the cores, the clients of tiny requests first (if they may), those of the disturbances last. "
+        f"{options.rate:.0f} tiny requests a second over each protocol, {options.rounds} windows of "
         f"{options.seconds:g} s together; latencies in ms, from when a request was due.",
         "",
         "| beside | HTTP: p50, p99, p99.9, most | gRPC: p50, p99, p99.9, most | its requests/s |",

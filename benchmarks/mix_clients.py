@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -43,7 +44,12 @@ class Ports:
 
 
 def set_nice(nice: int) -> None:
-    """Of this process, where it may."""
+    """Of this process, where it may; it leaves its session, since Linux may share cores out by session, and then has a
+    value for each, beside which those of processes in other sessions do not count."""
+    with suppress(OSError):
+        os.setsid()
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(nice))
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, nice)
 

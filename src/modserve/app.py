@@ -18,8 +18,10 @@ from .core.errors import ModserveError
 from .core.loading import Repository
 from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
+from .core.warm_up_config import WarmUpMode
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
+from .frontends.offload import background_threads
 from .listeners import Listeners, Ports
 from .models.advice import absent_backends
 from .models.loader import Loader, LoaderOptions
@@ -79,13 +81,16 @@ class InferenceServer(Server):
             _log.warning("%s", warning)
         self.engine_metrics = MetricStore(prometheus.RESERVED)
         """What engines show on the metrics page."""
+        self.cores = max(1, available_cores() // workers)
+        """For this process, of those that the machine lets all workers have."""
         options = LoaderOptions(
-            cores=max(1, available_cores() // workers),
+            cores=self.cores,
             auto_complete=not settings.disable_auto_complete_config,
             backend_options=backend_options(settings, registry.names),
             response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
             metrics=self.engine_metrics,
             measured=settings.default_backend == "auto",
+            warm_up=WarmUpMode(settings.warmup),
             around=None if member is None else member.around_model,
         )
         table = ModelTable()
@@ -199,6 +204,7 @@ async def serve(
     if (library := allocator.glibc()) is not None:
         allocator.tune(library)
     with ExitStack() as stack:
+        stack.enter_context(background_threads(server.cores))
         watchdog = Watchdog(settings.event_loop_warning_ms)
         async with asyncio.TaskGroup() as tasks:
             listeners = Listeners(server, server.engine_metrics, settings, tasks, watchdog, member)

@@ -1,12 +1,13 @@
 """A client that leaves takes exactly its own request with it, whether it waits or runs."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Protocol
 
+import grpc
 import pytest
 from repositories import HELD, Gate, write_held
 from server_process import ServerProcess, eventually, serving
@@ -20,6 +21,7 @@ from wire import (
     binary_request,
     channel,
     connect,
+    http,
     infer_path,
     ints,
     message,
@@ -30,6 +32,8 @@ from wire import (
 )
 
 MODEL = "gathering"
+NARROW = "narrow"
+WIDE = 400_000
 FULL = 4
 
 
@@ -48,7 +52,15 @@ def gate(repository: Path) -> Gate:
 
 
 @pytest.fixture(scope="module")
-def server(repository: Path, gate: Gate) -> Iterator[ServerProcess]:
+def narrow(repository: Path) -> Gate:
+    """Of a model with a queue of one."""
+    found = write_held(repository, NARROW, extra="dynamic_batching { default_queue_policy { max_queue_size: 1 } }")
+    found.open()
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, gate: Gate, narrow: Gate) -> Iterator[ServerProcess]:
     with serving(repository, environment=HELD) as running:
         yield running
 
@@ -132,11 +144,15 @@ class Clients:
         self._stack = stack
         self._count = 0
 
-    def send(self, protocol: str) -> tuple[Call, bytes]:
-        """A call, and the data it must bring back, which no other call has."""
+    def at_end(self, callback: Callable[[], None]) -> None:
+        """Call it when the test is over, however it ends."""
+        self._stack.callback(callback)
+
+    def send(self, protocol: str, model: str = MODEL, size: int = 8) -> tuple[Call, bytes]:
+        """A call, and the data it must bring back, which no other call has; it has `size` bytes."""
         self._count += 1
-        data = ints(self._count, -self._count)
-        ask = Ask((Input("INPUT0", "INT32", (1, 2), data),), model=MODEL)
+        data = ints(self._count, -self._count) + bytes(size - 8)
+        ask = Ask((Input("INPUT0", "INT32", (1, size // 4), data),), model=model)
         if protocol == "http":
             connection = connect(self._server.http_port)
             self._stack.callback(connection.close)
@@ -150,8 +166,15 @@ def clients(server: ServerProcess) -> Iterator[Clients]:
         yield Clients(server, stack)
 
 
-def waiting(server: ServerProcess) -> float:
-    return metric(server, "nv_inference_pending_request_count", model=MODEL)
+def waiting(server: ServerProcess, model: str = MODEL) -> float:
+    return metric(server, "nv_inference_pending_request_count", model=model)
+
+
+def memory_held(server: ServerProcess) -> float:
+    page = http(server.metrics_port, "GET", "/metrics").body.decode()
+    return next(
+        float(line.split()[1]) for line in page.splitlines() if line.startswith("modserve_request_memory_bytes ")
+    )
 
 
 def cancelled(server: ServerProcess) -> float:
@@ -216,6 +239,30 @@ def test_one_that_runs(server: ServerProcess, gate: Gate, clients: Clients, prot
         "full batches": 1,
     }
     assert cancelled(server) == gone + 1
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_place_in_a_full_queue(server: ServerProcess, narrow: Gate, clients: Clients, protocol: str) -> None:
+    """One runs, one waits, and no other may: when the one that waits leaves, its place and its memory are free."""
+    begun, held = narrow.begun, memory_held(server)
+    narrow.shut()
+    clients.at_end(narrow.open)
+    runs, _ = clients.send("grpc", NARROW, WIDE)
+    eventually(lambda: narrow.begun == begun + 1)
+    leaves, _ = clients.send(protocol, NARROW, WIDE)
+    eventually(lambda: waiting(server, NARROW) == 1)
+    assert memory_held(server) >= held + 2 * WIDE
+    with pytest.raises((AssertionError, grpc.RpcError), match="Exceeds maximum queue size"):
+        clients.send("grpc", NARROW)[0].result()
+    leaves.cancel()
+    eventually(lambda: waiting(server, NARROW) == 0)
+    eventually(lambda: memory_held(server) < held + 2 * WIDE)
+    follows, data = clients.send(protocol, NARROW)
+    eventually(lambda: waiting(server, NARROW) == 1)
+    narrow.open()
+    assert follows.result() == data
+    runs.result()
+    eventually(lambda: memory_held(server) == held)
 
 
 def test_all_that_wait(server: ServerProcess, clients: Clients) -> None:

@@ -68,6 +68,7 @@ OWN_OPTIONS = [
     "request-memory-limit",
     "server-timing",
     "supervise",
+    "warmup",
     "workers",
 ]
 """Those that tritonserver does not have."""

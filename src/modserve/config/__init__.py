@@ -12,6 +12,7 @@ model; `finish` it with the engine's description of the model. All of them raise
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from google.protobuf import text_format
 from google.protobuf.message import Message
@@ -86,11 +87,12 @@ def finish(
     default_model_filename: str,
     gpu_count: int,
     auto_complete: bool,
+    files: Path | None = None,
 ) -> Complete:
     """Completes, normalises, validates and converts a draft.
 
     `description` is the engine's, None if it has none. Without `auto_complete` it is only compared with the
-    configuration. The defaults are those of the backend.
+    configuration. The defaults are those of the backend. `files` is the model's directory, None to look at no files.
     """
     context = Context(
         draft.name,
@@ -98,6 +100,7 @@ def finish(
         default_cpu_instances=default_cpu_instances,
         default_model_filename=default_model_filename,
         description=description,
+        files=files,
     )
     problems = _problems(draft, auto_complete)
     for path, note in draft.notes:

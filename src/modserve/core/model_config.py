@@ -11,6 +11,7 @@ from .merging import BatchInput, Padding
 from .sequence_config import SequenceBatching
 from .tensor import Shape
 from .version import VersionPolicy
+from .warm_up_config import WarmUp
 
 
 class InstanceKind(enum.Enum):
@@ -157,6 +158,8 @@ class ModelConfig:
     """Its responses are kept, if the server has a cache for them."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     metric_tags: Mapping[str, str] = field(default_factory=dict)
+    warm_ups: tuple[WarmUp, ...] = ()
+    """What each instance runs before it takes requests: ``model_warmup``."""
     runtime: str = ""
     """Which implementation of its backend runs the model, where there are several."""
     graph_optimization_level: int | None = None

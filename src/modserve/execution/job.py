@@ -1,7 +1,7 @@
 """One batch on its way through an instance, and the work on it that is the same for all kinds of instance."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from modserve.backends.api import Executor, FinalResponse, InstanceLostError, Values, reuses_outputs
 from modserve.core.errors import Code, ModserveError, from_exception, internal
@@ -36,8 +36,8 @@ class Job:
 
     When it is done, `error` or one of the others is set: `responses` in the order of `members`, or `running` for
     engines that respond to each request by itself. `rows` are the members with the fillers that keep them in their
-    rows. `again`: its one member runs for the second time, after a batch that the engine refused; `more` such jobs
-    follow.
+    rows. `on_done` takes it when it is over, in place of the pool: a warm-up, whose members count nowhere. `again`: its
+    one member runs for the second time, after a batch that the engine refused; `more` such jobs follow.
     """
 
     __slots__ = (
@@ -48,6 +48,7 @@ class Job:
         "late",
         "members",
         "more",
+        "on_done",
         "refused",
         "requests",
         "responses",
@@ -78,6 +79,7 @@ class Job:
         self.late: list[Inflight] = []
         """Those that were to be members, and whose deadline or queue limit had passed when the execution began."""
         self.error: ModserveError | None = None
+        self.on_done: Callable[[Job], None] | None = None
 
     def drop_late(self, now_ns: int) -> None:
         """What is too late is not worth an execution. Not for jobs whose rows are kept."""
@@ -172,6 +174,9 @@ class Work:
             for running in job.running:
                 running.filler = running.ended = running.inflight not in members
         self.open.update([running for running in job.running if not running.filler])
+        if job.on_done is not None:
+            for running in job.running:
+                running.filler = True
         version, reuses = self._model.version, self._reuses_outputs
         job.requests = [RunningRequest(running, self._config, version, deliver, reuses) for running in job.running]
         job.timing.compute_input_end_ns = time.monotonic_ns()

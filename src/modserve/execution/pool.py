@@ -11,11 +11,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 
 from modserve.backends.api import AsyncInstance, AsyncRequestInstance, Executor, InstanceLostError
-from modserve.core.errors import ModserveError, forget_frames, unavailable
+from modserve.core.errors import ModserveError, forget_frames, from_exception, unavailable
 from modserve.core.inflight import Inflight
 from modserve.core.model_config import ModelConfig
 from modserve.core.statistics import ModelStatistics
@@ -28,6 +29,7 @@ from .loop_instance import LoopInstance
 from .quick import LONG_NS, LoopThread
 from .revival import Clock, Make, Revival
 from .settlement import Observe, Settlement
+from .warming import MakeSamples, OnEnd, Ran, Sample, Warming, failure_of
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +47,8 @@ class InstancePool(Settlement):
     A merged batch that the engine refuses runs once more, each request by itself, on the same instance, so that only
     those fail that are to blame. Only the executions that succeed are counted.
 
-    An instance that is lost fails what it runs, and nothing else. With `make` and `clock`, another one takes its place.
+    An instance that is lost fails what it runs, and nothing else. With `make` and `clock`, another one takes its place
+    when it is warm: with `make_samples`, it runs these first.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class InstancePool(Settlement):
         make: Make | None = None,
         clock: Clock | None = None,
         on_health: Callable[[], None] = lambda: None,
+        make_samples: MakeSamples | None = None,
     ) -> None:
         self.on_free: Callable[[], None] = lambda: None
         self.on_lost: Callable[[int, ModserveError, bool], None] = lambda number, error, again: None
@@ -74,6 +78,7 @@ class InstancePool(Settlement):
         self._config = config
         self._may_be_quick = may_be_quick
         self._on_health = on_health
+        self._make_samples = make_samples
         self._loop_thread = LoopThread()
         self._revival: Revival | None = None
         if make is not None and clock is not None:
@@ -94,8 +99,7 @@ class InstancePool(Settlement):
         statistics.instances = len(self._instances)
 
     def __repr__(self) -> str:
-        free = len(set(self._free))
-        return f"InstancePool({self._model.name}, {free} of {len(self._instances)} free)"
+        return f"InstancePool({self._model.name}, {len(set(self._free))} of {len(self._instances)} free)"
 
     def _instance(self, number: int, name: str, engine: Executor) -> Instance:
         model, config = self._model, self._config
@@ -113,6 +117,15 @@ class InstancePool(Settlement):
     def awaited(self) -> bool:
         """Whether somebody waits for what the instances do. False also where nobody does any more, and they go on."""
         return any(instance.awaited for instance in self._instances)
+
+    def warm_up(self, number: int, samples: Sequence[Sample], on_end: OnEnd) -> None:
+        """Run samples on one of the instances, before there are requests to run."""
+        Warming(self._model, self._instances[number], samples, on_end).start()
+
+    def lost_in_warm_up(self, number: int, error: InstanceLostError) -> None:
+        """Data that was made up has been too much for an instance: others are made, and serve without it."""
+        self._make_samples = None
+        self._lose(self._instances[number], error)
 
     # For the scheduler
 
@@ -190,6 +203,9 @@ class InstancePool(Settlement):
             _log.debug("model '%s': an engine responded after the server's end", self._model.name)
 
     def _finish(self, instance: Instance, job: Job) -> None:
+        if job.on_done is not None:
+            job.on_done(job)
+            return
         timing = job.timing
         if instance.quick is not None:
             instance.quick.ran_on_thread(timing.compute_end_ns - timing.compute_start_ns, job.cpu_ns)
@@ -281,6 +297,9 @@ class InstancePool(Settlement):
 
     def _lose(self, instance: Instance, error: InstanceLostError) -> None:
         """An instance is gone: what it still owes fails, and another one is made."""
+        if instance.on_lost is not None:
+            instance.on_lost(error)
+            return
         if instance.gone:
             return
         instance.gone = True
@@ -310,12 +329,40 @@ class InstancePool(Settlement):
 
     def _revived(self, number: int, engine: Executor) -> None:
         name = self._instances[number].name
+        making = None if self._make_samples is None else self._make_samples()
         instance = self._instances[number] = self._instance(number, name, engine)
+        if making is None:
+            self._take_in(instance)
+        else:
+            instance.gone = True  # until it is warm
+            making.add_done_callback(partial(self._from_thread, self._warm, instance))
+
+    def _warm(self, instance: Instance, making: "Future[Sequence[Sample]]") -> None:
+        if making.cancelled():
+            return  # the server has ended
+        if (error := making.exception()) is not None:
+            self._stays_cold(instance, from_exception(error, "its warm-up failed"))
+        else:
+            Warming(self._model, instance, making.result(), partial(self._warmed, instance)).start()
+
+    def _warmed(self, instance: Instance, ran: list[Ran]) -> None:
+        if (error := failure_of(ran)) is None:
+            self._take_in(instance)
+        else:
+            self._make_samples = None if ran[-1].made_up else self._make_samples
+            self._stays_cold(instance, error)
+
+    def _stays_cold(self, instance: Instance, error: ModserveError) -> None:
+        if self._revival is not None:
+            self._revival_failed(instance.number, error, self._revival.lost(instance.number, instance.close))
+
+    def _take_in(self, instance: Instance) -> None:
+        instance.gone = False
         self._free.extend([instance] * instance.max_in_flight)
         instance.places = instance.max_in_flight
         self._statistics.instances_lost -= 1
         self._statistics.instance_restarts += 1
-        _log.info("model '%s': instance '%s' runs again", self._model.name, name)
+        _log.info("model '%s': instance '%s' runs again", self._model.name, instance.name)
         self._set_trouble(None)
         self._tell_free()
 

@@ -72,7 +72,7 @@ class Running:
     again: bool = False
     """The engine asked for another execution in place of a final response."""
     filler: bool = False
-    """Nobody's request: nobody hears of it, and it counts nowhere."""
+    """No client's request: it counts nowhere. Only a warm-up hears of it."""
 
 
 Deliver: TypeAlias = Callable[[Running, Report | Stamp], None]

@@ -112,6 +112,12 @@ class Settlement:
         if running.ended:
             return  # what an engine says after its execution has failed
         inflight, what = running.inflight, report.what
+        if running.filler:  # of a warm-up, since those that only fill rows have ended from the start
+            if report.final:
+                running.ended = True
+                running.home.discard(running)
+            inflight.settle(None if isinstance(what, Again) else what, report.final)
+            return
         kind = "success"
         if isinstance(what, Again):
             running.again = True

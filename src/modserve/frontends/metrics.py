@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import uvicorn
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
 
+from modserve.frontends.offload import on_thread
 from modserve.protocol import compression
 
 
@@ -63,7 +64,7 @@ class MetricsListener:
         encoding = compression.choose(accepted.decode("latin-1")) if body else None
         if encoding is not None:
             # The page of a hundred models is a megabyte of text that hardly differs from line to line.
-            body = await asyncio.to_thread(compression.encode, [body], encoding)
+            body = await on_thread(compression.encode, [body], encoding)
             headers.append((b"content-encoding", encoding.encode()))
         headers.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": False})

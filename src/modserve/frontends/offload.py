@@ -3,12 +3,21 @@
 The rule is by the work itself, and it is one for all front ends: the size of a body after it was inflated, the number
 of elements that are made or written one by one, the bytes that are copied. `Limits` has the figures. Each stands for
 about half a millisecond on the event loop.
+
+The threads of a server of its own process are few, and go after the event loop's where cores are scarce: what is short
+does not wait for what is long. Both forms of waiting are felt: for a core, since each of five long responses that are
+compressed would have as large a part of the cores as all tiny requests together; and for the interpreter's lock, which
+each thread that computes may keep for 5 ms before the next one has it.
 """
 
 import asyncio
 import concurrent.futures
 import math
-from collections.abc import Callable, Iterable
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from modserve.core import dtypes
@@ -26,8 +35,45 @@ from modserve.settings import Limits
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_YIELDING = 10
+"""What is added to the nice value of the threads. Their part of a core is then a tenth of the event loop's, and all of
+a core that nobody else uses."""
+_LEAST, _MOST = 2, 8
+"""Threads: one long body must not wait for another that is longer by far, and the lock lets few compute."""
+
+_threads: concurrent.futures.Executor | None = None
+"""Where work goes; None for the event loop's own threads."""
+
 _TEXT_BYTES = 64
 """Bytes that each element of BYTES takes beside its own once an engine reads it."""
+
+
+@contextmanager
+def background_threads(cores: int) -> Iterator[None]:
+    """Let work go to threads for this purpose alone, about as many as there are `cores`, with a lower priority."""
+    global _threads
+    count = max(_LEAST, min(cores, _MOST))
+    _threads = concurrent.futures.ThreadPoolExecutor(count, "front-end", initializer=_step_back)
+    try:
+        yield
+    finally:
+        ended, _threads = _threads, None
+        ended.shutdown(wait=False)
+
+
+def _step_back() -> None:
+    """Lower this thread's priority where a thread has one of its own, which is on Linux; elsewhere it is the process's.
+
+    It cannot be raised again without privileges, and what the thread starts inherits it.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):  # sandboxes may forbid it
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _YIELDING)
+
+
+def in_background(work: Callable[[], T]) -> "asyncio.Future[T]":
+    """Begin `work` on a thread, for callers that go on by a callback. On the event loop's thread."""
+    return asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -35,7 +81,7 @@ async def on_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 
     So nobody lets go of what the thread still uses.
     """
-    working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    working = in_background(partial(work, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
     while not working.done():
         try:

@@ -38,14 +38,19 @@ ServableT = TypeVar("ServableT", bound=Servable)
 def assemble_model(
     model_id: ModelId, opened: Opened, clock: LoopClock, cache: ResponseCache | None = None
 ) -> Model | ModelWrapper:
-    """Make a model that takes requests. `cache` is the server's. For the event loop's thread.
+    """Make a model that takes requests, but is cold. `cache` is the server's. For the event loop's thread.
 
     The model closes what was `opened`; if this raises, that is left to the caller.
     """
+    return wrapped(bare_model(model_id, opened, clock), clock, cache)
+
+
+def bare_model(model_id: ModelId, opened: Opened, clock: LoopClock) -> Model:
+    """The same without what stands before a model: the cache, and the order of responses."""
     config = opened.config
     signature = Signature(config)
     if config.sequence_batching is not None:
-        return wrapped(SequenceModel(model_id, opened, clock, signature.accept), clock, cache)
+        return SequenceModel(model_id, opened, clock, signature.accept)
     adaptation = Adaptation(config)
     accept, alike = _accept(config, signature)
 
@@ -66,7 +71,7 @@ def assemble_model(
 
     model = Model(model_id, opened, clock, accept, make_scheduler, adaptation.observe)
     model.statistics.tuner, model.statistics.choice = adaptation.statistics, adaptation.choice
-    return wrapped(model, clock, cache)
+    return model
 
 
 def _accept(config: ModelConfig, signature: Signature) -> tuple[Accept, bool]:

@@ -13,24 +13,26 @@ from typing import ParamSpec, TypeVar
 from modserve import config as model_config
 from modserve.backends.api import Backend, BackendModel, Executor, ModelSource
 from modserve.backends.registry import BackendRegistry
-from modserve.core.errors import ModserveError, from_exception, internal, invalid
+from modserve.core.errors import ModserveError, from_exception, invalid
 from modserve.core.loading import CONFIG_FILE, Blueprint, Listing, Needs, UnreadableModelError
 from modserve.core.metrics import MetricStore, StoredMetrics
 from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.servable import Borrow, Servable
 from modserve.core.version import ModelId
+from modserve.core.warm_up_config import WarmUpMode
 from modserve.execution.placement import thread_share
 from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
 
 from . import advice, examination
-from .assembly import assemble_model, wrapped
+from .assembly import bare_model, wrapped
 from .calls import ModelCalls, ModelControl
 from .engine_report import engine_report
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
-from .instances import count_cpu, gpu_count, make_anew, make_instances, place, specs_of
+from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of
 from .model import Opened
 from .model_files import read_initial_states, read_labels
+from .warm_up import make_samples
 
 _MOST_AT_A_TIME = 8
 """Instances of a version that are made at the same time, for backends that allow it."""
@@ -54,6 +56,8 @@ class LoaderOptions:
     """Backend `auto` runs models whose configuration names no backend."""
     on_notes: Callable[[str, model_config.Source, Sequence[model_config.Problem]], None] = lambda *notes: None
     """Hears, by the model's name, what of its configuration has no effect, or another one than it seems."""
+    warm_up: WarmUpMode = WarmUpMode.CONFIG
+    """Which models run samples before they take requests."""
     around: Callable[[Servable], Servable] | None = None
     """Puts something in front of each model that is loaded."""
 
@@ -131,10 +135,18 @@ class Loader:
             return wrapped(assemble(model_id, loaded, self._borrow, clock), clock, cache)
         around = self._options.around
         try:
-            model = assemble_model(model_id, loaded, clock, cache)
-            return model if around is None else around(model)
+            bare = bare_model(model_id, loaded, clock)
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
+            raise from_exception(error, doing) from error
+        try:
+            await bare.warm_up(loaded.samples, loaded.warmed_at_a_time)
+            model = wrapped(bare, clock, cache)
+            return model if around is None else around(model)
+        except BaseException as error:
+            await bare.close()
+            if isinstance(error, asyncio.CancelledError):
+                raise
             raise from_exception(error, doing) from error
 
     def forget(self, name: str) -> None:
@@ -221,7 +233,7 @@ class Loader:
             auto_complete=self._options.auto_complete,
             loop=calls.loop,
             options_of=self._options.backend_options,
-            complete=lambda said: self._completed(draft, backend, said).config,
+            complete=lambda said: self._completed(draft, backend, said, path).config,
         )
         labels = read_labels(path, provisional)
         initial_states = read_initial_states(path, provisional)
@@ -236,9 +248,11 @@ class Loader:
             raise advice.advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:
-            complete = self._finish(draft, backend, _description(draft.backend, engine))
+            complete = self._finish(draft, backend, description_of(draft.backend, engine), path)
             specs = specs_of(complete, place(complete.config, backend))
-            make_instances(engine, specs, self._threads(backend, len(specs)), instances)
+            sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, initial_states)
+            samples, threads = sampling(), self._threads(backend, len(specs))
+            make_instances(engine, specs, threads, instances)
         except BaseException:
             _close(engine, instances, metrics.close)
             raise
@@ -255,6 +269,9 @@ class Loader:
             self._on_health,
             metrics.close,
             engine_report(draft.backend, engine, specs),
+            samples,
+            functools.partial(self._executor.submit, sampling) if samples else None,
+            threads,
         )
 
     def _threads(self, backend: Backend, count: int) -> int:
@@ -264,19 +281,30 @@ class Loader:
         return min(count, self._options.cores, _MOST_AT_A_TIME)
 
     def _finish(
-        self, draft: model_config.Draft, backend: Backend | None, description: ModelDescription | None = None
+        self,
+        draft: model_config.Draft,
+        backend: Backend | None,
+        description: ModelDescription | None = None,
+        path: Path | None = None,
     ) -> model_config.Complete:
         """As `_completed`, and its warnings are in the log."""
-        complete = self._completed(draft, backend, description)
+        complete = self._completed(draft, backend, description, path)
         self._options.on_notes(draft.name, draft.source, complete.notes)
         for warning in complete.warnings:
             _log.warning("%s", warning)
         return complete
 
     def _completed(
-        self, draft: model_config.Draft, backend: Backend | None, description: ModelDescription | None
+        self,
+        draft: model_config.Draft,
+        backend: Backend | None,
+        description: ModelDescription | None,
+        path: Path | None,
     ) -> model_config.Complete:
-        """The complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG."""
+        """The complete configuration of a model, or of an ensemble, which has no backend. Raises INVALID_ARG.
+
+        `path` is the model's directory.
+        """
         described_instances = 0 if description is None else description.cpu_instances
         return model_config.finish(
             draft,
@@ -285,6 +313,7 @@ class Loader:
             default_model_filename="" if backend is None else backend.default_model_filename,
             gpu_count=0 if backend is None else gpu_count(draft.backend, backend),
             auto_complete=self._options.auto_complete,
+            files=path,
         )
 
     def _read(self, listing: Listing) -> model_config.Draft:
@@ -350,17 +379,6 @@ def _mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args
     except BaseException as error:
         _log.debug("%s", doing, exc_info=error)
         raise from_exception(error, doing) from error
-
-
-def _description(name: str, engine: BackendModel) -> ModelDescription | None:
-    """What the engine says of a model. Raises INTERNAL for what is no description."""
-    description: object = engine.describe()
-    if description is not None and not isinstance(description, ModelDescription):
-        raise internal(
-            f"backend '{name}' describes its model by a {type(description).__name__}, expected a "
-            "modserve.ModelDescription or None"
-        )
-    return description
 
 
 def _close(engine: BackendModel, instances: Sequence[tuple[str, Executor]], on_closed: Callable[[], None]) -> None:

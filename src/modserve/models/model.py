@@ -24,11 +24,13 @@ from modserve.execution.pool import InstancePool
 from modserve.execution.quick import could_be_quick
 from modserve.execution.revival import Make
 from modserve.execution.settlement import Observe
+from modserve.execution.warming import MakeSamples, Sample
 from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
 from .readiness import ReadinessCheck
+from .warm_up import warm_up
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +62,12 @@ class Opened:
     """Called when the engine is closed, or is left to itself since it does not close."""
     engine_report: Mapping[str, object] = field(default_factory=dict)
     """As `core.servable.EngineReporter` has it."""
+    samples: Sequence[Sample] = ()
+    """What the instances run before the model takes requests."""
+    make_samples: MakeSamples | None = None
+    """The same for an instance that is made anew, much later; None: it takes requests at once."""
+    warmed_at_a_time: int = 1
+    """The instances that run them side by side."""
 
 
 Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
@@ -111,6 +119,7 @@ class Model:
             make=opened.make,
             clock=clock,
             on_health=self._health_changed,
+            make_samples=opened.make_samples,
         )
         try:
             self._scheduler = make_scheduler(self._pool, clock, self._on_drop)
@@ -151,6 +160,10 @@ class Model:
         self.statistics.pending += 1
         self.outstanding += 1
         return inflight
+
+    async def warm_up(self, samples: Sequence[Sample], at_a_time: int) -> None:
+        """Run samples on every instance, before there are requests. Raises why an instance is not fit to serve."""
+        self.engine_report = {**self.engine_report, **await warm_up(self._pool, samples, at_a_time)}
 
     def _health_changed(self) -> None:
         """While no instance is left, new requests are refused at once.

@@ -204,6 +204,11 @@ class Settings(BaseModel):
     repository_poll_secs: Count = option(15, "Seconds between two looks at the repositories in mode poll; 0: never.")
     model_load_retry_count: Count = option(0, "How often a load that failed is tried again.")
     model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "How many model versions load at the same time.")
+    warmup: Literal["auto", "config", "off"] = option(
+        "config",
+        "Models that run samples on each instance before they are ready: config: those with model_warmup; auto: the "
+        "others too, with data that is made up; off: none.",
+    )
     # Of its two options, tritonserver lets the one win that switches it off.
     disable_auto_complete_config: values.AnyFlag = option(
         False,

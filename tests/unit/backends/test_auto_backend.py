@@ -368,8 +368,10 @@ async def test_the_warmup_of_the_configuration_is_measured(bench: Workbench) -> 
 
 
 async def test_a_warmup_that_is_wrong_fails_the_load(bench: Workbench) -> None:
-    bench.write('model_warmup [ { name: "w" inputs { key: "NO" value { data_type: TYPE_FP32 dims: [ 4 ] } } } ]')
-    assert "sample 'w' of model_warmup has input 'NO', but the model has IN" in await bench.refusal()
+    bench.write('model_warmup [ { name: "w" inputs { key: "NO" value { data_type: TYPE_FP32 dims: 4 } } } ]')
+    assert "warm-up sample 'w', input 'NO': it has no data; expected one of zero_data," in await bench.refusal()
+    bench.write('model_warmup [ { inputs { key: "NO" value { data_type: TYPE_FP32 dims: 4 zero_data: true } } } ]')
+    assert "sample 'number 1' has an input 'NO', but the inputs of the model are 'IN'" in await bench.refusal()
 
 
 # Batch size and instances

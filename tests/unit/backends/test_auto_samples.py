@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modserve.backends.auto.samples import Samples, Sizes, UnmeasurableError, samples, shapes_of, warmup_of
+from modserve.backends.auto.samples import Samples, UnmeasurableError, samples, shapes_of, warmup_of
 from modserve.core import dtypes
 from modserve.core.errors import ModserveError
 from modserve.core.merging import BatchInput, BatchInputKind
 from modserve.core.model_config import ModelConfig, TensorSpec
+from modserve.core.sample_data import Sizes
 from modserve.core.sequence_config import Control, ControlKind, SequenceBatching, State
 from modserve.core.tensor import Array, Shape
 

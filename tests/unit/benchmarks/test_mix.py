@@ -6,10 +6,12 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 import mix
 import mix_server
 from mix import Hold, Phase
-from mix_clients import DISTURBANCES
+from mix_clients import DISTURBANCES, check_length
 
 
 def phase(name: str, times: list[float]) -> Phase:
@@ -60,6 +62,12 @@ def test_holds_by_phase_and_callback() -> None:
     table = mix.holds_table([phase("x", [])], holds)
     assert "| x | `f` | 3 | 8.0, 8.0 ms | 0.0 ms | b |" in table
     assert table[-1] == "| x | json.py:1 | 1 | 9.0, 9.0 ms |"
+
+
+def test_responses_of_one_length() -> None:
+    assert check_length(0, 7) == check_length(7, 7) == 7
+    with pytest.raises(ValueError, match="a response of 8 bytes, the first had 7"):
+        check_length(7, 8)
 
 
 class Handle:

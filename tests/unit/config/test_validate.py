@@ -40,8 +40,8 @@ RULES = {
     "instance_group { kind: 9 }": [
         "1:18: unknown value 9 for 'kind'; it takes KIND_AUTO, KIND_GPU, KIND_CPU, KIND_MODEL"
     ],
-    'model_warmup { inputs { key: "a" value { data_type: 99 } } }': [
-        "1:42: unknown value 99 for 'data_type'; it takes TYPE_INVALID, TYPE_BOOL, TYPE_UINT8, TYPE_UINT16, "
+    'model_warmup { batch_size: 1 inputs { key: "IN" value { data_type: 99 dims: 4 zero_data: true } } }': [
+        "1:57: unknown value 99 for 'data_type'; it takes TYPE_INVALID, TYPE_BOOL, TYPE_UINT8, TYPE_UINT16, "
         "TYPE_UINT32, TYPE_UINT64, TYPE_INT8, TYPE_INT16, TYPE_INT32, TYPE_INT64, TYPE_FP16, TYPE_FP32, TYPE_FP64, "
         "TYPE_STRING, TYPE_BF16"
     ],

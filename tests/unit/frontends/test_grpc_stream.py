@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -688,6 +689,19 @@ async def test_nor_while_the_client_takes_no_answers(open_stream: Open, simple: 
     exchange.flowing.set()
     assert await exchange.end() == (grpc.StatusCode.OK, "")
     assert len(exchange.answers) == 5
+
+
+async def test_an_idle_stream_keeps_no_message(open_stream: Open, simple: PuppetServable) -> None:
+    simple.automatic = True
+    exchange = open_stream()
+    message = asked("a").SerializeToString()
+    exchange.send(message)
+    await turns()
+    assert exchange.ids == ["a"]
+    simple.submitted.clear()
+    assert sys.getrefcount(message) == 2  # ours, and that of the question
+    exchange.half_close()
+    assert await exchange.end() == (grpc.StatusCode.OK, "")
 
 
 async def test_long_answers_are_ranked_on_a_thread(open_stream: Open, simple: PuppetServable) -> None:

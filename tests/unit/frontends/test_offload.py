@@ -1,6 +1,8 @@
 """Long work is done on a thread, and nobody lets go of what it uses."""
 
 import asyncio
+import os
+import sys
 import threading
 from dataclasses import replace
 
@@ -11,7 +13,7 @@ from modserve.core.errors import Code, invalid
 from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Tensor
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import is_long_response, on_thread
+from modserve.frontends.offload import background_threads, in_background, is_long_response, on_thread
 from modserve.protocol.reply import BINARY, Reply
 from modserve.settings.limits import Limits
 from modserve.testing import tensor
@@ -51,6 +53,39 @@ async def test_who_is_cancelled_waits_for_the_thread(fails: bool) -> None:
     go.set()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+def who() -> tuple[str, int]:
+    """The thread's name, and its nice value where it has one of its own."""
+    return threading.current_thread().name, os.getpriority(os.PRIO_PROCESS, 0) if sys.platform == "linux" else 0
+
+
+async def test_a_server_of_its_own_has_threads_that_go_after_the_event_loop() -> None:
+    _, nice = who()
+    with background_threads(1):
+        names = {(await on_thread(who))[0], (await in_background(who))[0]}
+        assert all(name.startswith("front-end") for name in names)
+        assert (await on_thread(who))[1] == (min(19, nice + 10) if sys.platform == "linux" else 0)
+    name, own = await on_thread(who)
+    assert not name.startswith("front-end")
+    assert own == nice
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 2), (2, 2), (3, 3), (64, 8)])
+async def test_as_many_threads_as_cores_with_limits(cores: int, expected: int) -> None:
+    busy, go, loop = asyncio.Queue[int](), threading.Event(), asyncio.get_running_loop()
+
+    def work(number: int) -> None:
+        loop.call_soon_threadsafe(busy.put_nowait, number)
+        assert go.wait(30)
+
+    with background_threads(cores):
+        jobs = [asyncio.ensure_future(on_thread(work, number)) for number in range(expected + 3)]
+        assert {await busy.get() for _ in range(expected)} == set(range(expected))
+        await asyncio.sleep(0.01)
+        assert busy.empty()
+        go.set()
+        await asyncio.gather(*jobs)
 
 
 NUMBERS, TEXTS = tensor(dtypes.INT32, (2, 3)), Tensor.from_raw(dtypes.BYTES, (5,), b"\0\0\0\0" * 5)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from modserve.core.model_config import ModelDescription
+from modserve.core.warm_up_config import WARM_UP_FOLDER
 
 from ..api import Executor, InstanceSpec, ModelSource
 from ..registry import BackendRegistry, new_instance
@@ -16,7 +17,7 @@ from .choice import Choice, Row, table
 from .job import Job, Opened
 from .measure import choose
 from .options import engine_parameters, read_options
-from .samples import WARMUP_FOLDER, warmup_of
+from .samples import warmup_of
 from .setting import Setting
 
 _log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class AutoBackend:
         config = source.config
         warmup = warmup_of(source.config_json)
         directory = source.model_directory / str(source.version)
-        files = source.model_directory / WARMUP_FOLDER
+        files = source.model_directory / WARM_UP_FOLDER
         return {
             "edition": EDITION,
             "content": content_digest(directory if directory.is_dir() else job.artifact.path),

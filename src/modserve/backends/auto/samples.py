@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +14,13 @@ from modserve.core import dtypes
 from modserve.core.dtypes import Datatype
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.model_config import ModelConfig
+from modserve.core.sample_data import Sizes, generator, likely, zeros
 from modserve.core.tensor import Array, Shape, Tensor
+from modserve.core.warm_up_config import WARM_UP_FOLDER
 
 Inputs: TypeAlias = Mapping[str, Array]
 
-WARMUP_FOLDER = "warmup"
 _LARGEST_FILE = 1 << 30
-"""In the model's directory, as in Triton: the files that ``input_data_file`` names."""
-
-_SIZE = 64
-_IMAGE_SIZE = 224
-_CHANNELS = (1, 3, 4)
-_IDS = 100
-"""Token ids are below this: every vocabulary has so many."""
 
 
 class UnmeasurableError(Exception):
@@ -70,53 +63,14 @@ def _rows(inputs: Inputs, config: ModelConfig) -> int:
     return max((array.shape[0] for array in inputs.values() if config.batching and array.ndim), default=1)
 
 
-class Sizes:
-    """What stands for variable dimensions: ``sample_shape``, or by default 224 of pictures and 64 of all else.
-
-    The text has ``128`` or ``3x480x640`` for all inputs of so many dimensions, or the same behind ``name:`` for one,
-    with ``;`` between several. Dimensions leave out that of the batch.
-    """
-
-    def __init__(self, text: str, model: str) -> None:
-        self._model = model
-        self._by_name: dict[str, Shape] = {}
-        for part in filter(None, (part.strip() for part in text.split(";"))):
-            name, _, dims = part.rpartition(":")
-            if not re.fullmatch(r"[1-9][0-9]{0,8}( *x *[1-9][0-9]{0,8})*", dims.strip()):
-                raise invalid(
-                    f"model '{model}': sample_shape is '{text}', expected such as '128', '3x480x640' or "
-                    "'input_ids:128; pixels:3x480x640'"
-                )
-            self._by_name[name.strip()] = tuple(int(size) for size in dims.split("x"))
-
-    def resolve(self, name: str, dims: Shape) -> Shape:
-        """The dimensions with a size in place of each -1. Raises INVALID_ARG if a shape for `name` does not fit it."""
-        variable = [index for index, size in enumerate(dims) if size < 0]
-        if not variable:
-            return tuple(dims)
-        explicit = self._by_name.get(name)
-        shape = self._by_name.get("", ()) if explicit is None else explicit
-        if len(shape) == len(dims) and all(size in (-1, ours) for size, ours in zip(dims, shape, strict=True)):
-            return shape
-        if len(shape) == 1:
-            return tuple(shape[0] if size < 0 else size for size in dims)
-        if explicit is not None:
-            given_dims = "x".join(map(str, explicit))
-            raise invalid(
-                f"model '{self._model}': sample_shape is {given_dims} for '{name}', whose dims are {list(dims)}"
-            )
-        is_image = len(variable) == 2 and any(size in _CHANNELS for size in dims)
-        return tuple((_IMAGE_SIZE if is_image else _SIZE) if size < 0 else size for size in dims)
-
-
 def _generated(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]:
     """What the model itself sees of a batch: its inputs, and those that the server makes for sequences."""
-    random = np.random.default_rng(0)
+    random = generator()
     batch: Shape = (rows,) if config.batching else ()
     shapes = {spec.name: (spec.datatype, _dims(spec.name, spec.dims, spec.reshape, sizes)) for spec in config.inputs}
     lengths = [size for _, dims in shapes.values() for size in dims[-1:]]
     inputs = {
-        name: _values(name, datatype, (*batch, *dims), random, min(lengths, default=1))
+        name: likely(name, datatype, (*batch, *dims), random, min(lengths, default=1))
         for name, (datatype, dims) in shapes.items()
     }
     sequences = config.sequence_batching
@@ -124,41 +78,12 @@ def _generated(config: ModelConfig, sizes: Sizes, rows: int) -> dict[str, Array]
         for control in sequences.controls:
             inputs[control.name] = np.ones((*batch, 1), control.datatype.numpy)
         for state in sequences.states:
-            inputs[state.input_name] = _zeros(state.datatype, (*batch, *state.initial_dims))
+            inputs[state.input_name] = zeros(state.datatype, (*batch, *state.initial_dims))
     return inputs
 
 
 def _dims(name: str, dims: Shape, reshape: Shape | None, sizes: Sizes) -> Shape:
     return sizes.resolve(name, dims if reshape is None else reshape)
-
-
-def _values(name: str, datatype: Datatype, shape: Shape, random: np.random.Generator, length: int) -> Array:
-    """Data that most models take: token ids that every vocabulary has, masks that hide nothing."""
-    lower = name.lower()
-    if datatype is dtypes.BYTES:
-        return _texts(b"a short text", shape)
-    if datatype.json_kind == "float":
-        made: Array = random.standard_normal(shape).astype(datatype.numpy)
-        return made
-    if datatype is dtypes.BOOL or "mask" in lower:
-        return np.ones(shape, datatype.numpy)
-    if "type" in lower or "segment" in lower:
-        return _zeros(datatype, shape)
-    if "len" in lower:
-        return np.full(shape, length, datatype.numpy)
-    most = 256 if datatype is dtypes.UINT8 else _IDS
-    integers: Array = random.integers(0, most, shape).astype(datatype.numpy)
-    return integers
-
-
-def _zeros(datatype: Datatype, shape: Shape) -> Array:
-    return _texts(b"", shape) if datatype is dtypes.BYTES else np.zeros(shape, datatype.numpy)
-
-
-def _texts(text: bytes, shape: Shape) -> Array:
-    array = np.empty(shape, dtype=object)
-    array[...] = text
-    return array
 
 
 # model_warmup
@@ -192,12 +117,12 @@ def _warmup_data(name: str, block: Any, batch: Shape, config: ModelConfig, direc
         raise invalid(f"{who} has dims {list(dims)}, expected sizes of 1 or more")
     shape = _model_shape(name, config, batch, dims)
     if block.get("random_data"):
-        return _values(name, datatype, shape, np.random.default_rng(0), 1)
+        return likely(name, datatype, shape, generator(), 1)
     if file := block.get("input_data_file", ""):
         if os.path.isabs(file) or os.path.normpath(file).split(os.sep)[0] == os.pardir:
-            raise invalid(f"{who}: input_data_file '{file}' is outside the model's folder '{WARMUP_FOLDER}'")
-        return _file_data(directory / WARMUP_FOLDER / file, datatype, dims, math.prod(batch), who).reshape(shape)
-    return _zeros(datatype, shape)
+            raise invalid(f"{who}: input_data_file '{file}' is outside the model's folder '{WARM_UP_FOLDER}'")
+        return _file_data(directory / WARM_UP_FOLDER / file, datatype, dims, math.prod(batch), who).reshape(shape)
+    return zeros(datatype, shape)
 
 
 def _model_shape(name: str, config: ModelConfig, batch: Shape, dims: Shape) -> Shape:

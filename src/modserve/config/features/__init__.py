@@ -5,12 +5,13 @@ knows; `unsupported` lists the settings without effect; `composition` has the ru
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
 
 from ..text.problems import Problems
-from . import directory, ensembles, execution, padding, ragged, scheduling, sequences, tensors, unsupported
+from . import directory, ensembles, execution, padding, ragged, scheduling, sequences, tensors, unsupported, warm_up
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Context:
     default_model_filename: str = ""
     description: ModelDescription | None = None
     """The engine's description of the model; None before the engine has opened it, or if the engine has none."""
+    files: Path | None = None
+    """The model's directory with the files that the configuration names; None while these are not at hand."""
 
 
 def normalise(message: pb.ModelConfig, context: Context, problems: Problems) -> None:
@@ -60,8 +63,10 @@ def validate(message: pb.ModelConfig, context: Context, problems: Problems) -> N
         ensembles.validate(message),
         padding.validate(message, partial),
         execution.validate(message, context.gpu_count),
+        warm_up.validate(message, partial, context.files),
     ):
         problems.add_all(faults)
+    warm_up.warn(message, problems)
     unsupported.check(message, problems)
 
 
@@ -99,6 +104,7 @@ def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),
         runtime=message.runtime,
+        warm_ups=warm_up.warm_ups(message),
         graph_optimization_level=None if graph is None else graph.level,
         gpu_accelerators=execution.accelerators(accelerators.gpu_execution_accelerator),
         cpu_accelerators=execution.accelerators(accelerators.cpu_execution_accelerator),

@@ -8,6 +8,7 @@ send more as soon as a part is there. When much of a long one has come, there is
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
+from modserve.core.huge_pages import BEGUN, WORTHWHILE, use_from
 from modserve.core.memory import MemoryExhaustedError
 from modserve.frontends.http2.stream import Stream
 
@@ -148,6 +149,8 @@ class Collecting(Stream):
         assert self._buffer is not None, "collected without a beginning: this is a bug"
         if self._size > _MUCH >= self._size - size and not self._make_room(self._buffer):
             return False
+        if self._size > BEGUN >= self._size - size and self._announced >= WORTHWHILE:
+            use_from(self._buffer, self._size - size)
         self._buffer.write(memoryview(data)[start:end])
         self.credit(size)
         return True

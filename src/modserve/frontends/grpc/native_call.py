@@ -259,7 +259,8 @@ class NativeCall(Collecting):
             for _, _, held in self._messages:
                 self.release(held)
             self._messages = None
-        self.count_no_more()
+        if self.counted:
+            self.count_no_more()
         if self._callbacks is not None:
             callbacks, self._callbacks = self._callbacks, None
             for callback in callbacks:
@@ -344,7 +345,8 @@ class NativeCall(Collecting):
             self.send_headers(heads.HEADERS)
             self.send_data([prefix, *parts])
             self.finish(trailers)
-        self.count_unsent(size)
+        if not self.over:
+            self.count_unsent(size)
 
     def _answered(self, response: Response) -> None:
         parts: list[Buffer] = [response] if isinstance(response, bytes) else response

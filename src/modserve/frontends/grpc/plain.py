@@ -6,6 +6,7 @@ failures are the same on both ways.
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 from modserve.core.errors import Code, ModserveError
@@ -13,7 +14,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Buffer
 from modserve.frontends.call import GRPC, Call
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import is_long_response, outcome_of
+from modserve.frontends.offload import in_background, is_long_response, outcome_of
 from modserve.protocol.failures import DeadlinePassedError
 from modserve.protocol.grpc import grpc_messages
 from modserve.protocol.grpc.infer_message import InferMessage
@@ -129,8 +130,7 @@ class PlainCall(Call):
         if not is_long_response(response, BINARY, inferences.limits):
             self._finish(inferences.writer.parts(response))
             return
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, inferences.writer.parts, response).add_done_callback(self._have_written)
+        in_background(partial(inferences.writer.parts, response)).add_done_callback(self._have_written)
 
     def _have_written(self, writing: "asyncio.Future[list[Buffer]]") -> None:
         outcome = outcome_of(writing, _WHAT)

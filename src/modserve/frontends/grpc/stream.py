@@ -205,6 +205,7 @@ class _Stream:
         try:
             while (data := await self._rpc.read()) is not None:
                 await self._take(data)
+                data = None  # which may be large, and would stay as long as the client says nothing more
                 while len(self._open) >= limits.outstanding or self._bytes >= limits.outstanding_bytes:
                     self._room.clear()
                     await self._room.wait()

@@ -12,7 +12,7 @@ from modserve.core.response import InferenceResponse
 from modserve.core.tensor import Buffer
 from modserve.frontends.call import HTTP, Call
 from modserve.frontends.errors import to_client_error
-from modserve.frontends.offload import inflated, is_long_response, look_ahead, outcome_of
+from modserve.frontends.offload import in_background, inflated, is_long_response, look_ahead, outcome_of
 from modserve.protocol import compression, failures
 from modserve.protocol.compression import Inflater
 from modserve.protocol.http import infer_response
@@ -111,7 +111,7 @@ class InferCall(Call):
     def _read_on_thread(self, version: int | None, head: RequestHead, body: Buffer | Inflater) -> None:
         memory = self.borrow()
         read = partial(read_long_request, self, self._context, version, head, body, memory.take)
-        asyncio.get_running_loop().run_in_executor(None, read).add_done_callback(self._have_read)
+        in_background(read).add_done_callback(self._have_read)
 
     def _have_read(self, reading: "asyncio.Future[tuple[InferenceRequest, Reply]]") -> None:
         try:
@@ -153,7 +153,7 @@ class InferCall(Call):
 
     def _write_on_thread(self, write: Callable[[], Body]) -> None:
         self._writing = True
-        asyncio.get_running_loop().run_in_executor(None, write).add_done_callback(self._have_written)
+        in_background(write).add_done_callback(self._have_written)
 
     def _have_written(self, writing: "asyncio.Future[Body]") -> None:
         self._writing = False

@@ -3,6 +3,7 @@
 import asyncio
 from io import BytesIO
 
+from modserve.core.huge_pages import BEGUN, WORTHWHILE, use_from
 from modserve.core.tensor import Buffer
 
 _LONG_BODY = 1024 * 1024
@@ -31,6 +32,8 @@ class IncomingBody:
             self._long.writelines(self._pieces)
             self._pieces = []
         else:
+            if self.size > BEGUN >= self.size - len(piece) and self.size + missing >= WORTHWHILE:
+                use_from(self._long, self.size - len(piece))
             self._long.write(piece)
 
     def take(self) -> Buffer:

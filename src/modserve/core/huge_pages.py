@@ -1,0 +1,53 @@
+"""Large pages for long buffers, where Linux gives them to those that ask (`transparent_hugepage/enabled`: madvise).
+
+A buffer of tens of megabytes is a mapping of its own, and the system clears each page of it when it is first written
+to: 25 ms for 50 MB in pages of 4 KiB, 4 ms in pages of 2 MiB; taking them back takes 8 ms, and 0.4 ms.
+"""
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Callable
+from functools import cache
+from io import BytesIO
+
+WORTHWHILE = 32 * 1024 * 1024
+"""Bytes of the shortest buffer: shorter ones come from memory that the allocator keeps and has written to before."""
+
+BEGUN = 8 * 1024 * 1024
+"""Bytes that have come of what was announced before it gets large pages: the last one, of which only the beginning may
+be used, is then a small part of the whole."""
+
+_MADV_HUGEPAGE = 14
+
+
+@cache
+def _system_call() -> Callable[[int, int, int], int] | None:
+    """Linux's madvise, for an address, a length and an advice; None elsewhere."""
+    if sys.platform != "linux":
+        return None
+    try:
+        madvise = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return None
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    advise: Callable[[int, int, int], int] = madvise
+    return advise
+
+
+def use_from(buffer: BytesIO, start: int) -> None:
+    """Let the bytes of a buffer from `start` on lie in large pages if they have not been written to.
+
+    It is advice: where it is not taken, nothing happens.
+    """
+    madvise = _system_call()
+    if madvise is None:
+        return
+    with buffer.getbuffer() as view:
+        first = ctypes.c_char.from_buffer(view)
+        address = ctypes.addressof(first)
+        del first  # or the view could not be released
+        begin = -(-(address + start) // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (address + len(view)) // mmap.PAGESIZE * mmap.PAGESIZE
+        if begin < end:
+            madvise(begin, end - begin, _MADV_HUGEPAGE)

@@ -1,0 +1,184 @@
+"""The warm-up of one instance: its samples run, one execution after the other, before it takes requests.
+
+The jobs go to the instance as those of the pool do, so that they run on its own thread, or on the event loop if its
+engine runs there. What comes of them reaches nobody and counts in no statistics; Triton counts warm-up as inferences.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple, TypeAlias
+
+from modserve.backends.api import InstanceLostError
+from modserve.core.errors import ModserveError, forget_frames
+from modserve.core.inflight import Inflight
+from modserve.core.response import Outcome, ResponseSink
+from modserve.core.version import ModelId
+
+from .instance import Instance
+from .job import Job
+
+_log = logging.getLogger(__name__)
+
+CLOSE_REASON = "warm-up"
+
+
+class Sample(NamedTuple):
+    """Requests that are executed together, `times` times. `requests` makes them anew, for a sink.
+
+    What is `made_up` for a model that has no samples of its own may not be what the model takes: its failure is no more
+    than a warning.
+    """
+
+    name: str
+    times: int
+    requests: Callable[[ResponseSink], list[Inflight]]
+    made_up: bool = False
+
+
+class Ran(NamedTuple):
+    """What became of a sample on one instance."""
+
+    sample: str
+    times: int
+    ns: int
+    error: ModserveError | None = None
+    """What its last execution failed with; then the samples after it did not run."""
+    made_up: bool = False
+
+
+OnEnd: TypeAlias = Callable[[list[Ran]], None]
+MakeSamples: TypeAlias = Callable[[], Future[Sequence[Sample]]]
+"""Makes the samples of a model on a loading thread."""
+
+
+class Warming:
+    """Runs samples on an instance and tells `on_end` once what became of them. Lives on the event loop's thread.
+
+    Samples that are not made up end with the first failure.
+    """
+
+    def __init__(self, model: ModelId, instance: Instance, samples: Sequence[Sample], on_end: OnEnd) -> None:
+        self._who = f"model '{model.name}', instance '{instance.name}'"
+        self._instance = instance
+        self._samples = samples
+        self._on_end = on_end
+        self._at = 0
+        self._iteration = 0
+        self._started_ns = 0
+        self._round = 0
+        self._left = 0
+        """Requests of the execution under way that have not had their final response."""
+        self._executed = False
+        self._error: ModserveError | None = None
+        self._ran: list[Ran] = []
+        self._ended = False
+
+    def start(self) -> None:
+        self._instance.on_lost = self.lost
+        self._started_ns = time.monotonic_ns()
+        self._next()
+
+    def lost(self, error: InstanceLostError) -> None:
+        """The instance is gone."""
+        self._fail(error)
+
+    def _next(self) -> None:
+        if self._ended:
+            return
+        if self._at == len(self._samples):
+            self._end()
+            return
+        sample = self._samples[self._at]
+        self._round += 1
+        self._executed = False
+        try:
+            inflights = sample.requests(_Sink(self, self._round))
+        except ModserveError as error:
+            self._fail(error)
+            return
+        self._left = len(inflights)
+        job = Job(inflights, CLOSE_REASON)
+        job.on_done = self._done
+        for inflight in inflights:
+            inflight.timing = job.timing
+        self._instance.start(job)
+
+    def _done(self, job: Job) -> None:
+        """The engine has executed a job; engines that respond to each request by itself may still be at it."""
+        if self._ended:
+            return
+        self._executed = True
+        if job.error is not None:
+            self._fail(job.error)
+        elif not job.running:
+            self._left = 0
+            self._go_on()
+        elif not self._left:
+            self._go_on()
+
+    def settled(self, round_: int, outcome: Outcome, final: bool) -> None:
+        """A request has had a response."""
+        if round_ != self._round or self._ended:
+            return
+        if isinstance(outcome, ModserveError) and self._error is None:
+            self._error = outcome
+        if final:
+            self._left -= 1
+            if not self._left and self._executed:
+                self._go_on()
+
+    def _go_on(self) -> None:
+        if self._error is not None:
+            self._fail(self._error)
+            return
+        sample = self._samples[self._at]
+        self._iteration += 1
+        if self._iteration >= sample.times:
+            ns = time.monotonic_ns() - self._started_ns
+            self._ran.append(Ran(sample.name, sample.times, ns, None, sample.made_up))
+            often = "once" if sample.times == 1 else f"{sample.times} times"
+            _log.info("%s: warm-up sample '%s' ran %s in %.1f ms", self._who, sample.name, often, ns / 1e6)
+            self._at += 1
+            self._iteration = 0
+            self._started_ns = time.monotonic_ns()
+        self._next()
+
+    def _fail(self, error: ModserveError) -> None:
+        if self._ended:
+            return
+        sample = self._samples[min(self._at, len(self._samples) - 1)]
+        text = error.message.removeprefix(f"{self._who}: ").removeprefix(f"{self._who} ")
+        failure = ModserveError(error.code, f"{self._who}: warm-up sample '{sample.name}' failed: {text}")
+        if isinstance(error, InstanceLostError):
+            failure = InstanceLostError(failure.message)
+        forget_frames(error)
+        ns = time.monotonic_ns() - self._started_ns
+        self._ran.append(Ran(sample.name, self._iteration, ns, failure, sample.made_up))
+        self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._instance.on_lost = None
+        self._on_end(self._ran)
+
+
+class _Sink:
+    """Receives the outcomes of the requests of one execution."""
+
+    def __init__(self, warming: Warming, round_: int) -> None:
+        self._warming = warming
+        self._round = round_
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        self._warming.settled(self._round, outcome, final)
+
+
+def failure_of(ran: Sequence[Ran]) -> ModserveError | None:
+    """Why an instance is not fit to serve after its warm-up; None if it is. Warns of data that was made up in vain."""
+    error = ran[-1].error if ran else None
+    if error is None or not ran[-1].made_up:
+        return error
+    _log.warning("%s. This data was made up; model_warmup in the configuration can describe better", error.message)
+    return error if isinstance(error, InstanceLostError) else None
