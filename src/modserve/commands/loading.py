@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from modserve.backends.python.functions import FunctionRepository
 from modserve.config import from_json
 from modserve.core.loading import Repository
+from modserve.core.warm_up_config import WarmUpMode
 from modserve.models.loader import LoaderOptions
 from modserve.repository.local import local_repositories
 from modserve.settings import Settings
@@ -21,6 +22,7 @@ def loader_options(settings: Settings, backends: Iterable[str], cores: int) -> L
         auto_complete=not settings.disable_auto_complete_config,
         backend_options={name: {**by_backend.get("", {}), **by_backend.get(name, {})} for name in backends},
         measured=settings.default_backend == "auto",
+        warm_up=WarmUpMode(settings.warmup),
     )
 
 

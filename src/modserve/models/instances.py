@@ -19,7 +19,7 @@ from modserve.backends.api import (
 )
 from modserve.backends.registry import new_instance
 from modserve.core.errors import internal, invalid
-from modserve.core.model_config import InstanceKind, ModelConfig
+from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 from modserve.execution.placement import placements
 
 _log = logging.getLogger(__name__)
@@ -52,6 +52,17 @@ def gpu_count(name: str, backend: Backend) -> int:
 def count_cpu(places: Sequence[tuple[str, Placement]]) -> int:
     """How many instances run on the CPU."""
     return sum(placement.kind is not InstanceKind.GPU for _, placement in places)
+
+
+def description_of(name: str, engine: BackendModel) -> ModelDescription | None:
+    """What the engine says of a model. Raises INTERNAL for what is no description."""
+    description: object = engine.describe()
+    if description is not None and not isinstance(description, ModelDescription):
+        raise internal(
+            f"backend '{name}' describes its model by a {type(description).__name__}, expected a "
+            "modserve.ModelDescription or None"
+        )
+    return description
 
 
 def specs_of(complete: model_config.Complete, places: Sequence[tuple[str, Placement]]) -> list[InstanceSpec]:

@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 from modserve import config as model_config
 from modserve.backends.api import Backend, BackendModel, Executor, ModelSource
 from modserve.backends.registry import BackendRegistry
-from modserve.core.errors import ModserveError, from_exception, internal, invalid
+from modserve.core.errors import ModserveError, from_exception, invalid
 from modserve.core.loading import CONFIG_FILE, Blueprint, Listing, Needs, UnreadableModelError
 from modserve.core.metrics import MetricStore, StoredMetrics
 from modserve.core.model_config import ModelConfig, ModelDescription
@@ -29,7 +29,7 @@ from .assembly import bare_model, wrapped
 from .calls import ModelCalls, ModelControl
 from .engine_report import engine_report
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
-from .instances import count_cpu, gpu_count, make_anew, make_instances, place, specs_of
+from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of
 from .model import Opened
 from .model_files import read_initial_states, read_labels
 from .warm_up import make_samples
@@ -54,10 +54,10 @@ class LoaderOptions:
     """Of engines."""
     measured: bool = False
     """Backend `auto` runs models whose configuration names no backend."""
-    warm_up: WarmUpMode = WarmUpMode.CONFIG
-    """Which models run samples before they take requests."""
     on_notes: Callable[[str, model_config.Source, Sequence[model_config.Problem]], None] = lambda *notes: None
     """Hears, by the model's name, what of its configuration has no effect, or another one than it seems."""
+    warm_up: WarmUpMode = WarmUpMode.CONFIG
+    """Which models run samples before they take requests."""
     around: Callable[[Servable], Servable] | None = None
     """Puts something in front of each model that is loaded."""
 
@@ -248,7 +248,7 @@ class Loader:
             raise advice.advised(error, hint) from error
         instances: list[tuple[str, Executor]] = []
         try:
-            complete = self._finish(draft, backend, _description(draft.backend, engine), path)
+            complete = self._finish(draft, backend, description_of(draft.backend, engine), path)
             specs = specs_of(complete, place(complete.config, backend))
             sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, initial_states)
             samples, threads = sampling(), self._threads(backend, len(specs))
@@ -379,17 +379,6 @@ def _mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args
     except BaseException as error:
         _log.debug("%s", doing, exc_info=error)
         raise from_exception(error, doing) from error
-
-
-def _description(name: str, engine: BackendModel) -> ModelDescription | None:
-    """What the engine says of a model. Raises INTERNAL for what is no description."""
-    description: object = engine.describe()
-    if description is not None and not isinstance(description, ModelDescription):
-        raise internal(
-            f"backend '{name}' describes its model by a {type(description).__name__}, expected a "
-            "modserve.ModelDescription or None"
-        )
-    return description
 
 
 def _close(engine: BackendModel, instances: Sequence[tuple[str, Executor]], on_closed: Callable[[], None]) -> None:

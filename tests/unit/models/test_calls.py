@@ -116,6 +116,8 @@ async def test_the_sequence_of_the_parent_goes_to_models_with_sequences(bench: B
     await bench.start({"caller": CALLER, "stateful": PUPPET + "sequence_batching { }", "plain": PUPPET})
 
     async def seen(name: str, **more: Any) -> tuple[object, ...]:
+        [model] = [each for each in bench.server.ready_models() if each.id.name == name]
+        before = model.statistics.execution_count
         bench.caller.work = called(name, **more)
         waiting = asyncio.create_task(
             bench.infer(parameters={"sequence_id": 5, "sequence_start": True, "sequence_end": True})
@@ -125,6 +127,10 @@ async def test_the_sequence_of_the_parent_goes_to_models_with_sequences(bench: B
         request.respond({"OUTPUT": ONES})
         execution.finish()
         await waiting
+        # The instance's thread may say later that the execution is over: until then the sequence has its place.
+        async with asyncio.timeout(30):
+            while model.statistics.execution_count == before:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0)
         return request.correlation_id, request.sequence_start, request.sequence_end
 
     assert await seen("stateful") == (5, True, True)
