@@ -11,11 +11,15 @@ from typing import Final, cast
 from . import frames
 from .reading import Reading
 from .site import Site
+from .stream import Stream
 
 _KEEPALIVE: Final = b"keepaliv"
 
 _WRITE_BUFFER: Final = 256 * 1024
 """Bytes that the transport holds before the client counts as not reading."""
+
+_LOST_AT_ONCE: Final = 100
+"""Calls of a lost connection that end in one turn of the event loop."""
 
 
 class Connection(Reading):
@@ -54,14 +58,20 @@ class Connection(Reading):
         self._out.clear()
         self._hold(0)
         self._rest = b""
-        streams = list(self.streams.values())
+        lost = [stream for stream in self.streams.values() if not stream.over]
         self.streams.clear()
-        for stream in streams:
-            if not stream.over:
-                stream.over = True
-                stream.pending = stream.final = None
-                stream.lost()
+        for stream in lost:
+            stream.over = True
+            stream.pending = stream.final = None
+        self._lose(lost)
         self._sendable = self._watched = self._stream = self._block = self._blocks = None
+
+    def _lose(self, streams: list[Stream]) -> None:
+        """End the calls of a connection that is gone, some in each turn of the event loop."""
+        for stream in streams[:_LOST_AT_ONCE]:
+            stream.lost()
+        if len(streams) > _LOST_AT_ONCE:
+            self.site.loop.call_soon(self._lose, streams[_LOST_AT_ONCE:])
 
     def eof_received(self) -> bool:
         return False

@@ -43,6 +43,8 @@ _FIXED: Final = {frames.PRIORITY: 5, frames.RST_STREAM: 4, frames.PING: 8, frame
 _UNUSUAL: Final = END_HEADERS | PADDED | frames.WITH_PRIORITY
 """Most HEADERS have only the first of these flags."""
 
+_CALL_WORK: Final = 40
+"""To begin a call, or to end it before its time, costs about as much as so many frames: it may have a task."""
 _OF_STREAMS: Final = frozenset((DATA, HEADERS, frames.PRIORITY, frames.RST_STREAM, CONTINUATION))
 _OF_CONNECTIONS: Final = frozenset((frames.SETTINGS, frames.PING, frames.GOAWAY))
 
@@ -245,6 +247,7 @@ class Reading(Controlling):
         elif kind == frames.SETTINGS:
             self._on_settings(flags, payload)
         elif kind == frames.RST_STREAM:
+            self._work += _CALL_WORK
             self._on_reset(number)
         elif kind == frames.GOAWAY:
             self.count_noise()
@@ -366,6 +369,7 @@ class Reading(Controlling):
         stream = site.open(self, number, head, self.initial_window, site.limits.stream_window)
         if stream.over:
             return
+        self._work += _CALL_WORK
         self.streams[number] = stream
         self.ready.append(stream)
         if ends:
