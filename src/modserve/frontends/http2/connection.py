@@ -6,6 +6,7 @@ limits that clients run into.
 
 import asyncio
 import ssl
+from functools import partial
 from typing import Final, cast
 
 from . import frames
@@ -71,7 +72,7 @@ class Connection(Reading):
         for stream in streams[:_LOST_AT_ONCE]:
             stream.lost()
         if len(streams) > _LOST_AT_ONCE:
-            self.site.loop.call_soon(self._lose, streams[_LOST_AT_ONCE:])
+            self.site.loop.call_soon(partial(self._lose, streams[_LOST_AT_ONCE:]))
 
     def eof_received(self) -> bool:
         return False

@@ -208,3 +208,30 @@ def test_resets_do_not_stop_a_connection_that_goes_on_in_the_next_turn(loop: Loo
     wire.send(headers(1), *[data(1, b"x")] * (LIMITS.work + 5), RstStreamFrame(1), headers(3), data(3, b"y", end=True))
     assert site.streams[0].log[-1] == "lost"
     assert site.streams[1].log[-1] == "finished"
+
+
+def test_calls_by_the_hundred_begin_and_end_in_several_turns(wire: Wire, loop: Loop) -> None:
+    """Others have a turn of the event loop meanwhile."""
+    streams, receive = wire.connection.streams, wire.connection.data_received
+    receive(b"".join([headers(2 * number + 1).serialize() for number in range(300)]))
+    assert 0 < len(streams) < 150
+    while not wire.transport.reading:
+        loop.run()
+    assert len(streams) == 300
+    receive(b"".join([RstStreamFrame(2 * number + 1, error_code=8).serialize() for number in range(300)]))
+    assert 150 < len(streams) < 300
+    while not wire.transport.reading:
+        loop.run()
+    assert not streams
+
+
+def test_the_calls_of_a_lost_connection_end_in_several_turns(wire: Wire, loop: Loop) -> None:
+    wire.send(*[headers(2 * number + 1) for number in range(300)])
+    calls = list(wire.connection.streams.values())
+    wire.connection.connection_lost(None)
+    assert all(call.over for call in calls)  # at once: nothing is sent any more
+    ended = []
+    for _ in range(3):
+        ended.append(sum("lost" in call.log for call in calls))  # type: ignore[attr-defined]
+        loop.run()
+    assert ended == [100, 200, 300]
