@@ -25,6 +25,9 @@ from .frontends.offload import background_threads
 from .listeners import Listeners, Ports
 from .models.advice import absent_backends
 from .models.loader import Loader, LoaderOptions
+from .models.residency.admission import Residency
+from .models.residency.sizes import Meter
+from .models.residency.work import Lending
 from .observability import prometheus
 from .observability.logging import Logs
 from .observability.trace import Tracer
@@ -83,6 +86,9 @@ class InferenceServer(Server):
         """What engines show on the metrics page."""
         self.cores = max(1, available_cores() // workers)
         """For this process, of those that the machine lets all workers have."""
+        table = ModelTable()
+        table.expect(None)  # until the repositories have been looked through
+        residency = self._residency(table, workers)
         options = LoaderOptions(
             cores=self.cores,
             auto_complete=not settings.disable_auto_complete_config,
@@ -92,9 +98,8 @@ class InferenceServer(Server):
             measured=settings.default_backend == "auto",
             warm_up=WarmUpMode(settings.warmup),
             around=None if member is None else member.around_model,
+            residency=residency,
         )
-        table = ModelTable()
-        table.expect(None)  # until the repositories have been looked through
         loader = Loader(
             registry,
             options,
@@ -116,9 +121,25 @@ class InferenceServer(Server):
             shared_memory=SharedMemory(settings.allow_client_shm),
             tracer=Tracer(settings.trace if member is None else member.trace(settings.trace)),
             memory=MemoryBudget((allowed_memory() // 2 if memory is None else memory) // workers),
+            model_memory=lambda: residency.report,
         )
         if member is not None:
             member.join(self)
+
+    def _residency(self, table: ModelTable, workers: int) -> Residency:
+        """When models are in memory. Workers share the limit: each has models of its own."""
+        settings = self.settings
+        limit = settings.model_memory_limit.of(allowed_memory()) // workers
+        library = allocator.glibc()
+        return Residency(
+            limit,
+            lazy=settings.load_lazily == "true" or (settings.load_lazily == "auto" and limit > 0),
+            idle_ns=settings.model_idle_unload_secs * 10**9,
+            wait_ns=settings.model_memory_wait_secs * 10**9,
+            lending=Lending(table.loans.lent, table.loans.returned),
+            meter=Meter() if library is None else Meter(lambda: library.malloc_trim(0)),
+            on_health=lambda: self.changes.notify(),
+        )
 
     async def __aenter__(self) -> Self:
         try:

@@ -15,6 +15,7 @@ from .core.lifecycle import IndexEntry, State
 from .core.loading import Repository
 from .core.memory import MemoryBudget
 from .core.request import ParameterValue
+from .core.residency import NO_MEMORY, MemoryReport
 from .core.response import InferenceResponse
 from .core.servable import Handle, ReadinessChecker, RequestHolder, Servable
 from .core.tensor import Array, Tensor
@@ -96,6 +97,7 @@ class Server:
         tracer: Tracer | None = None,
         shared_memory: SharedMemory | None = None,
         memory: MemoryBudget | None = None,
+        model_memory: Callable[[], MemoryReport] = lambda: NO_MEMORY,
     ) -> None:
         self.name = name
         self.version = __version__
@@ -119,6 +121,8 @@ class Server:
         """The regions that clients have registered."""
         self.memory = MemoryBudget() if memory is None else memory
         """What requests hold, against the server's limit."""
+        self.model_memory = model_memory
+        """What models hold, against theirs."""
         self.failure_log = FailureLog()
         """The front ends record each request that failed in it."""
         self.around_app: Callable[[Any], Any] = lambda app: app

@@ -8,6 +8,7 @@ from functools import cached_property
 from .dtypes import Datatype
 from .ensemble_config import Ensembling
 from .merging import BatchInput, Padding
+from .residency import NO_RULES, ResidencyRules
 from .sequence_config import SequenceBatching
 from .tensor import Shape
 from .version import VersionPolicy
@@ -154,6 +155,8 @@ class ModelConfig:
     """The steps, for a model that is made of others and has no engine of its own."""
     default_model_filename: str = ""
     decoupled: bool = False
+    residency: ResidencyRules = NO_RULES
+    """When the model is in memory."""
     cached: bool = False
     """Its responses are kept, if the server has a cache for them."""
     parameters: Mapping[str, str] = field(default_factory=dict)

@@ -3,21 +3,21 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent import futures
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from modserve import config as model_config
-from modserve.backends.api import Backend, BackendModel, Executor, ModelSource
+from modserve.backends.api import Backend, Executor, ModelSource
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, invalid
 from modserve.core.loading import CONFIG_FILE, Blueprint, Listing, Needs, UnreadableModelError
 from modserve.core.metrics import MetricStore, StoredMetrics
 from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.servable import Borrow, Servable
+from modserve.core.statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.core.warm_up_config import WarmUpMode
 from modserve.execution.placement import thread_share
@@ -27,11 +27,13 @@ from modserve.scheduling.scheduler import LoopClock
 from . import advice, examination
 from .assembly import bare_model, wrapped
 from .calls import ModelCalls, ModelControl
+from .closing import close_untaken
 from .engine_report import engine_report
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
 from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of
 from .model import Opened
 from .model_files import read_initial_states, read_labels
+from .residency.admission import Residency
 from .warm_up import make_samples
 
 _MOST_AT_A_TIME = 8
@@ -60,6 +62,7 @@ class LoaderOptions:
     """Which models run samples before they take requests."""
     around: Callable[[Servable], Servable] | None = None
     """Puts something in front of each model that is loaded."""
+    residency: Residency = field(default_factory=Residency)
 
 
 @dataclass(frozen=True)
@@ -109,19 +112,27 @@ class Loader:
         design = await loop.run_in_executor(self._executor, _mapped, doing, self._inspect, listing)
         # Known before the first model loads, so that each gets its share of the cores from the start.
         self._cpu_instances[listing.name] = design.cpu_instances
-        return Blueprint(listing, design.versions, design.needs, functools.partial(self._load_version, design))
+        return Blueprint(listing, design.versions, design.needs, self._load_of(design))
 
-    async def _load_version(self, design: _Design, path: Path, version: int) -> Servable:
+    def _load_of(self, design: _Design) -> Callable[[Path, int], Awaitable[Servable]]:
+        def look(path: Path, version: int) -> list[ModserveError]:
+            (backend, config), names = self._backend(design.draft), self._registry.names
+            return examination.of_files(path, (version,), config, backend.default_model_filename, names)
+
+        load = functools.partial(self._load_version, design)
+        return self._options.residency.around(design.draft, design.needs, load, look, self._borrow)
+
+    async def _load_version(
+        self, design: _Design, path: Path, version: int, statistics: ModelStatistics | None = None
+    ) -> Servable:
         """Load one version from the model's directory at `path`."""
         loop = asyncio.get_running_loop()
         name = design.draft.name
         model_id = ModelId(name, version)
         self._cpu_instances.setdefault(name, design.cpu_instances)
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        calls, metrics = (
-            ModelCalls(model_id, self._borrower(model_id), self._control, loop),
-            self._options.metrics.of_model(),
-        )
+        calls = ModelCalls(model_id, self._borrower(model_id), self._control, loop)
+        metrics = self._options.metrics.of_model()
         doing = f"failed to load model '{name}' version {version}"
         loading = self._executor.submit(_mapped, doing, self._load, design.draft, path, version, share, calls, metrics)
         try:
@@ -134,6 +145,8 @@ class Loader:
         if isinstance(loaded, LoadedEnsemble):
             return wrapped(assemble(model_id, loaded, self._borrow, clock), clock, cache)
         around = self._options.around
+        if statistics is not None:
+            loaded = replace(loaded, statistics=statistics)
         try:
             bare = bare_model(model_id, loaded, clock)
         except Exception as error:
@@ -254,7 +267,7 @@ class Loader:
             samples, threads = sampling(), self._threads(backend, len(specs))
             make_instances(engine, specs, threads, instances)
         except BaseException:
-            _close(engine, instances, metrics.close)
+            close_untaken(engine, instances, metrics.close)
             raise
         message = complete.message.SerializeToString(deterministic=True)
         return Opened(
@@ -381,19 +394,7 @@ def _mapped(doing: str, work: Callable[Arguments, Result], *args: Arguments.args
         raise from_exception(error, doing) from error
 
 
-def _close(engine: BackendModel, instances: Sequence[tuple[str, Executor]], on_closed: Callable[[], None]) -> None:
-    """Close what a load has made and nobody takes; whatever of it fails to close, the rest is closed. Never raises."""
-    try:
-        with ExitStack() as stack:
-            stack.callback(on_closed)
-            stack.callback(engine.close)
-            for _, instance in instances:
-                stack.callback(instance.close)
-    except BaseException:
-        _log.exception("closing a model that was not taken failed")
-
-
 def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
     if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), Opened):
-        _close(loaded.engine, loaded.instances, loaded.on_closed)
+        close_untaken(loaded.engine, loaded.instances, loaded.on_closed)

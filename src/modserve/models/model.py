@@ -68,6 +68,8 @@ class Opened:
     """The same for an instance that is made anew, much later; None: it takes requests at once."""
     warmed_at_a_time: int = 1
     """The instances that run them side by side."""
+    statistics: ModelStatistics = field(default_factory=ModelStatistics)
+    """What the model counts in; that of earlier loads goes on if it is theirs."""
 
 
 Accept: TypeAlias = Callable[[InferenceRequest, ResponseSink, int], Inflight]
@@ -96,7 +98,7 @@ class Model:
         """Why it takes no requests at the moment, although it is loaded: it has no instance left."""
         self.config = config = opened.config
         self.config_message = opened.message
-        self.statistics = ModelStatistics()
+        self.statistics = opened.statistics
         self.labels = opened.labels
         self.engine_report = opened.engine_report
         self._engine = opened.engine

@@ -14,8 +14,11 @@ from prometheus_client.utils import floatToGoString as _untyped_go_string
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.memory import MemoryBudget
 from modserve.core.metrics import MetricStore
+from modserve.core.residency import NO_MEMORY, MemoryReport, residency
 from modserve.core.servable import Servable, engine_report
 from modserve.core.statistics import Histogram, ModelStatistics, TunerStatistics
+
+from . import model_memory
 
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
@@ -80,6 +83,8 @@ _GROUPS: tuple[tuple[str, Callable[[Servable], Any], tuple[tuple[str, str, Calla
     ("counter", lambda model: model.statistics if model.statistics.instances else None, _RESTARTS),
     ("gauge", lambda model: model.statistics, _GAUGES),
     ("gauge", lambda model: model.statistics.tuner, _TUNER),
+    ("gauge", residency, model_memory.GAUGES),
+    ("counter", residency, model_memory.COUNTERS),
 )
 """Families of one sample a model: their kind, what they are read from (None where the model has none), and they."""
 
@@ -206,6 +211,7 @@ class ServerFigures:
     connections: Mapping[str, int]
     """Open connections by protocol."""
     memory: MemoryBudget
+    model_memory: MemoryReport = NO_MEMORY
 
 
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
@@ -239,6 +245,9 @@ def server_families(figures: ServerFigures) -> Iterator[Metric]:
     yield _family("modserve_connections", "gauge", "Open connections, by protocol", rows)
     for name, kind, text, value in _MEMORY:
         yield _family(name, kind, text, [({}, value(figures.memory))])
+    if figures.model_memory.limit:
+        for name, text, read in model_memory.OF_ALL:
+            yield _family(name, "gauge", text, [({}, read(figures.model_memory))])
 
 
 def _state(entry: IndexEntry) -> dict[str, str]:

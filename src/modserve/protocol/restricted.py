@@ -65,7 +65,7 @@ CATEGORIES: Mapping[str, Calls] = {
     ),
     "statistics": Calls(
         ("ModelStatistics",),
-        paths=("/v2/models/stats",),
+        paths=("/v2/models/stats", "/v2/memory"),
         model_paths=("/stats", "/batches"),
     ),
     "trace": Calls(("TraceSetting",), paths=("/v2/trace/setting",), model_paths=("/trace/setting",)),

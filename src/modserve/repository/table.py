@@ -8,6 +8,7 @@ from typing import NamedTuple
 from modserve.core.errors import ModserveError, unavailable
 from modserve.core.lifecycle import UNLOADED, IndexEntry, State, VersionState
 from modserve.core.loading import Blueprint, DirectoryLease, Listing, Needs
+from modserve.core.residency import residency
 from modserve.core.servable import Borrow, Handle, SequenceKeeper, Servable
 from modserve.core.version import (
     ModelId,
@@ -234,7 +235,7 @@ class ModelTable:
             for version, row in sorted(model.versions.items()):
                 state = row.state
                 ailment = row.servable.unready_reason if row.servable is not None else None
-                reason = ailment or (state.reason if row.servable is None else model.problem)
+                reason = ailment or (state.reason if row.servable is None else model.problem or _presence(row.servable))
                 entry = IndexEntry(name, version, state.state, reason, state.load_ns)
                 yield entry, ailment is None and not state.holds_up_readiness
 
@@ -367,6 +368,12 @@ class ModelTable:
             ]
             for name in idle[: len(self.models) - MOST_REMEMBERED]:
                 del self.models[name]
+
+
+def _presence(servable: Servable) -> str:
+    """Whether the model of a READY version is in memory, if that varies."""
+    report = residency(servable)
+    return "" if report is None else report.text
 
 
 def _finish(model: Model, loaded: Loaded | None) -> list[Loaded]:

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass as validated_dataclass
 from modserve.core.log_settings import LogFormat, LogSettings
 from modserve.core.trace_settings import TraceLevel, TraceSettings
 
-from . import values
+from . import model_memory, values
 from .limits import Limits
 from .options import Option, did_you_mean, option, options_of
 from .values import Bytes, Count, Milliseconds, Port, UnsignedCount
@@ -254,6 +254,10 @@ class Settings(BaseModel):
     )
     """None: half of what the container or the machine has."""
     allow_client_shm: bool = option(False, "Let clients register shared memory, and put tensors there.")
+    model_memory_limit: model_memory.Limit = model_memory.LIMIT
+    load_lazily: model_memory.Lazily = model_memory.LAZILY
+    model_idle_unload_secs: Count = model_memory.IDLE_SECS
+    model_memory_wait_secs: Count = model_memory.WAIT_SECS
 
     http: HttpSettings = HttpSettings()
     grpc: GrpcSettings = GrpcSettings()

@@ -32,6 +32,8 @@ def _add_model(total: pb.ModelStatistics, one: pb.ModelStatistics) -> None:
     total.inference_count += one.inference_count
     total.execution_count += one.execution_count
     _add_durations(total.inference_stats, one.inference_stats)
+    for mine, other in zip(total.memory_usage, one.memory_usage, strict=False):
+        mine.byte_size += other.byte_size
     sizes = {batch.batch_size: batch for batch in total.batch_stats}
     for batch in one.batch_stats:
         if batch.batch_size in sizes:

@@ -315,6 +315,7 @@ def test_the_document_has_every_path(document: dict[str, Any]) -> None:
     paths = {path: set(methods) for path, methods in document["paths"].items() if path.startswith("/v2")}
     assert paths == {
         "/v2": {"get"},
+        "/v2/memory": {"get"},
         "/v2/health/live": {"get"},
         "/v2/health/ready": {"get"},
         "/v2/models": {"get"},

@@ -11,7 +11,19 @@ from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
 
 from ..text.problems import Problems
-from . import directory, ensembles, execution, padding, ragged, scheduling, sequences, tensors, unsupported, warm_up
+from . import (
+    directory,
+    ensembles,
+    execution,
+    padding,
+    ragged,
+    residency,
+    scheduling,
+    sequences,
+    tensors,
+    unsupported,
+    warm_up,
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ def validate(message: pb.ModelConfig, context: Context, problems: Problems) -> N
         padding.validate(message, partial),
         execution.validate(message, context.gpu_count),
         warm_up.validate(message, partial, context.files),
+        residency.validate(message),
     ):
         problems.add_all(faults)
     warm_up.warn(message, problems)
@@ -100,6 +113,7 @@ def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
         ensemble=ensembles.ensembling(message),
         default_model_filename=message.default_model_filename,
         decoupled=message.model_transaction_policy.decoupled,
+        residency=residency.rules(message),
         cached=message.response_cache.enable,
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from google.protobuf.message import Message
 
 from modserve.core.errors import Code, ModserveError, unsupported
+from modserve.core.residency import describe
 from modserve.core.response import InferenceResponse
 from modserve.core.shared_memory import CudaRegion, SystemRegion
 from modserve.core.tensor import Buffer
@@ -73,10 +74,12 @@ class InferenceService:
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, call: RpcCall) -> Message:
         servables = self._server.models(message.name, parse_requested(message.version))
+        await describe(servables[-1])
         return metadata.model_message(servables[-1], [servable.id.version for servable in servables])
 
     async def ModelConfig(self, message: pb.ModelConfigRequest, call: RpcCall) -> Message:
         servable = self._server.model(message.name, parse_requested(message.version))
+        await describe(servable)
         return pb.ModelConfigResponse(config=metadata.config_message(servable))
 
     async def ModelStatistics(self, message: pb.ModelStatisticsRequest, call: RpcCall) -> Message:

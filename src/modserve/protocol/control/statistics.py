@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from modserve.core.residency import residency
 from modserve.core.servable import Servable
 from modserve.core.statistics import ChoiceStatistics, Duration, TunerStatistics
 from modserve.pb import inference as pb
@@ -95,7 +96,16 @@ def _model(servable: Servable) -> pb.ModelStatistics:
             str(index): pb.InferResponseStatistics(**_durations(response, _RESPONSE_DURATIONS))
             for index, response in sorted(statistics.responses.items())
         },
+        memory_usage=_memory(servable),
     )
+
+
+def _memory(servable: Servable) -> list[pb.MemoryUsage]:
+    """What a model that comes into memory and leaves it holds there; nothing for all others, which is not measured."""
+    report = residency(servable)
+    if report is None:
+        return []
+    return [pb.MemoryUsage(type="CPU", id=0, byte_size=report.size if report.resident else 0)]
 
 
 def _durations(statistics: object, names: Iterable[str]) -> dict[str, pb.StatisticDuration]:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
+from modserve.core.residency import describe
 from modserve.core.version import parse_requested
 from modserve.frontends.http.infer import CallContext, InferCall
 from modserve.protocol import compression, failures
@@ -26,7 +27,7 @@ from modserve.protocol.json.json_text import MIME_JSON
 from modserve.server import Phase, Server
 from modserve.settings import HttpSettings
 
-from . import control, docs, generate, infer_stream, middleware, v1
+from . import control, docs, generate, infer_stream, memory, middleware, v1
 from .messages import add_model_route, infer_head, json_response
 from .schemas import INFER_BODY, SCHEMAS, response_of, responses_of
 from .streams import Streams
@@ -94,6 +95,7 @@ def create_app(server: Server, options: HttpSettings) -> FastAPI:
     app.include_router(control.repository_router(server, max_json, limits))
     for settings in (control.logging_router, control.shared_memory_router, control.trace_router):
         app.include_router(settings(server, max_json))
+    app.include_router(memory.router(server), tags=["metadata"])
     app.include_router(v1.router(context), tags=["KServe v1, TensorFlow Serving"])
     app.include_router(docs.router(server, app.openapi))
     return app
@@ -145,6 +147,7 @@ def _models(server: Server) -> APIRouter:
     async def model_metadata(model: str, version: int | None = None) -> Response:
         """A model's versions, platform, inputs and outputs."""
         servables = server.models(model, version)
+        await describe(servables[-1])
         return json_response(metadata.model_json(servables[-1], [servable.id.version for servable in servables]))
 
     async def model_ready(model: str, version: int | None = None) -> Response:
@@ -155,11 +158,15 @@ def _models(server: Server) -> APIRouter:
 
     async def model_config(model: str, version: int | None = None) -> Response:
         """The model's configuration, completed and normalised."""
-        return json_response(metadata.config_json(server.model(model, version)))
+        servable = server.model(model, version)
+        await describe(servable)
+        return json_response(metadata.config_json(servable))
 
     async def model_engine(model: str, version: int | None = None) -> Response:
         """The engine that runs the model, its version and settings, and of backend `auto` why it was chosen."""
-        return json_response(metadata.engine_json(server.model(model, version)))
+        servable = server.model(model, version)
+        await describe(servable)
+        return json_response(metadata.engine_json(servable))
 
     async def model_statistics(model: str, version: int | None = None) -> Response:
         """Cumulative counts and durations since the model was loaded."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from modserve.core import residency
 from modserve.frontends.offload import on_thread
 from modserve.protocol import examples
 from modserve.protocol.json.json_text import MIME_JSON
@@ -97,6 +98,7 @@ def router(server: Server, describe: Callable[[], dict[str, Any]]) -> APIRouter:
     @router.get("/docs/examples/{model}")
     async def model_examples(model: str) -> Response:
         """Bodies of calls that this model answers, by call."""
+        await residency.describe(server.model(model))
         models = {servable.id.name: servable.config for servable in server.models()}
         return json_response(examples.bodies(server.model(model).config, models))
 

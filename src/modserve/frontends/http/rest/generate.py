@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from modserve.core.errors import ModserveError, invalid
 from modserve.core.request import InferenceRequest
+from modserve.core.residency import describe
 from modserve.core.response import InferenceResponse, Outcome
 from modserve.frontends import offload
 from modserve.frontends.http.infer import CallContext
@@ -72,8 +73,10 @@ def router(context: CallContext, streams: Streams) -> APIRouter:
 async def _submit(call: HttpStream, version: int | None, request: Request, context: CallContext) -> None:
     """Raises what is wrong with the request."""
     codec.check_encoding(request.headers.get("content-encoding"))
-    body, config, max_json = await read_body(request, context.max_json), call.servable.config, context.max_json
+    body, max_json = await read_body(request, context.max_json), context.max_json
     reserve = call.borrow().take
+    await describe(call.servable)
+    config = call.servable.config
 
     def decode() -> InferenceRequest:
         reserve(limits.parsed_size(body))

@@ -38,6 +38,10 @@ _BODIES: dict[str, tuple[str, str]] = {
         "What runs a model; engines add what else there is to say. `candidates` are those that were measured.",
     ),
     "ModelList": ("models: [string]", ""),
+    "ModelMemory": (
+        "limit: integer, held: integer, models: [object]",
+        "Sizes in bytes. The models are those that come into memory and leave it, each with its state.",
+    ),
     "ModelMetadata": (
         "name: string, versions: [string], platform: string, inputs: [TensorMetadata], outputs: [TensorMetadata]",
         "",

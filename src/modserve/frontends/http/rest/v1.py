@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.lifecycle import IndexEntry
+from modserve.core.residency import describe
 from modserve.core.servable import Servable
 from modserve.frontends.http.infer import CallContext
 from modserve.protocol.http import v1_models
@@ -46,6 +47,7 @@ def _add_inference(router: APIRouter, context: CallContext) -> None:
         handle = server.borrow(model, version)  # its parts may wait for long
         try:
             body = await request.body()
+            await describe(handle.servable)
             return await unless_disconnected(request, respond(context, handle.servable, version, request, body, now_ns))
         finally:
             handle.release()
@@ -112,6 +114,7 @@ def _add_models(router: APIRouter, server: Server) -> None:
             servable = server.model(model, version)
         except ModserveError as error:
             raise error if error.code is not Code.NOT_FOUND else v1_models.unservable(model, version) from None
+        await describe(servable)
         return json_response(v1_models.metadata_json(servable))
 
     unready = {**responses_of("ModelStatus", 404), 503: response_of("ModelStatus", "Not ready")}

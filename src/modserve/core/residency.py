@@ -1,0 +1,133 @@
+"""Whether a model that is served is in memory at the moment, and how large it is there. `models/residency/` decides it.
+
+A version whose model comes and goes stays READY: it takes requests all the time, and those that come while it is not in
+memory wait until it is.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol, runtime_checkable
+
+
+class LoadMode(Enum):
+    """When a model comes into memory. The value is that of the parameter ``residency.load``."""
+
+    EAGER = "eager"
+    """When its version is loaded."""
+    LAZY = "lazy"
+    """With the first request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyRules:
+    """What the ``residency.`` parameters of a model say. None: what the server's options say."""
+
+    load: LoadMode | None = None
+    pin: bool = False
+    """Once it is in memory, it stays there."""
+    idle_ns: int | None = None
+    """How long it stays in memory without requests; 0: for ever."""
+
+
+NO_RULES = ResidencyRules()
+
+
+class Presence(Enum):
+    """Where a model is on its way into memory and out of it."""
+
+    ABSENT = "not resident"
+    WAITING = "waits for memory"
+    LOADING = "is being loaded"
+    RESIDENT = "resident"
+    LEAVING = "is being evicted"
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyReport:
+    """The state of one model version."""
+
+    presence: Presence
+    size: int
+    """Bytes, as measured when it was loaded last; 0 if it never was."""
+    files: int
+    """Bytes of the files of its version."""
+    pinned: bool
+    waiting: int
+    """Requests that wait until it is in memory."""
+    loads: int
+    """How often it came into memory."""
+    failed_loads: int
+    evictions: int
+    """How often it left memory for others, or because nobody used it."""
+    load_ns: int
+    """How long all its loads took, without the waits for memory."""
+    waited_ns: int
+    """How long requests waited for it to be in memory, all together."""
+    problem: str = ""
+    """Why the last attempt to load it failed, until one succeeds."""
+
+    @property
+    def resident(self) -> bool:
+        return self.presence is Presence.RESIDENT
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        size = f", {megabytes(self.size)}" if self.size else ""
+        pinned = ", pinned" if self.pinned else ""
+        problem = f"; the last load failed: {self.problem}" if self.problem else ""
+        return f"{self.presence.value}{size}{pinned}{problem}"
+
+
+class MemoryLimit(NamedTuple):
+    """A limit as people write it: in bytes, or in percent of the memory that there is. Both 0: no limit."""
+
+    size: int = 0
+    percent: float = 0.0
+
+    def of(self, memory: int) -> int:
+        """Bytes; 0: no limit, also if it is not known how much memory there is."""
+        return self.size or int(memory * self.percent / 100)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """What the models of a server hold, against their limit."""
+
+    limit: int
+    """Bytes that all models together may hold; 0: any number."""
+    held: int
+    """Bytes that models hold, and those that are being loaded are expected to."""
+
+
+NO_MEMORY = MemoryReport(0, 0)
+
+
+@runtime_checkable
+class OnDemand(Protocol):
+    """A servable whose model comes into memory and leaves it."""
+
+    @property
+    def residency(self) -> ResidencyReport: ...
+
+    async def describe(self) -> None:
+        """Load the model if that was never done, so that `config`, `config_message` and `labels` are complete.
+
+        Raises why it cannot be loaded.
+        """
+
+
+def residency(servable: object) -> ResidencyReport | None:
+    """None for what is always in memory, or has no memory of its own."""
+    return servable.residency if isinstance(servable, OnDemand) else None
+
+
+async def describe(servable: object) -> None:
+    """Make the configuration of a servable complete, if it is not yet. Raises as `OnDemand.describe`."""
+    if isinstance(servable, OnDemand):
+        await servable.describe()
+
+
+def megabytes(size: int) -> str:
+    """A size for people."""
+    return f"{size / 1e6:,.1f} MB".replace(",", " ") if size < 10**10 else f"{size / 1e9:,.1f} GB"

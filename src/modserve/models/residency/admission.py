@@ -1,0 +1,130 @@
+"""Which models come and go, and how they begin."""
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from modserve.config import Draft
+from modserve.core.errors import ModserveError
+from modserve.core.loading import Needs
+from modserve.core.residency import LoadMode, MemoryReport
+from modserve.core.servable import Borrow, Servable
+from modserve.core.statistics import ModelStatistics
+from modserve.core.version import ModelId
+from modserve.scheduling.scheduler import Clock, LoopClock
+
+from .memory import WAIT_NS, ModelMemory
+from .on_demand import OnDemandKeeper, OnDemandModel
+from .sizes import Meter, files_of
+from .work import NOBODY_BORROWS, Lending, Rules
+
+Load: TypeAlias = Callable[..., Awaitable[Servable]]
+"""Loads a version from the model's directory at a path; `statistics` are those it counts in, its own without them."""
+Look: TypeAlias = Callable[[Path, int], Sequence[ModserveError]]
+"""What is wrong with the files of a version, as far as that shows without an engine. Blocking."""
+
+
+class Residency:
+    """How the models of one server come into memory. Without a limit, or an option, they do so when they are loaded.
+
+    `limit` is that of all models together, in bytes; 0: none. `lazy`, `idle_ns`: for models that do not say it.
+    """
+
+    def __init__(
+        self,
+        limit: int = 0,
+        *,
+        lazy: bool = False,
+        idle_ns: int = 0,
+        wait_ns: int = WAIT_NS,
+        lending: Lending = NOBODY_BORROWS,
+        meter: Meter | None = None,
+        on_health: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.limit = limit
+        self._lazy = lazy
+        self._idle_ns = idle_ns
+        self._wait_ns = wait_ns
+        self._lending = lending
+        self._meter = meter
+        self._on_health = on_health
+        self._clock = clock
+        self._memory: ModelMemory | None = None
+
+    @property
+    def report(self) -> MemoryReport:
+        return MemoryReport(self.limit, 0) if self._memory is None else self._memory.report
+
+    def around(self, draft: Draft, needs: Needs, load: Load, look: Look, borrow: Borrow) -> Load:
+        """What loads the versions of a model in place of `load`: the model itself, or one that comes and goes."""
+        if draft.is_ensemble:
+            return functools.partial(_load_ensemble, needs, load, borrow)
+        rules = draft.provisional().residency
+        if not (self.limit or self._lazy or self._idle_ns or rules.idle_ns or rules.load is LoadMode.LAZY):
+            return load
+        return functools.partial(self._admit, draft, load, look)
+
+    async def _admit(self, draft: Draft, load: Load, look: Look, path: Path, version: int) -> Servable:
+        """Raises what is wrong with its files, that they are larger than the limit, and what an eager load raises."""
+        self._clock = self._clock or LoopClock(asyncio.get_running_loop())
+        memory = self._memory = self._memory or ModelMemory(self.limit, self._clock, self._meter, wait_ns=self._wait_ns)
+        for failure in await asyncio.to_thread(look, path, version):
+            raise failure
+        files = await asyncio.to_thread(files_of, path / str(version))
+        config = draft.provisional()
+        rules = config.residency
+        kind = OnDemandModel if config.sequence_batching is None else OnDemandKeeper
+        model = kind(
+            memory,
+            ModelId(draft.name, version),
+            config,
+            draft.identified.SerializeToString(deterministic=True),
+            functools.partial(_make, load, path, version),
+            self._clock,
+            files=files,
+            whole=_is_whole(draft),
+            rules=Rules(rules.pin, self._idle_ns if rules.idle_ns is None else rules.idle_ns),
+            lending=self._lending,
+            on_health=self._on_health,
+        )
+        memory.check(model)
+        # Where an older load of the model is in memory, a failure of the new one must show before it takes its place.
+        default = LoadMode.LAZY if self._lazy and not memory.has(draft.name) else LoadMode.EAGER
+        if (default if rules.load is None or memory.has(draft.name) else rules.load) is LoadMode.EAGER:
+            try:
+                await model.ensure()
+            except BaseException:
+                await model.close()
+                raise
+        return model
+
+
+def _make(load: Load, path: Path, version: int, statistics: ModelStatistics) -> Awaitable[Servable]:
+    return load(path, version, statistics)
+
+
+async def _load_ensemble(needs: Needs, load: Load, borrow: Borrow, path: Path, version: int, *rest: Any) -> Servable:
+    """An ensemble is checked against its models: those that only their engine can describe are loaded for it."""
+    for name, versions in needs.items():
+        for needed in versions:
+            try:
+                handle = borrow(name, needed)
+            except ModserveError:
+                continue  # which the load says better
+            try:
+                if isinstance(handle.servable, OnDemandModel) and not handle.servable.whole:
+                    await handle.servable.describe()
+            finally:
+                handle.release()
+    return await load(path, version, *rest)
+
+
+def _is_whole(draft: Draft) -> bool:
+    """Whether a configuration says of all its tensors what they are."""
+    message = draft.identified
+    inputs = [bool(each.data_type and each.dims) for each in message.input]
+    outputs = [bool(each.data_type and each.dims) for each in message.output]
+    return bool(inputs and outputs) and all(inputs + outputs)

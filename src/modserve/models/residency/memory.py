@@ -1,0 +1,361 @@
+"""The budget of the models' memory: who is in memory, who has to leave it, and loading within the limit.
+
+What counts. Each tenant counts with `held`: what it was measured to need while it is in memory, and while it is being
+loaded what it is expected to need: what it needed the last time, or the size of its files. The sum of all is kept at or
+below the limit, but for a first load that turns out larger than expected: then others leave, or it does.
+
+Who leaves. Those without work in flight, the least recently used first, and only if enough of them can leave for the
+new one to fit. Never a tenant that is pinned, has work in flight or open sequences. One that another model borrows (an
+ensemble between two of its steps) stays as well, unless nothing at all is in flight anywhere: then waiting would help
+nobody, since those that borrow wait for the memory themselves.
+
+Who comes. Those that wait for room get it in the order in which they came: a model that has to leave and is wanted
+again at once waits behind the one that it has left for. Who has waited for `BLOCKED_NS` holds up nobody any more.
+
+Where all are busy at every moment, none would ever leave. So after `PATIENCE_NS` the least recently used ones are held
+back: new requests for them wait, and when what they have in flight is over they leave. After `wait_ns` the one that
+wanted room fails, and they go on.
+
+Loads run one after the other, so that the growth of the process is the size of what was loaded.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from modserve.core.errors import ModserveError, OverloadedError, unavailable
+from modserve.core.residency import MemoryReport, megabytes
+from modserve.core.servable import Servable
+from modserve.core.version import ModelId
+from modserve.scheduling.scheduler import Clock
+
+from .sizes import Meter
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_NS = 1_000_000_000
+"""How long a model waits for others to be idle by themselves."""
+BLOCKED_NS = 3 * PATIENCE_NS
+WAIT_NS = 30_000_000_000
+_MOST_NAMED = 5
+"""Models that a refusal names."""
+
+
+class TooLargeError(ModserveError):
+    """A model alone is larger than the limit: trying again does not help."""
+
+
+class Tenant(Protocol):
+    """A model that is in memory or on its way there or out, as the budget sees it."""
+
+    id: ModelId
+    held: int
+    """Bytes that count against the limit. Only the budget writes it."""
+    size: int
+    """Bytes as measured last; 0 while unknown. Only the budget writes it."""
+    files: int
+    last_used_ns: int
+
+    @property
+    def movable(self) -> bool:
+        """Whether it is in memory, and not pinned nor about to leave."""
+
+    @property
+    def at_work(self) -> str:
+        """What it is doing, for people; empty if nothing."""
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether others hold it, and may use it at any moment."""
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether what is at work ends by itself if it gets no new requests: no sequences, nothing that is borrowed."""
+
+    @property
+    def holds(self) -> str:
+        """Why it stays in memory, for people."""
+
+    async def relieved(self) -> None:
+        """Return when it is not at work any more; if it is not, when nobody borrows it any more."""
+
+    def hold_back(self, on: bool) -> None:
+        """Let new requests wait, or let them through again."""
+
+    def leave(self, why: str) -> "asyncio.Task[None]":
+        """Leave memory, from this moment on. `held` is 0 when the task has ended."""
+
+    async def make(self) -> Servable:
+        """Load the model."""
+
+
+class ModelMemory:
+    """The budget of one server. On the event loop's thread; what it measures blocks and runs in a thread."""
+
+    def __init__(
+        self,
+        limit: int,
+        clock: Clock,
+        meter: Meter | None = None,
+        *,
+        wait_ns: int = WAIT_NS,
+        run: Callable[[Callable[[], Any]], Coroutine[Any, Any, Any]] = asyncio.to_thread,
+    ) -> None:
+        self.limit = limit
+        """Bytes; 0: any number."""
+        self._clock = clock
+        self._meter = meter or Meter()
+        self._wait_ns = wait_ns
+        self._run = run
+        self._tenants: dict[Tenant, None] = {}
+        self._one_load = asyncio.Lock()
+        self._queue: dict[Tenant, int] = {}
+        """Those that wait for room, the first one first, each with when it is blocked."""
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __repr__(self) -> str:
+        return f"ModelMemory({megabytes(self.held)} of {megabytes(self.limit)}, {len(self._tenants)} models)"
+
+    @property
+    def held(self) -> int:
+        return sum(each.held for each in self._tenants)
+
+    def has(self, name: str) -> bool:
+        """Whether a version of a model is in memory."""
+        return any(each.id.name == name for each in self._tenants)
+
+    @property
+    def report(self) -> MemoryReport:
+        return MemoryReport(self.limit, self.held)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run what outlives the call that began it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def changed(self) -> None:
+        """Somebody may have room now."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # Into memory
+
+    def check(self, tenant: Tenant) -> None:
+        """Raises `TooLargeError` for a model that cannot fit, by its size if that is known, else by its files."""
+        size = tenant.size or tenant.files
+        if self.limit and size > self.limit:
+            by = "as measured when it was loaded" if tenant.size else "its files alone"
+            raise self._too_large(tenant, size, by)
+
+    async def load(self, tenant: Tenant, on_begin: Callable[[], None], on_wait: Callable[[], None]) -> Servable:
+        """Make room for a model, load and measure it.
+
+        `on_begin` is called when there is room, and `on_wait` when there turned out to be too little. Raises
+        `TooLargeError`, UNAVAILABLE if no room could be made in time, and what its load raises.
+        """
+        self.check(tenant)
+        self._tenants[tenant] = None
+        end_ns = self._clock.now_ns() + self._wait_ns
+        try:
+            while True:
+                await self._make_room(tenant, tenant.size or tenant.files, end_ns)
+                async with self._one_load:
+                    on_begin()
+                    servable = await self._measured(tenant)
+                if await self._fits_now(tenant):
+                    return servable
+                await self._let_go(servable, tenant)
+                del servable
+                on_wait()
+                self.check(tenant)
+        except BaseException:
+            self.gone(tenant)
+            raise
+
+    async def _measured(self, tenant: Tenant) -> Servable:
+        before = await self._run(self._meter.before)
+        servable = await tenant.make()
+        try:
+            grown = await self._run(partial(self._meter.after, before))
+        except BaseException:
+            await servable.close()
+            raise
+        # Requests come and go meanwhile: what they have freed must not make a model look smaller than its files.
+        tenant.size = tenant.held = max(grown, tenant.files)
+        return servable
+
+    async def _fits_now(self, tenant: Tenant) -> bool:
+        """Whether what was loaded may stay, perhaps since others leave."""
+        while self._excess(tenant, tenant.held) > 0:
+            if tenant.held > self.limit:
+                return False
+            victims = self._choose(tenant, tenant.held)
+            if not victims:
+                return False
+            await self._leave(victims, tenant)
+        return True
+
+    async def _let_go(self, servable: Servable, tenant: Tenant) -> None:
+        _log.info(
+            "model '%s', version %d: needs %s, more than there is room for at the moment", *tenant.id, _mb(tenant)
+        )
+        try:
+            await servable.drain()
+            await servable.close()
+        except Exception:
+            _log.exception("model '%s', version %d: closing its engine failed", *tenant.id)
+        del servable
+        await self._run(self._meter.trim)
+        tenant.held = 0
+
+    async def _make_room(self, tenant: Tenant, size: int, end_ns: int) -> None:
+        """Return when a model of this size counts as there. Raises UNAVAILABLE after `end_ns`."""
+        held_back: list[Tenant] = []
+        begin_ns = self._clock.now_ns()
+        patient_ns = min(begin_ns + PATIENCE_NS, end_ns)
+        self._queue[tenant] = begin_ns + BLOCKED_NS
+        try:
+            while not (first := self._is_first(tenant)) or self._excess(tenant, size) > 0:
+                now_ns = self._clock.now_ns()
+                if first and (victims := self._choose(tenant, size)):
+                    await self._leave(victims, tenant)
+                    continue
+                if now_ns >= end_ns or (first and self._is_hopeless(tenant, size)):
+                    raise self._refusal(tenant, size)
+                if first and now_ns >= patient_ns and not held_back:
+                    held_back = self._prefix(
+                        [each for each in self._others(tenant) if each.interruptible], tenant, size
+                    )
+                    for each in held_back:
+                        each.hold_back(True)
+                await self._something(
+                    min(each for each in (*self._queue.values(), patient_ns, end_ns) if each > now_ns)
+                )
+            tenant.held = size
+        finally:
+            del self._queue[tenant]
+            self.changed()
+            for each in held_back:
+                each.hold_back(False)
+
+    def _is_first(self, tenant: Tenant) -> bool:
+        """Whether nobody waits for room before a tenant, but those that are blocked."""
+        now_ns = self._clock.now_ns()
+        return next((each for each, end_ns in self._queue.items() if each is tenant or now_ns < end_ns), None) is tenant
+
+    def _is_hopeless(self, tenant: Tenant, size: int) -> bool:
+        """Whether what is pinned leaves too little room, and nothing is on its way."""
+        others = [each for each in self._tenants if each is not tenant and each.held and not each.movable]
+        if not all(each.holds for each in others):
+            return False
+        return size + sum(each.held for each in others) > self.limit > 0
+
+    async def _something(self, until_ns: int) -> None:
+        """Return when a model has become idle, has come or gone, or it is `until_ns`."""
+        timer = self._clock.call_at(until_ns, self.changed)
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[Any]] = [loop.create_task(self._changed.wait())]
+        tasks += [loop.create_task(_quietly(each)) for each in self._tenants if each.at_work or each.borrowed]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            for task in tasks:
+                task.cancel()
+
+    # Out of memory
+
+    def gone(self, tenant: Tenant) -> None:
+        """A tenant has nothing in memory any more."""
+        tenant.held = 0
+        self._tenants.pop(tenant, None)
+        self.changed()
+
+    async def close(self, servable: Servable, tenant: Tenant) -> None:
+        """Close what is not in use any more, and return its memory to the system."""
+        try:
+            await servable.drain()
+            await servable.close()
+        except Exception:  # an engine that cannot end well is gone all the same
+            _log.exception("model '%s', version %d: closing its engine failed", *tenant.id)
+        finally:
+            del servable
+            try:
+                await self._run(self._meter.trim)
+            finally:
+                self.gone(tenant)
+
+    async def _leave(self, victims: Sequence[Tenant], tenant: Tenant) -> None:
+        name, version = tenant.id
+        leaving = [each.leave(f"to make room for model '{name}', version {version}") for each in victims]
+        await asyncio.wait(leaving)
+
+    # Who has to leave
+
+    def _others(self, tenant: Tenant) -> list[Tenant]:
+        """Those that could leave for a tenant once they have nothing to do, the least recently used first."""
+        others = [each for each in self._tenants if each is not tenant and each.movable]
+        return sorted(others, key=lambda each: each.last_used_ns)
+
+    def _excess(self, tenant: Tenant, size: int) -> int:
+        """By how much the limit would be exceeded with a tenant of this size; 0 or less if it fits."""
+        return self.held - tenant.held + size - self.limit if self.limit else 0
+
+    def _choose(self, tenant: Tenant, size: int) -> list[Tenant]:
+        """The tenants that leave now, so that a tenant of this size fits; none if not enough of them can."""
+        idle = [each for each in self._others(tenant) if not each.at_work]
+        chosen = self._prefix([each for each in idle if not each.borrowed], tenant, size)
+        if not chosen and not any(each.at_work for each in self._tenants):
+            chosen = self._prefix(sorted(idle, key=lambda each: (each.borrowed, each.last_used_ns)), tenant, size)
+        return chosen
+
+    def _prefix(self, candidates: Sequence[Tenant], tenant: Tenant, size: int) -> list[Tenant]:
+        """The first candidates whose memory is enough; none if that of all is not."""
+        excess, chosen = self._excess(tenant, size), list[Tenant]()
+        for each in candidates:
+            if excess <= 0:
+                break
+            chosen.append(each)
+            excess -= each.held
+        return chosen if excess <= 0 else []
+
+    # What is said
+
+    def _too_large(self, tenant: Tenant, size: int, by: str) -> TooLargeError:
+        name, version = tenant.id
+        text = (
+            f"model '{name}' version {version} needs {megabytes(size)} of memory ({by}), more than "
+            f"--model-memory-limit allows all models together, {megabytes(self.limit)}"
+        )
+        return TooLargeError(unavailable(text).code, text)
+
+    def _refusal(self, tenant: Tenant, size: int) -> OverloadedError:
+        holders = sorted((each for each in self._tenants if each is not tenant), key=lambda each: -each.held)
+        said = [
+            f"'{each.id.name}' version {each.id.version} ({_mb(each)}: {each.holds or 'comes or goes'})"
+            for each in holders[:_MOST_NAMED]
+        ]
+        if more := len(holders) - len(said):
+            said.append(f"{more} more")
+        name, version = tenant.id
+        return OverloadedError(
+            f"there is no memory for model '{name}' version {version}, which needs {megabytes(size)} of the "
+            f"{megabytes(self.limit)} that --model-memory-limit allows; in memory: {', '.join(said) or 'none'}",
+            PATIENCE_NS,
+        )
+
+
+async def _quietly(tenant: Tenant) -> None:
+    try:
+        await tenant.relieved()
+    except Exception:
+        _log.exception("model '%s', version %d: cannot be waited for", *tenant.id)
+
+
+def _mb(tenant: Tenant) -> str:
+    return megabytes(tenant.held)

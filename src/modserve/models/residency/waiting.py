@@ -1,0 +1,151 @@
+"""The requests that wait until their model is in memory.
+
+Each has an `Inflight` of its own, which its client may cancel and whose deadline counts. When the model is there, it is
+submitted with a sink in between (`_Relay`), since the model makes another `Inflight` of it: what happens to one of the
+two from then on happens to both.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from modserve.core.errors import ModserveError, cancelled, from_exception, unavailable
+from modserve.core.inflight import Inflight
+from modserve.core.model_config import QueuePolicy
+from modserve.core.request import InferenceRequest
+from modserve.core.response import Outcome, ResponseSink
+from modserve.core.servable import Servable
+from modserve.core.statistics import ModelStatistics, failure_reason
+from modserve.scheduling.scheduler import Alarm, Clock
+
+MOST = 1024
+"""Requests of one model that wait, where its queue policy names no number."""
+
+
+class WaitingRequests:
+    """Of one model, in the order in which they came. On the event loop's thread.
+
+    `on_empty` is called when the last one has left by itself: its client cancelled it, or it waited too long.
+    """
+
+    def __init__(self, clock: Clock, statistics: ModelStatistics, on_empty: Callable[[], None]) -> None:
+        self._clock = clock
+        self._statistics = statistics
+        self._on_empty = on_empty
+        self._waiting: dict[Inflight, int] = {}
+        """Each with when it has waited too long; 0 for never."""
+        self._alarm = Alarm(clock, self._look)
+        self._emptied = asyncio.Event()
+        self.waited_ns = 0
+        """How long those that wait no more have waited."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, inflight: Inflight, policy: QueuePolicy) -> None:
+        """Raises UNAVAILABLE if as many wait as may, by the policy of the model's queue."""
+        most = policy.max_queue_size or MOST
+        if len(self._waiting) >= most:
+            request = inflight.request
+            raise unavailable(
+                f"{request.label}Exceeds maximum queue size: {most} requests wait until model "
+                f"'{request.model_name}' is in memory"
+            )
+        now_ns = self._clock.now_ns()
+        inflight.queue_start_ns = now_ns
+        inflight.on_cancel = self._cancelled
+        timeout_ns = 0 if policy.delay else policy.timeout_ns(inflight.request.timeout_ns)
+        ends = [each for each in (inflight.deadline_ns, timeout_ns and now_ns + timeout_ns) if each]
+        self._waiting[inflight] = end_ns = min(ends, default=0)
+        self._statistics.pending += 1
+        if end_ns:
+            self._alarm.by(end_ns)
+
+    def hand_over(self, servable: Servable) -> None:
+        """The model is there: submit all of them to it."""
+        for inflight in list(self._waiting):
+            if not self._leave(inflight):
+                continue  # re-entrancy: a sink may cancel other requests when it hears of a failure
+            relay = _Relay(inflight)
+            try:
+                inner = servable.submit(inflight.request, relay, inflight.request_start_ns)
+            except Exception as error:  # the model has counted it
+                inflight.settle(from_exception(error, "failed to submit a request that has waited for its model"))
+                continue
+            relay.inner = inner
+            inner.callers, inner.flow = inflight.callers, inflight.flow
+            inner.device_outputs = inflight.device_outputs
+            inflight.ordered = inner.ordered
+            inflight.on_cancel = relay.cancelled
+        self._alarm.cancel()
+
+    async def emptied(self) -> None:
+        """Return when nobody waits."""
+        while self._waiting:
+            await self._emptied.wait()
+
+    def fail(self, error: ModserveError) -> None:
+        for inflight in list(self._waiting):
+            self._drop(inflight, error)
+        self._alarm.cancel()
+
+    def _cancelled(self, inflight: Inflight) -> None:
+        self._drop(inflight, cancelled())
+        self._tell_if_empty()
+
+    def _look(self) -> None:
+        """Refuse what has waited too long."""
+        now_ns = self._clock.now_ns()
+        for inflight, end_ns in list(self._waiting.items()):
+            if end_ns and end_ns <= now_ns:
+                self._drop(inflight, unavailable("Request timeout expired"))
+        if (next_ns := min((end_ns for end_ns in self._waiting.values() if end_ns), default=0)) > 0:
+            self._alarm.at(next_ns)
+        self._tell_if_empty()
+
+    def _drop(self, inflight: Inflight, error: ModserveError) -> None:
+        if self._leave(inflight):
+            reason = failure_reason(error, by_backend=False)
+            self._statistics.record_failure(inflight, reason, self._clock.now_ns())
+            inflight.settle(error)
+
+    def _leave(self, inflight: Inflight) -> bool:
+        """Whether it was still there."""
+        if self._waiting.pop(inflight, None) is None:
+            return False
+        inflight.on_cancel = None
+        self._statistics.pending -= 1
+        self.waited_ns += self._clock.now_ns() - inflight.queue_start_ns
+        if not self._waiting:
+            self._emptied.set()
+            self._emptied = asyncio.Event()
+        return True
+
+    def _tell_if_empty(self) -> None:
+        if not self._waiting:
+            self._on_empty()
+
+
+def waiting_inflight(request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
+    """The bookkeeping of a request that nobody has checked yet: its model does, when it is there."""
+    return Inflight(request, sink, request.inputs, request.outputs, 0, None, now_ns, request.deadline_ns)
+
+
+@dataclass(slots=True, eq=False)
+class _Relay:
+    """Implements `core.response.ResponseSink`: the model's outcomes are those of the request that has waited."""
+
+    outer: Inflight
+    inner: Inflight | None = None
+
+    def settle(self, outcome: Outcome, final: bool) -> None:
+        outer, inner = self.outer, self.inner
+        if inner is not None:
+            outer.timing = inner.timing
+            if final:
+                self.inner = None
+        outer.settle(outcome, final)
+
+    def cancelled(self, outer: Inflight) -> None:
+        if self.inner is not None:
+            self.inner.cancel()
