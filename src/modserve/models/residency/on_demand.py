@@ -233,6 +233,7 @@ class OnDemandModel:
             self._idle.start()
         if not self._held_back:
             self._waiting.hand_over(inner)
+        self._memory.changed()  # it may leave from now on
 
     def _nobody_waits(self) -> None:
         """Those that made it wait for memory have gone: the memory is for others."""
