@@ -272,7 +272,7 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
 
 
 def test_sequences_keep_their_model(tmp_path: Path) -> None:
-    write_accumulator(tmp_path, "sums", "direct { }")
+    write_accumulator(tmp_path, "sums", "direct { }", "max_sequence_idle_microseconds: 60000000")
     with (tmp_path / "sums" / "config.pbtxt").open("a") as config:
         config.write(parameter("residency.load", "lazy"))
     with serving(tmp_path, options=["--model-idle-unload-secs=1"]) as server:
@@ -282,6 +282,7 @@ def test_sequences_keep_their_model(tmp_path: Path) -> None:
             tensor = {"name": "INPUT", "datatype": "INT32", "shape": [1, 1], "data": [1]}
             body = json.dumps({"parameters": parameters, "inputs": [tensor]}).encode()
             answer = http(server.http_port, "POST", "/v2/models/sums/infer", body).json
+            assert "outputs" in answer, answer
             sums += [each["data"][0] for each in answer["outputs"] if each["name"] == "OUTPUT"]
             time.sleep(1.5)
         assert sums == [1, 2, 3]
