@@ -266,7 +266,7 @@ async def test_a_released_slot_is_the_next_to_be_reserved() -> None:
 
 async def test_closing_waits_for_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(instances=1)
-    [instance] = bench.pool._instances
+    [instance] = bench.pool._instances.values()
     assert isinstance(instance, ThreadInstance)
     loop, waits, join = asyncio.get_running_loop(), asyncio.Event(), instance._runner.join
 
