@@ -8,17 +8,18 @@ from pathlib import Path
 
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception
-from modserve.core.loading import Blueprint, Listing
-from modserve.core.servable import Borrow, Servable
+from modserve.core.loading import Blueprint, Change, Listing
+from modserve.core.servable import Borrow, Servable, base
 from modserve.core.version import ModelId
 from modserve.execution.placement import thread_share
 from modserve.scheduling.scheduler import LoopClock
 
 from .assembly import bare_model, wrapped
 from .calls import ModelCalls, ModelControl
+from .changing import Revision, prepare
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
-from .model import Opened
-from .opening import Opener, close_untaken
+from .model import Model, Opened
+from .opening import Opener, close_instances, close_untaken
 from .reading import Design, LoaderOptions, ModelReader, mapped
 
 __all__ = ["Loader", "LoaderOptions"]
@@ -58,7 +59,8 @@ class Loader:
         design = await loop.run_in_executor(self._executor, mapped, doing, self._reader.inspect, listing)
         # Known before the first model loads, so that each gets its share of the cores from the start.
         self._cpu_instances[listing.name] = design.cpu_instances
-        return Blueprint(listing, design.versions, design.needs, functools.partial(self._load_version, design))
+        load, change = functools.partial(self._load_version, design), functools.partial(self._change, design)
+        return Blueprint(listing, design.versions, design.needs, load, change)
 
     async def _load_version(self, design: Design, path: Path, version: int) -> Servable:
         """Load one version from the model's directory at `path`."""
@@ -100,6 +102,27 @@ class Loader:
                 raise
             raise from_exception(error, doing) from error
 
+    async def _change(self, design: Design, servable: Servable, path: Path, version: int) -> Change | None:
+        """Make ready to apply the configuration to a version that serves, if it can be."""
+        model = base(servable)
+        if not isinstance(model, Model) or self._clock is None:
+            return None
+        doing = f"failed to change model '{design.draft.name}' version {version}"
+        revising = self._executor.submit(
+            mapped, doing, self._opener.revise, design.draft, path, model.opened, model.pool.numbers
+        )
+        try:
+            revision = await asyncio.wrap_future(revising)
+        except asyncio.CancelledError:
+            revising.add_done_callback(_discard_revision)
+            raise
+        if revision is None:
+            return None
+        try:
+            return await prepare(servable, model, revision, self._clock, self._options.response_cache)
+        except Exception as error:
+            raise from_exception(error, doing) from error
+
     def forget(self, name: str) -> None:
         self._cpu_instances.pop(name, None)
 
@@ -115,3 +138,9 @@ def _discard(loading: "futures.Future[Opened | LoadedEnsemble]") -> None:
     """Close what a load has made that nobody takes. Runs on the thread of the load."""
     if not loading.cancelled() and loading.exception() is None and isinstance(loaded := loading.result(), Opened):
         close_untaken(loaded.engine, loaded.instances, loaded.on_closed)
+
+
+def _discard_revision(revising: "futures.Future[Revision | None]") -> None:
+    """The same for a change."""
+    if not revising.cancelled() and revising.exception() is None and (revision := revising.result()) is not None:
+        close_instances([(spec.name, instance) for spec, instance in revision.added])

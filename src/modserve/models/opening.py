@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from modserve import config as model_config
@@ -16,6 +17,7 @@ from modserve.core.model_config import ModelDescription
 
 from . import advice
 from .calls import ModelCalls
+from .changing import Revision, changed_fields
 from .engine_report import engine_report
 from .ensemble import LoadedEnsemble
 from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of
@@ -100,10 +102,10 @@ class Opener:
         instances: list[tuple[str, Executor]] = []
         try:
             complete = self._finish(draft, backend, description_of(draft.backend, engine), path)
-            specs = specs_of(complete, place(complete.config, backend))
+            specs = dict(enumerate(specs_of(complete, place(complete.config, backend))))
             sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, initial_states)
             samples, threads = sampling(), self._threads(backend, len(specs))
-            make_instances(engine, specs, threads, instances)
+            make_instances(engine, list(specs.values()), threads, instances)
         except BaseException:
             close_untaken(engine, instances, metrics.close)
             raise
@@ -119,11 +121,53 @@ class Opener:
             lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),
             self._on_health,
             metrics.close,
-            engine_report(draft.backend, engine, specs),
+            engine_report(draft.backend, engine, list(specs.values())),
             samples,
             functools.partial(self._executor.submit, sampling) if samples else None,
             threads,
+            specs,
         )
+
+    def revise(
+        self, draft: model_config.Draft, path: Path, former: Opened, numbers: Mapping[str, int]
+    ) -> Revision | None:
+        """Make ready what another configuration needs of an open engine. None if it has to be opened again.
+
+        `numbers` are those of the instances that there are, by name. The files at `path` are as they were.
+        """
+        if draft.is_ensemble or draft.backend != former.config.backend or len(numbers) != len(former.specs):
+            return None  # the last would be two groups of one name
+        backend, _ = self._reader.backend(draft)
+        engine = former.engine
+        complete = self._completed(draft, backend, description_of(draft.backend, engine), path)
+        fields = changed_fields(former.message, complete, getattr(backend, "in_place", ()))
+        if fields is None:
+            return None
+        self._tell(draft, complete)
+        specs = specs_of(complete, place(complete.config, backend))
+        sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, former.initial_states)
+        samples, threads = sampling(), self._threads(backend, len(specs))
+        placed = {spec.name: spec.placement for spec in former.specs.values()}
+        staying = {numbers[spec.name]: spec for spec in specs if placed.get(spec.name) == spec.placement}
+        new = [spec for spec in specs if placed.get(spec.name) != spec.placement]
+        instances: list[tuple[str, Executor]] = []
+        try:
+            make_instances(engine, new, threads, instances)
+        except BaseException:
+            close_instances(instances)
+            raise
+        opened = replace(
+            former,
+            config=complete.config,
+            message=complete.message.SerializeToString(deterministic=True),
+            engine_report=engine_report(draft.backend, engine, specs),
+            samples=samples,
+            make_samples=functools.partial(self._executor.submit, sampling) if samples else None,
+            warmed_at_a_time=threads,
+        )
+        added = [(spec, instance) for spec, (_, instance) in zip(new, instances, strict=True)]
+        removed = tuple(number for number in numbers.values() if number not in staying)
+        return Revision(fields, opened, staying, removed, added)
 
     def _threads(self, backend: Backend, count: int) -> int:
         """On how many threads `count` instances are made."""
@@ -140,10 +184,13 @@ class Opener:
     ) -> model_config.Complete:
         """As `_completed`, and its warnings are in the log."""
         complete = self._completed(draft, backend, description, path)
+        self._tell(draft, complete)
+        return complete
+
+    def _tell(self, draft: model_config.Draft, complete: model_config.Complete) -> None:
         self._options.on_notes(draft.name, draft.source, complete.notes)
         for warning in complete.warnings:
             _log.warning("%s", warning)
-        return complete
 
     def _completed(
         self,
@@ -189,3 +236,13 @@ def close_untaken(
                 stack.callback(instance.close)
     except BaseException:
         _log.exception("closing a model that was not taken failed")
+
+
+def close_instances(instances: Sequence[tuple[str, Executor]]) -> None:
+    """As `close_untaken`, for instances of an engine that stays."""
+    try:
+        with ExitStack() as stack:
+            for _, instance in instances:
+                stack.callback(instance.close)
+    except BaseException:
+        _log.exception("closing instances that were not taken failed")

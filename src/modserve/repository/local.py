@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from modserve.core.errors import ModserveError, from_exception, invalid
 from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing
@@ -12,6 +13,10 @@ from modserve.core.version import parse_directory
 MODEL_FILES = frozenset(
     {".onnx", ".pt", ".pth", ".plan", ".engine", ".pb", ".pkl", ".joblib", ".safetensors", ".h5", ".keras"}
 )
+
+
+Mark: TypeAlias = tuple[int, ...]
+"""The time of modification and the size of a file; empty for a directory."""
 
 
 def local_repositories(paths: Iterable[Path]) -> "list[LocalRepository]":
@@ -55,14 +60,22 @@ class LocalRepository:
         """One model: its versions are the directories named by a positive integer without leading zeros. Blocking."""
         path = self.path / name
         marks: dict[int | None, list[tuple[str | int, ...]]] = {None: []}
-        for below, *mark in _marks(path):
+        weights: dict[int | None, list[object]] = {None: []}
+        for below, mark, inode in _marks(path):
             top, *rest = below.split(os.sep)
             version = parse_directory(top) if rest or not mark else None
             marks.setdefault(version, []).append((below, *mark))
+            if below != CONFIG_FILE:
+                weights.setdefault(version, []).append(self._identity(path, below, mark, inode))
         versions = tuple(sorted(version for version in marks if version is not None))
         content = _content(path / CONFIG_FILE, name)  # after the marks, so that no change of the file is missed
         by_version = {version: tuple(sorted(files)) for version, files in marks.items()}
-        return Listing(name, self, path, versions, content, marks=by_version)
+        kept = {version: frozenset(files) for version, files in weights.items()}
+        return Listing(name, self, path, versions, content, marks=by_version, weights=kept)
+
+    def _identity(self, path: Path, below: str, mark: Mark, inode: int) -> object:
+        """What tells a file, or with an empty mark a directory, from any other. `inode`: of the file itself."""
+        return path, below, mark, inode if mark else 0
 
     def _remarks(self) -> list[str]:
         return [
@@ -85,8 +98,8 @@ _COMPILED = "__pycache__"
 """What Python writes beside a model's own modules is no change of the model."""
 
 
-def _marks(root: Path) -> Iterator[tuple[str, *tuple[int, ...]]]:
-    """The path of all that can be read in a directory, for files with time of modification and size."""
+def _marks(root: Path) -> Iterator[tuple[str, Mark, int]]:
+    """The path of all that can be read in a directory, with its mark and its inode."""
     pending = [(root, "", frozenset[tuple[int, int]]())]
     while pending:
         directory, below, above = pending.pop()
@@ -104,9 +117,9 @@ def _marks(root: Path) -> Iterator[tuple[str, *tuple[int, ...]]]:
             except OSError:
                 continue
             if not is_directory:
-                yield path, status.st_mtime_ns, status.st_size
+                yield path, (status.st_mtime_ns, status.st_size), status.st_ino
                 continue
-            yield (path,)
+            yield path, (), status.st_ino
             identity = (status.st_dev, status.st_ino)
             if identity not in above:  # otherwise it is a link to a directory around it
                 pending.append((Path(entry.path), f"{path}{os.sep}", above | {identity}))
