@@ -271,7 +271,7 @@ async def test_a_new_instance_that_fails_its_warm_up_changes_nothing(bench: Benc
     execution = await bench.begun()
     await bench.run()  # beside it
     execution.fail(RuntimeError("cold"))
-    with pytest.raises(ModserveError, match="warm-up sample 'w' failed: .*cold"):
+    with pytest.raises(ModserveError, match=r"warm-up sample 'w' failed: .*cold"):
         await change
     await until(lambda: bench.backend.open_instances == 1)
     change = asyncio.create_task(bench.change(TWO + DYNAMIC + warm_up))
