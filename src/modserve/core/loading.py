@@ -147,6 +147,8 @@ class Blueprint:
 
     None if the version has to be loaded anew. Raises as `load`, and what serves stays as it is then.
     """
+    only_reads: bool = False
+    """Whether a load only reads the model's files, so that what changes in them meanwhile makes it fail."""
     failure: ModserveError | None = None
     """Why the model cannot be used; all but the listing is then empty."""
 

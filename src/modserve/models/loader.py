@@ -59,8 +59,14 @@ class Loader:
         design = await loop.run_in_executor(self._executor, mapped, doing, self._reader.inspect, listing)
         # Known before the first model loads, so that each gets its share of the cores from the start.
         self._cpu_instances[listing.name] = design.cpu_instances
-        load, change = functools.partial(self._load_version, design), functools.partial(self._change, design)
-        return Blueprint(listing, design.versions, design.needs, load, change)
+        return Blueprint(
+            listing,
+            design.versions,
+            design.needs,
+            functools.partial(self._load_version, design),
+            functools.partial(self._change, design),
+            design.only_reads,
+        )
 
     async def _load_version(self, design: Design, path: Path, version: int) -> Servable:
         """Load one version from the model's directory at `path`."""

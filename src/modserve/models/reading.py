@@ -54,6 +54,8 @@ class Design:
     needs: Needs
     cpu_instances: int
     """Of all the versions."""
+    only_reads: bool
+    """Whether the backend only reads the model's files."""
 
 
 class ModelReader:
@@ -67,13 +69,13 @@ class ModelReader:
         draft = self.read(listing)
         self._check(draft, listing)
         if draft.is_ensemble:
-            config, cpu_instances = draft.provisional(), 0
+            config, cpu_instances, only_reads = draft.provisional(), 0, False
         else:
             backend, config = self.backend(draft)
-            cpu_instances = count_cpu(place(config, backend))
+            cpu_instances, only_reads = count_cpu(place(config, backend)), bool(getattr(backend, "in_place", ()))
         versions = self._selected(draft, listing)
         needs = config.ensemble.needs if config.ensemble is not None else {}
-        return Design(draft, versions, needs, cpu_instances * len(versions))
+        return Design(draft, versions, needs, cpu_instances * len(versions), only_reads)
 
     def examine(self, listing: Listing) -> list[ModserveError]:
         """Every reason not to load a model that shows before an engine opens it. Blocking; may import the engine.

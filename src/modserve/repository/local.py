@@ -42,7 +42,14 @@ class LocalRepository:
         )
 
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
-        return DirectoryLease(listing.path)
+        before = await asyncio.to_thread(_files, listing.path, version)
+
+        async def changed() -> str:
+            now = await asyncio.to_thread(_files, listing.path, version)
+            other = next((file for file, mark in before.items() if now.get(file) != mark), None)
+            return "" if other is None else f"'{listing.path / other}' has changed while it was loaded"
+
+        return DirectoryLease(listing.path, changed=changed)
 
     async def remarks(self) -> Sequence[str]:
         return await asyncio.to_thread(self._remarks)
@@ -92,6 +99,16 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
         return None
     except OSError as error:
         return from_exception(error, f"reading the configuration of model '{name}'")
+
+
+def _files(directory: Path, version: int) -> dict[str, Mark]:
+    """The marks of a version's files, and of those that are not of one version, but for the configuration."""
+    files: dict[str, Mark] = {}
+    for below, mark, _ in _marks(directory):
+        top, *rest = below.split(os.sep)
+        if mark and below != CONFIG_FILE and (not rest or parse_directory(top) in (None, version)):
+            files[below] = mark
+    return files
 
 
 _COMPILED = "__pycache__"

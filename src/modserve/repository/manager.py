@@ -35,9 +35,9 @@ import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from graphlib import TopologicalSorter
 
-from modserve.core.errors import ModserveError, from_exception
+from modserve.core.errors import ModserveError, from_exception, unavailable
 from modserve.core.lifecycle import UNLOADED
-from modserve.core.loading import Blueprint, Listing, ModelLoader
+from modserve.core.loading import Blueprint, DirectoryLease, Listing, ModelLoader
 from modserve.core.servable import Finisher, Servable
 
 from . import dependencies, plan
@@ -265,7 +265,7 @@ class ModelManager:
                 try:
                     lease = await listing.repository.fetch(listing, version)
                     try:
-                        servable = await blueprint.load(lease.path, version)
+                        servable = await _load_still(blueprint, lease, version)
                     except BaseException:
                         await lease.release()
                         raise
@@ -322,3 +322,25 @@ class ModelManager:
         for group in self.table.companions.groups_of(servable):
             await self._finished(group)
             self.table.companions.left(group)
+
+
+async def _load_still(blueprint: Blueprint, lease: DirectoryLease, version: int) -> Servable:
+    """Load one version. Fails if a file has changed on the way, as in a folder that is still being copied."""
+    try:
+        servable = await blueprint.load(lease.path, version)
+    except Exception as error:
+        if not (changed := await lease.changed()):
+            raise
+        failure = from_exception(error, f"failed to load model '{blueprint.listing.name}' version {version}")
+        raise ModserveError(failure.code, f"{failure.message}\n{changed}") from error
+    if not blueprint.only_reads:
+        return servable
+    try:
+        changed = await lease.changed()
+    except BaseException:
+        await servable.close()
+        raise
+    if not changed:
+        return servable
+    await servable.close()
+    raise unavailable(f"failed to load model '{blueprint.listing.name}' version {version}: {changed}")

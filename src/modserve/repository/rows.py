@@ -26,6 +26,8 @@ class Version:
     """Takes the requests. There is one exactly while the version is READY, also while it is being loaded again."""
     loaded: Loaded | None = None
     """The servable with what it was loaded from."""
+    added: bool = False
+    """Whether it came while others of its model served, which go on if it fails."""
     reason: str = UNLOADED
     """The reason of the state once the version is unloaded."""
 

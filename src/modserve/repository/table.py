@@ -26,9 +26,14 @@ MOST_REMEMBERED = 10_000
 
 
 class ModelTable:
-    """The models of one server. Lives on the event loop's thread."""
+    """The models of one server. Lives on the event loop's thread.
 
-    def __init__(self) -> None:
+    A version that loads or has failed beside others of its model, which were there before, keeps the server from being
+    ready only if it is `strict`, as in Triton: the new version takes nothing away.
+    """
+
+    def __init__(self, strict: bool = False) -> None:
+        self._strict = strict
         self.models: dict[str, Model] = {}
         self.loans = Loans()
         self.locks = NameLocks()
@@ -171,7 +176,10 @@ class ModelTable:
         return [entry for entry, _ in self._entries()]
 
     def unready(self) -> list[IndexEntry]:
-        """What keeps the server from being ready: all versions but the healthy ones and those unloaded on purpose."""
+        """What keeps the server from being ready.
+
+        All versions but the healthy ones, those unloaded on purpose, and those that came later, beside others.
+        """
         return [entry for entry, is_ready in self._entries() if not is_ready]
 
     def _entries(self) -> Iterator[tuple[IndexEntry, bool]]:
@@ -184,7 +192,8 @@ class ModelTable:
                 ailment = row.servable.unready_reason if row.servable is not None else None
                 reason = ailment or (state.reason if row.servable is None else model.problem)
                 entry = IndexEntry(name, version, state.state, reason, state.load_ns)
-                yield entry, ailment is None and not state.holds_up_readiness
+                beside = row.added and model.latest is not None and not self._strict
+                yield entry, ailment is None and (beside or not state.holds_up_readiness)
 
     # What is about to be loaded
 
@@ -237,8 +246,9 @@ class ModelTable:
 
     def begin(self, name: str, versions: Iterable[int]) -> None:
         """Some versions are being loaded. Those that serve remain READY."""
+        model = self.models[name]
         for version in versions:
-            row = self.models[name].versions.setdefault(version, Version())
+            row = model.versions.setdefault(version, Version(added=model.latest is not None))
             if row.servable is None:
                 self._step(row, State.LOADING)
 

@@ -226,11 +226,13 @@ async def test_the_order_of_responses_is_kept_over_a_change(bench: Bench) -> Non
     ordered = "dynamic_batching { preserve_ordering: true }\n"
     await bench.change(TWO + ordered)
     done: list[int] = []
-    tasks = []
-    for value in (1, 2):
-        tasks.append(bench.infer(value))
-        tasks[-1].add_done_callback(lambda _, value=value: done.append(value))
-    executions = [await bench.begun() for _ in range(1)]
+
+    async def note(value: int) -> None:
+        await bench.infer(value)
+        done.append(value)
+
+    tasks = [asyncio.create_task(note(value)) for value in (1, 2)]
+    executions = [await bench.begun()]
     if len(executions[0].inputs["INPUT0"]) == 1:
         executions.append(await bench.begun())
     await bench.change(TWO + ordered + "response_cache { enable: true }")

@@ -309,10 +309,11 @@ class Backend(Protocol):
     that are not `data_dependent` skip a hop.
 
     It may have two more attributes. `parallel_instances` (bool, False where it is absent): `BackendModel.instance` may
-    be called on several threads at once, for instances that take long to make.
-    `in_place` (a set of names of fields, empty where it is absent): fields of the configuration that may change while a
-    model is open, since nothing that was made of it depends on them: `QUEUES`, or `INSTANCES`, where instances may be
-    made and closed at any time, too. The server then applies such a change without opening the model again.
+    be called on several threads at once, for instances that take long to make. `in_place` (a set of names of fields,
+    empty where it is absent): fields of the configuration that may change while a model is open, since nothing that was
+    made of it depends on them: `QUEUES`, or `INSTANCES`, where instances may be made and closed at any time, too. The
+    server then applies such a change without opening the model again. A backend that says it only reads the model's
+    files: if they change while it opens a model, the load fails.
     """
 
     default_model_filename: str
