@@ -67,6 +67,7 @@ OWN_OPTIONS = [
     "python-model",
     "request-memory-limit",
     "server-timing",
+    "strict-version-readiness",
     "supervise",
     "warmup",
     "workers",

@@ -35,7 +35,7 @@ class DirectoryLease:
     """The model's directory, with `config.pbtxt` and at least this one version directory."""
     release: Callable[[], Awaitable[None]] = field(default=_nothing, compare=False)
     changed: Callable[[], Awaitable[str]] = field(default=_unchanged, compare=False)
-    """Which file has changed since the lease began, as words for a reason; empty if none has."""
+    """Which file has changed since the look, or since the last call, as words for a reason; empty if none has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 from modserve.core.errors import ModserveError, from_exception, invalid
 from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing
@@ -42,11 +42,12 @@ class LocalRepository:
         )
 
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
-        before = await asyncio.to_thread(_files, listing.path, version)
+        known = _known(listing, version)
 
         async def changed() -> str:
-            now = await asyncio.to_thread(_files, listing.path, version)
-            other = next((file for file, mark in before.items() if now.get(file) != mark), None)
+            before = dict(known)
+            known.update(await asyncio.to_thread(_now, listing.path, before))
+            other = next((file for file, mark in before.items() if known[file] != mark), None)
             return "" if other is None else f"'{listing.path / other}' has changed while it was loaded"
 
         return DirectoryLease(listing.path, changed=changed)
@@ -101,14 +102,22 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
         return from_exception(error, f"reading the configuration of model '{name}'")
 
 
-def _files(directory: Path, version: int) -> dict[str, Mark]:
-    """The marks of a version's files, and of those that are not of one version, but for the configuration."""
-    files: dict[str, Mark] = {}
-    for below, mark, _ in _marks(directory):
-        top, *rest = below.split(os.sep)
-        if mark and below != CONFIG_FILE and (not rest or parse_directory(top) in (None, version)):
-            files[below] = mark
-    return files
+def _known(listing: Listing, version: int) -> dict[str, Mark]:
+    """The files of a version, and of all versions, with their marks as a look has seen them; not the configuration."""
+    entries = [entry for key in (None, version) for entry in cast("Iterable[Any]", listing.marks.get(key, ()))]
+    return {below: tuple(mark) for below, *mark in entries if mark and below != CONFIG_FILE}
+
+
+def _now(directory: Path, files: Iterable[str]) -> dict[str, Mark]:
+    """The present marks of some files; an empty one for a file that has gone."""
+    marks: dict[str, Mark] = {}
+    for file in files:
+        try:
+            status = (directory / file).stat()
+            marks[file] = status.st_mtime_ns, status.st_size
+        except OSError:
+            marks[file] = ()
+    return marks
 
 
 _COMPILED = "__pycache__"

@@ -325,22 +325,27 @@ class ModelManager:
 
 
 async def _load_still(blueprint: Blueprint, lease: DirectoryLease, version: int) -> Servable:
-    """Load one version. Fails if a file has changed on the way, as in a folder that is still being copied."""
-    try:
-        servable = await blueprint.load(lease.path, version)
-    except Exception as error:
-        if not (changed := await lease.changed()):
+    """Load one version, once more if a file has changed since the look. Fails if one has changed again by then."""
+    changed = ""
+    for _ in range(2):
+        try:
+            servable = await blueprint.load(lease.path, version)
+        except Exception as error:
+            before, changed = changed, await lease.changed()
+            if changed and not before:
+                continue
+            if not changed:
+                raise
+            failure = from_exception(error, f"failed to load model '{blueprint.listing.name}' version {version}")
+            raise ModserveError(failure.code, f"{failure.message}\n{changed}") from error
+        if not blueprint.only_reads:
+            return servable
+        try:
+            changed = await lease.changed()
+        except BaseException:
+            await servable.close()
             raise
-        failure = from_exception(error, f"failed to load model '{blueprint.listing.name}' version {version}")
-        raise ModserveError(failure.code, f"{failure.message}\n{changed}") from error
-    if not blueprint.only_reads:
-        return servable
-    try:
-        changed = await lease.changed()
-    except BaseException:
+        if not changed:
+            return servable
         await servable.close()
-        raise
-    if not changed:
-        return servable
-    await servable.close()
     raise unavailable(f"failed to load model '{blueprint.listing.name}' version {version}: {changed}")
