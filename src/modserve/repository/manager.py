@@ -331,7 +331,7 @@ async def _load_still(blueprint: Blueprint, lease: DirectoryLease, version: int)
         try:
             servable = await blueprint.load(lease.path, version)
         except Exception as error:
-            before, changed = changed, await lease.changed()
+            before, changed = changed, await lease.changed() if blueprint.only_reads else ""
             if changed and not before:
                 continue
             if not changed:
