@@ -2,7 +2,7 @@
 
 | field | how |
 |---|---|
-| `instance_group` | instances are made, warm up and serve; others finish what they have and are closed; a new queue |
+| `instance_group`: `count` | new ones warm up and serve, others finish what they have and are closed; a new queue |
 | `dynamic_batching` | a new queue; what waits in the old one runs first |
 | `model_warmup` | instances that are made from now on run it |
 | `response_cache` | what keeps the responses is put before the model, or taken away |
@@ -51,13 +51,18 @@ def changed_fields(before: bytes, now: model_config.Complete, allowed: Collectio
         return None
     if "dynamic_batching" in fields and not ("dynamic_batching" in old and "dynamic_batching" in new):
         return None  # instances are made otherwise for models whose requests share batches
-    if "instance_group" in fields and ("sequence_batching" in new or _kinds(old) != _kinds(new)):
-        return None  # sequences keep their instances; what may run on the event loop goes by the kinds
+    if not _NEEDS_QUEUE.isdisjoint(fields) and any("rate_limiter" in each for each in _groups(old) + _groups(new)):
+        return None  # who has which resources goes by the instances that a model has when it loads
+    if "instance_group" in fields and ("sequence_batching" in new or _groups(old) != _groups(new)):
+        return None  # sequences keep their instances
     return fields
 
 
-def _kinds(config: Mapping[str, list[Mapping[str, object]]]) -> set[object]:
-    return {group.get("kind") for group in config.get("instance_group", ())}
+def _groups(config: Mapping[str, Sequence[Mapping[str, object]]]) -> list[dict[str, object]]:
+    """The groups of instances without their counts, which alone may change."""
+    return [
+        {name: value for name, value in each.items() if name != "count"} for each in config.get("instance_group", ())
+    ]
 
 
 class ModelChange:

@@ -116,8 +116,11 @@ async def test_applied_in_place(bench: Bench, caplog: pytest.LogCaptureFixture, 
         ONE,
         TWO + DYNAMIC + "optimization { priority: PRIORITY_MAX }",
         ONE + "sequence_batching {}",
+        ONE + ONE + DYNAMIC,
+        "instance_group [ { count: 2 kind: KIND_CPU rate_limiter { priority: 2 } } ]\n" + DYNAMIC,
+        "instance_group [ { count: 1 kind: KIND_MODEL } ]\n" + DYNAMIC,
     ],
-    ids=["parameters", "no queue any more", "one field of two", "sequences"],
+    ids=["parameters", "no queue any more", "one field of two", "sequences", "groups", "resources", "kinds"],
 )
 async def test_all_else_loads_anew(bench: Bench, text: str) -> None:
     await bench.change(text)
