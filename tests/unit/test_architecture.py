@@ -61,7 +61,11 @@ RULES = {
     "workers": rule(
         "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
     ),
-    "commands": rule("backends config core execution models observability pb repository settings", "google.protobuf"),
+    "model_setup": rule("backends.python.functions config core models repository settings"),
+    "commands": rule(
+        "backends config core execution in_process model_setup models observability pb repository settings",
+        "google.protobuf grpc",
+    ),
     "cli": rule(
         "app backends.inventory commands console core form listeners ports settings observability supervisor workers",
         "uvloop",

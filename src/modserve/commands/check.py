@@ -11,11 +11,12 @@ from typing import Any, TextIO
 
 from modserve.config import printable
 from modserve.core.errors import ModserveError
+from modserve.model_setup import repositories
 from modserve.observability.logging import Logs
 from modserve.settings import OptionError, from_command_line
 
 from .checking import Finding, ModelReport, Report, check
-from .loading import repositories, stdout_as_stderr
+from .loading import stdout_as_stderr
 
 CANNOT_CHECK = 2
 

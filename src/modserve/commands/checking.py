@@ -27,14 +27,13 @@ from modserve.core.servable import Servable
 from modserve.core.statistics import ModelStatistics
 from modserve.core.version import ModelId
 from modserve.execution.placement import available_cores
+from modserve.model_setup import loader_options
 from modserve.models.loader import Loader
 from modserve.repository.control import ControlOptions, ModelControl
 from modserve.repository.manager import ModelManager
 from modserve.repository.table import ModelTable
 from modserve.settings import Settings
 from modserve.settings.options import did_you_mean
-
-from .loading import loader_options
 
 _SUGGESTION = re.compile(r"did you mean '([^']+)'\?")
 _REASON = re.compile(r"^(?:[A-Z][a-z]+(?: [a-z]+)*): ")
