@@ -6,6 +6,7 @@ from .backends.python.functions import FunctionRepository
 from .config import from_json
 from .core.loading import Repository
 from .core.warm_up_config import WarmUpMode
+from .models.integrity import Guard
 from .models.loader import LoaderOptions
 from .repository.control import ALL
 from .repository.local import local_repositories
@@ -14,7 +15,9 @@ from .settings import Settings
 
 def repositories(settings: Settings) -> list[Repository]:
     """Where the models are: the directories, and the decorated objects. Raises INVALID_ARG for one of the latter."""
-    places: list[Repository] = [*local_repositories(settings.repositories)]
+    places: list[Repository] = [
+        *local_repositories(settings.repositories, outside_links=settings.allow_outside_symlinks)
+    ]
     if settings.python_model:
         places.append(FunctionRepository(settings.python_model, from_json))
     return places
@@ -40,5 +43,6 @@ def loader_options(settings: Settings, backends: Iterable[str], cores: int) -> L
         auto_complete=not settings.disable_auto_complete_config,
         backend_options=backend_options(settings, backends),
         measured=settings.default_backend == "auto",
+        guard=Guard(settings.require_digests, settings.deny_code),
         warm_up=WarmUpMode(settings.warmup),
     )

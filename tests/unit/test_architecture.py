@@ -46,7 +46,9 @@ RULES = {
     "observability": rule("core", "prometheus_client"),
     "scheduling": rule("core resources", "mypy_extensions"),
     "execution": rule("core backends.api resources", "mypy_extensions numpy"),
-    "models": rule("core resources config backends.api backends.catalogue backends.registry execution scheduling"),
+    "models": rule(
+        "core resources config backends.api backends.catalogue backends.code backends.registry execution scheduling"
+    ),
     "in_process": rule("core resources"),
     "server": rule("core in_process repository resources observability"),
     "frontends": rule(

@@ -65,16 +65,20 @@ class Complete:
 
 
 def check(
-    draft: Draft, *, auto_complete: bool = True, on_notes: Callable[[Sequence[Problem]], None] = lambda notes: None
+    draft: Draft,
+    *,
+    auto_complete: bool = True,
+    on_notes: Callable[[Sequence[Problem]], None] = lambda notes: None,
+    files: Path | None = None,
 ) -> None:
     """Raises for problems that exist before the model is opened. `finish` checks everything again.
 
-    `on_notes` gets what has no effect or another one than it seems, also of a draft with problems.
+    `on_notes` gets what has no effect or another one than it seems, also of a draft with problems. `files` as `finish`.
     """
     problems = _problems(draft, auto_complete)
     for path, note in draft.notes:
         problems.warn(path, note)
-    features.validate(draft.identified, Context(draft.name, partial=auto_complete), problems)
+    features.validate(draft.identified, Context(draft.name, partial=auto_complete, files=files), problems)
     on_notes(problems.notes)
     problems.raise_if_any()
 

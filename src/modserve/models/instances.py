@@ -24,6 +24,8 @@ from modserve.execution.placement import placements
 
 _log = logging.getLogger(__name__)
 
+_MOST_AT_A_TIME = 8
+"""Instances of a version that are made at the same time, for backends that allow it."""
 _CLOSING_S = 10.0
 """How long a lost instance may take to close before another one is made beside it."""
 
@@ -84,6 +86,13 @@ def make_instance(engine: BackendModel, spec: InstanceSpec) -> Executor:
             close()
         raise
     return instance
+
+
+def threads_for(backend: Backend, count: int, cores: int) -> int:
+    """On how many threads `count` instances are made."""
+    if getattr(backend, "parallel_instances", False) is not True:
+        return 1
+    return min(count, cores, _MOST_AT_A_TIME)
 
 
 def make_instances(

@@ -29,13 +29,11 @@ from .assembly import bare_model, wrapped
 from .calls import ModelCalls, ModelControl
 from .engine_report import engine_report
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
-from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of
+from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of, threads_for
+from .integrity import Guard
 from .model import Opened
 from .model_files import read_initial_states, read_labels
 from .warm_up import make_samples
-
-_MOST_AT_A_TIME = 8
-"""Instances of a version that are made at the same time, for backends that allow it."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +54,7 @@ class LoaderOptions:
     """Backend `auto` runs models whose configuration names no backend."""
     on_notes: Callable[[str, model_config.Source, Sequence[model_config.Problem]], None] = lambda *notes: None
     """Hears, by the model's name, what of its configuration has no effect, or another one than it seems."""
+    guard: Guard = field(default_factory=Guard)
     warm_up: WarmUpMode = WarmUpMode.CONFIG
     """Which models run samples before they take requests."""
     around: Callable[[Servable], Servable] | None = None
@@ -182,13 +181,14 @@ class Loader:
                 failures.append(error)
                 return None
 
-        tried(self._check)
+        tried(functools.partial(self._check, files=listing.path if listing.path.is_dir() else None))
         engine = None
         if draft.backend and not draft.is_ensemble:
             engine = tried(lambda draft, listing: self._backend(draft)[0])
         versions = tried(self._selected) or ()
         filename = "" if engine is None else engine.default_model_filename
         failures += examination.of_files(listing.path, versions, draft.provisional(), filename, self._registry.names)
+        failures += examination.of_contents(listing.path, versions, draft, engine, self._options.guard)
         return failures
 
     def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
@@ -210,7 +210,9 @@ class Loader:
         calls: ModelCalls,
         metrics: StoredMetrics,
     ) -> Opened | LoadedEnsemble:
+        admit = functools.partial(self._options.guard.admit, draft)
         if draft.is_ensemble:
+            admit(None, path, version, path / str(version))
             ensemble = self._finish(draft, None)
             return LoadedEnsemble(ensemble, read_labels(path, ensemble.config))
         backend, provisional = self._backend(draft)
@@ -235,12 +237,14 @@ class Loader:
             options_of=self._options.backend_options,
             complete=lambda said: self._completed(draft, backend, said, path).config,
         )
+        check_unchanged = admit(backend, path, version, source.path)
         labels = read_labels(path, provisional)
         initial_states = read_initial_states(path, provisional)
         try:
             engine = backend.open(source)
         except BaseException as error:
             metrics.close()
+            check_unchanged()
             if not isinstance(error, ModserveError):
                 raise
             installed = self._registry.names
@@ -251,8 +255,9 @@ class Loader:
             complete = self._finish(draft, backend, description_of(draft.backend, engine), path)
             specs = specs_of(complete, place(complete.config, backend))
             sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, initial_states)
-            samples, threads = sampling(), self._threads(backend, len(specs))
+            samples, threads = sampling(), threads_for(backend, len(specs), self._options.cores)
             make_instances(engine, specs, threads, instances)
+            check_unchanged()
         except BaseException:
             _close(engine, instances, metrics.close)
             raise
@@ -273,12 +278,6 @@ class Loader:
             functools.partial(self._executor.submit, sampling) if samples else None,
             threads,
         )
-
-    def _threads(self, backend: Backend, count: int) -> int:
-        """On how many threads `count` instances are made."""
-        if getattr(backend, "parallel_instances", False) is not True:
-            return 1
-        return min(count, self._options.cores, _MOST_AT_A_TIME)
 
     def _finish(
         self,
@@ -320,6 +319,8 @@ class Loader:
         """The configuration as it is written. Raises `UnreadableModelError`."""
         path = listing.path / CONFIG_FILE
         try:
+            if listing.refusal is not None:
+                raise listing.refusal
             if listing.config is not None:
                 draft = model_config.read_override(listing.config, path, listing.name)
             elif isinstance(listing.content, ModserveError):
@@ -330,11 +331,11 @@ class Loader:
             raise UnreadableModelError(error.code, error.message) from error
         return replace(draft, backends=self._registry.known, measured=self._options.measured)
 
-    def _check(self, draft: model_config.Draft, listing: Listing) -> None:
+    def _check(self, draft: model_config.Draft, listing: Listing, files: Path | None = None) -> None:
         """Raises INVALID_ARG for what is wrong with a configuration, as far as that shows without the engine."""
         on_notes = functools.partial(self._options.on_notes, draft.name, draft.source)
         try:
-            model_config.check(draft, auto_complete=self._options.auto_complete, on_notes=on_notes)
+            model_config.check(draft, auto_complete=self._options.auto_complete, on_notes=on_notes, files=files)
         except ModserveError as error:
             if draft.backend or draft.is_ensemble:
                 raise

@@ -19,24 +19,10 @@ from modserve.core.trace_settings import TraceLevel, TraceSettings
 from . import values
 from .limits import Limits
 from .options import Option, did_you_mean, option, options_of
+from .tls import TlsFiles
 from .values import Bytes, Count, Milliseconds, Port, UnsignedCount
 
 _PORT_HELP = "Port that {} listens on; 0 takes a free one."
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files. With `mutual`, clients must present a certificate that those in `root` have signed."""
-
-    certificate: Path
-    """The server's own, followed by those between it and the root that its clients trust."""
-    key: Path
-    root: Path | None = None
-    mutual: bool = False
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return (self.certificate, self.key) if self.root is None else (self.certificate, self.key, self.root)
 
 
 @validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -201,6 +187,17 @@ class Settings(BaseModel):
     load_model: tuple[str, ...] = option(
         (), "Model to load at the start in mode explicit; may be repeated; * for all.", value="NAME"
     )
+    allow_outside_symlinks: bool = option(
+        False, "Load models with symbolic links to what is outside their model repository.", flag=True
+    )
+    require_digests: bool = option(
+        False, "Refuse models with files for which no SHA256SUMS in the repository has a digest.", flag=True
+    )
+    deny_code: bool = option(
+        False,
+        "Refuse models that run code from the repository: those in Python, pickles, libraries of operators.",
+        flag=True,
+    )
     repository_poll_secs: Count = option(15, "Seconds between two looks at the repositories in mode poll; 0: never.")
     model_load_retry_count: Count = option(0, "How often a load that failed is tried again.")
     model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "How many model versions load at the same time.")
@@ -346,6 +343,9 @@ class Settings(BaseModel):
     def _check_models(self) -> Self:
         if not self.model_repository and not self.python_model:
             raise ValueError("no model repository given; say '--model-repository DIR'")
+        for refused, text in ((self.deny_code, "deny-code"), (self.require_digests, "require-digests")):
+            if refused and self.python_model:
+                raise ValueError(f"option '--{text}' refuses all Python models, and '--python-model' names some")
         return self
 
     @model_validator(mode="after")

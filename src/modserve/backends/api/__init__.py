@@ -303,6 +303,10 @@ class Backend(Protocol):
     `any_thread`, different threads may use an instance, one at a time; that lets very short executions of instances
     that are not `data_dependent` skip a hop. It may have one more attribute, `parallel_instances` (bool, False where it
     is absent): `BackendModel.instance` may be called on several threads at once, for instances that take long to make.
+
+    And one more method, ``code_in(config: ModelConfig, path: Path) -> str``: which code of the model repository the
+    engine would run to load the model at `path`, in words; empty if none. With ``--deny-code`` the server refuses
+    models for which that is not empty, and those of backends without the method.
     """
 
     default_model_filename: str
