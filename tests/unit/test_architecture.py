@@ -63,13 +63,14 @@ RULES = {
     "workers": rule(
         "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
     ),
-    "model_setup": rule("backends.python.functions config core models repository settings"),
+    "model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "commands": rule(
         "backends config core execution in_process model_setup models observability pb repository settings",
         "google.protobuf grpc",
     ),
     "cli": rule(
-        "app backends.inventory commands console core form listeners ports settings observability supervisor workers",
+        "app backends.inventory commands console core form listeners model_setup observability ports settings "
+        "supervisor workers",
         "uvloop",
     ),
     "testing": Rule(EVERYTHING - {"__init__", "__main__"}, frozenset({"numpy"})),

@@ -66,6 +66,7 @@ OWN_OPTIONS = [
     "http-server-key",
     "http-use-ssl",
     "http-use-ssl-mutual",
+    "model-file",
     "python-model",
     "request-memory-limit",
     "server-timing",

@@ -11,13 +11,13 @@ from pathlib import Path
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError
 from modserve.models.loader import Loader, LoaderOptions
+from modserve.models.one_file import ModelFile, model_file, repository_of
 from modserve.pb import inference as pb
 from modserve.repository.local import LocalRepository
 
 from .checking import findings
 from .config_text import written
 from .loading import stdout_as_stderr
-from .one_file import ModelFile, model_file, repository_of
 
 WRONG_WORDS = 2
 

@@ -6,9 +6,8 @@ from google.protobuf import text_format
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
+from modserve.models.one_file import ModelFile
 from modserve.pb import inference as pb
-
-from .one_file import ModelFile
 
 _DEFAULTS = ("version_policy", "instance_group", "optimization", "platform")
 """What the server fills in by itself, whatever the model is."""

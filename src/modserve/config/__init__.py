@@ -25,12 +25,13 @@ from . import complete, features
 from .draft import Draft, decode, parse, read, read_override
 from .features import Context, backend_names
 from .features.composition import validate_composition
-from .features.directory import FORMATS, PLATFORMS
+from .features.directory import FORMATS, MEASURED, PLATFORMS
 from .text import override
 from .text.problems import ConfigurationError, Position, Problem, Problems, Source, printable
 
 __all__ = [
     "FORMATS",
+    "MEASURED",
     "PLATFORMS",
     "Complete",
     "ConfigurationError",

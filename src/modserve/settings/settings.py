@@ -173,6 +173,14 @@ class Settings(BaseModel):
         several=True,
     )
     """Decorated objects, or their places as texts, by name; the keyword takes one or several, or a mapping."""
+    model_file: values.ModelFiles = option(
+        (),
+        "Model file, or directory of one model, to serve without a repository; may be repeated. The option's name may "
+        "be left out: 'serve resnet50.onnx'. NAME is that of the model, the file's without its ending if not set.",
+        value="[NAME=]FILE",
+        several=True,
+    )
+    """The keyword takes a path or several, or a mapping by name; the field has names, empty if not set, and paths."""
     id: str = option("modserve", "The server's name in its metadata.", value="NAME")
     exit_on_error: bool = option(False, "Stop if a model fails to load at the start.")
     exit_timeout_secs: Count = option(30, "Seconds for which a stopping server waits for what is in flight.")
@@ -341,7 +349,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:
-        if not self.model_repository and not self.python_model:
+        if not (self.model_repository or self.python_model or self.model_file):
             raise ValueError("no model repository given; say '--model-repository DIR'")
         for refused, text in ((self.deny_code, "deny-code"), (self.require_digests, "require-digests")):
             if refused and self.python_model:

@@ -19,6 +19,7 @@ _OPTIONS_OF_COMMANDS = {
 """Options that `serve` does not have, for completion."""
 
 _USAGE = """modserve [serve] --model-repository DIR [options]
+       modserve [serve] [NAME=]MODEL_FILE … [options]
        modserve [serve] [NAME=]MODULE:OBJECT … [options]
        modserve check DIR … [--load] [--json] [options]
        modserve config MODEL_FILE [--max-batch-size N] [-o FILE]
@@ -40,6 +41,7 @@ examples:
   modserve --model-repository models
   modserve --model-repository models --http-port 0 --allow-grpc false --log-verbose 1
   modserve --model-repository models --model-control-mode explicit --load-model simple
+  modserve serve resnet50.onnx
   modserve serve my_module:my_model
   modserve check models --load
   modserve --config modserve.yaml

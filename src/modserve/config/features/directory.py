@@ -58,7 +58,7 @@ PLATFORMS = {row.platform: row.backend for row in FORMATS if row.platform} | {"l
 BACKENDS = frozenset(row.backend for row in FORMATS)
 
 
-_MEASURED = frozenset({"onnxruntime", "openvino", "pytorch", "tensorflow"})
+MEASURED = frozenset({"onnxruntime", "openvino", "pytorch", "tensorflow"})
 """Backend `auto` takes the files of these, and chooses among them."""
 
 
@@ -81,7 +81,7 @@ def identify(
         message.name = name
     notes = _rename(message, directory, backends)
     present = _present_format(message, directory)
-    if measured and present is not None and present.backend in _MEASURED and not (message.backend or message.platform):
+    if measured and present is not None and present.backend in MEASURED and not (message.backend or message.platform):
         message.backend = "auto"
         message.default_model_filename = message.default_model_filename or present.filename
     if not message.backend:
