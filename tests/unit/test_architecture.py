@@ -65,8 +65,8 @@ RULES = {
     ),
     "model_setup": rule("backends.python.functions backends.registry config core models repository settings"),
     "commands": rule(
-        "backends config core execution in_process model_setup models observability pb repository settings",
-        "google.protobuf grpc",
+        "backends config core execution in_process model_setup models observability pb protocol repository settings",
+        "google.protobuf grpc ml_dtypes numpy",
     ),
     "cli": rule(
         "app backends.inventory commands console core form listeners model_setup observability ports settings "

@@ -12,6 +12,8 @@ COMMANDS = ("serve", "check", "config", "engines")
 
 _OPTIONS_OF_COMMANDS = {
     "--load": "check: load each model, too.",
+    "--against": "check: compare with a running server.",
+    "--tolerance": "check: how much outputs may differ.",
     "--json": "check: print one JSON document.",
     "--max-batch-size": "config: the most rows of a batch.",
     "--output": "config: the file to write.",
@@ -21,7 +23,7 @@ _OPTIONS_OF_COMMANDS = {
 _USAGE = """modserve [serve] --model-repository DIR [options]
        modserve [serve] [NAME=]MODEL_FILE … [options]
        modserve [serve] [NAME=]MODULE:OBJECT … [options]
-       modserve check DIR … [--load] [--json] [options]
+       modserve check DIR … [--load] [--against URL] [--json] [options]
        modserve config MODEL_FILE [--max-batch-size N] [-o FILE]
        modserve engines
        modserve --version | --help | --print-completion bash|zsh|fish"""

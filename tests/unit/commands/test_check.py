@@ -91,6 +91,7 @@ def test_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "name": "fine",
         "path": str(folder / "model_repository" / "fine"),
         "versions": [1],
+        "compared": 0,
         "ok": True,
         "problems": [],
         "notes": [],
