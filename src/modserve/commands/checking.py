@@ -273,7 +273,8 @@ def _configuration(error: BaseException | None) -> ConfigurationError | None:
 
 def _finding(source: Source, problem: Problem) -> Finding:
     # A configuration that is not there, or came from elsewhere, has a name in place of a path.
-    file = str(source.path.parent if source.label else source.path)
+    place = source.path.parent
+    file = str(place if source.label or place.is_file() else source.path)
     line, column = problem.position or (None, None)
     return Finding(file, problem.text, line, column, source.excerpt(problem))
 
