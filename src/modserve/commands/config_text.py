@@ -98,8 +98,8 @@ def _warm_up(config: pb.ModelConfig) -> Iterator[str]:
         value.data_type, value.random_data = tensor.data_type, True
         value.dims.extend(sizes.resolve(tensor.name, tuple(tensor.dims)))
         inputs.append(text_format.MessageToString(sample, as_utf8=True, as_one_line=True).strip())
-    yield "# A sample that each instance runs before the model is ready; dims leave out the batch. In place of random_data,"
-    yield "# there may be zero_data: true, or input_data_file: \"sample.raw\" for a file in the folder 'warmup' of the model."
+    yield "# A sample that each instance runs before the model is ready; dims leave out the batch. In place of"
+    yield "# random_data there may be zero_data, or input_data_file, for a file in the folder 'warmup' of the model."
     yield '# model_warmup { name: "random" batch_size: 1'
     yield from (f"  # {each}" for each in inputs[:-1])
     yield f"  # {inputs[-1]} }}"

@@ -117,10 +117,8 @@ class Loader:
         model_id = ModelId(name, version)
         self._cpu_instances.setdefault(name, design.cpu_instances)
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        calls, metrics = (
-            ModelCalls(model_id, self._borrower(model_id), self._control, loop),
-            self._options.metrics.of_model(),
-        )
+        calls = ModelCalls(model_id, self._borrower(model_id), self._control, loop)
+        metrics = self._options.metrics.of_model()
         doing = f"failed to load model '{name}' version {version}"
         loading = self._executor.submit(_mapped, doing, self._load, design.draft, path, version, share, calls, metrics)
         try:
@@ -187,9 +185,10 @@ class Loader:
             engine = tried(lambda draft, listing: self._backend(draft)[0])
         versions = tried(self._selected) or ()
         filename = "" if engine is None else engine.default_model_filename
-        failures += examination.of_files(listing.path, versions, draft.provisional(), filename, self._registry.names)
-        failures += examination.of_contents(listing.path, versions, draft, engine, self._options.guard)
-        return failures
+        config, names, guard = draft.provisional(), self._registry.names, self._options.guard
+        files = tried(lambda *_: examination.of_files(listing.path, versions, config, filename, names))
+        contents = tried(lambda *_: examination.of_contents(listing.path, versions, draft, engine, guard))
+        return [*failures, *(files or ()), *(contents or ())]
 
     def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
         """The versions to serve. Raises INVALID_ARG if there are none."""

@@ -244,6 +244,25 @@ model_warmup {
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (r"a\0b", "has a null character, and no file has that"),
+        ("a" * 300, "is longer than the name of any file"),
+        ("a/" * 2100, "is longer than the name of any file"),
+        ("../simple/1/model.onnx", "is outside version directory"),
+    ],
+    ids=["null", "long", "deep", "outside"],
+)
+def test_names_that_no_file_can_have(name: str, text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = f'backend: "onnxruntime"\ndefault_model_filename: "{name}"\n'
+    write(folder / "model_repository", SIMPLE | {"simple/config.pbtxt": config})
+    code, out = said(capsys, "model_repository")
+    assert code == 1
+    assert out.startswith("model_repository/simple/config.pbtxt:2:1: error: model file path '")
+    assert text in out
+
+
 def test_digests(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = folder / "model_repository"
     write(root, SIMPLE)
