@@ -8,7 +8,7 @@ import pytest
 
 from modserve.backends.code import code_in
 from modserve.backends.registry import BackendRegistry
-from modserve.core.model_config import ModelConfig
+from modserve.core.model_config import Accelerator, ModelConfig
 
 registry = BackendRegistry()
 
@@ -20,6 +20,10 @@ def reason(name: str, path: Path, **config: Any) -> str:
 
 
 OPERATORS: dict[str, Any] = {"operation_libraries": ("a.so",)}
+
+
+def accelerator(**parameters: str) -> dict[str, Any]:
+    return {"gpu_accelerators": (Accelerator("tensorrt", parameters),)}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +41,14 @@ OPERATORS: dict[str, Any] = {"operation_libraries": ("a.so",)}
             "model.onnx",
             OPERATORS,
             "it names libraries of operators (model_operations.op_library_filename)",
+        ),
+        ("onnxruntime", "model.onnx", accelerator(trt_fp16_enable="1"), ""),
+        ("onnxruntime", "model.onnx", accelerator(trt_extra_plugin_lib_paths="a.so.1"), "trt_extra_plugin_lib_paths"),
+        (
+            "onnxruntime",
+            "model.onnx",
+            accelerator(trt_engine_cache_path="/models/x"),
+            "'/models/x'), and such may hold",
         ),
         ("tensorflow", "model.savedmodel", {}, ""),
         ("tensorflow", "model.savedmodel", OPERATORS, "libraries of operators"),
