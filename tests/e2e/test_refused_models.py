@@ -133,3 +133,34 @@ def test_digests(tmp_path: Path) -> None:
         eventually(lambda: "mismatched SHA256" in server.log.partition("READY")[2])
         response = http(server.http_port, "GET", "/v2/models/good/versions/1/ready")
         assert response.status == 200, "what serves goes on"
+
+
+def test_a_worker_that_is_started_again_runs_no_other_program(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    program = (
+        b"import os\n\n\nclass TritonPythonModel:\n    def execute(self, requests):\n        os._exit(1)\n"
+        b"# the text that the list is about\n"
+    )
+    (models / "lines" / "1").mkdir(parents=True)
+    (models / "lines" / "config.pbtxt").write_text(LINES)
+    (models / "lines" / "1" / "model.py").write_bytes(program)
+    write_sums(models / "lines")
+    body = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}]}).encode()
+    with serving(models, errors=["lines"]) as server:
+        (models / "lines" / "1" / "model.py").write_bytes(program.replace(b"_exit(1)", b"_exit(2)"))
+        assert http(server.http_port, "POST", "/v2/models/lines/infer", body).status == 503
+        server.wait_for("mismatched SHA256 of .*model.py")
+        assert http(server.http_port, "GET", "/v2/models/lines/ready").status == 400
+
+
+def test_one_file_with_a_list_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file = Path(shutil.copy(EXAMPLES / "simple" / "1" / "model.onnx", folder / "sums.onnx"))
+    with serving(options=[str(file), "--require-digests"], errors=[NOT_LOADED]) as server:
+        _, reason = index(server)["sums"]
+        assert "there is no SHA256 digest of: 1/sums.onnx" in reason
+        assert f"cd {folder} && find" in reason
+    write_sums(folder)
+    with serving(options=[str(file), "--require-digests"]) as server:
+        assert index(server)["sums"] == ("READY", "")

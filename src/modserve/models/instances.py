@@ -123,12 +123,18 @@ def make_instances(
         raise failures[0]
 
 
-def make_anew(engine: BackendModel, spec: InstanceSpec, close: Callable[[], None]) -> Executor:
-    """An instance in the place of a lost one, which `close` closes first. On a loading thread."""
+def make_anew(
+    engine: BackendModel, spec: InstanceSpec, close: Callable[[], None], admit: Callable[[], object]
+) -> Executor:
+    """An instance in the place of a lost one, which `close` closes first. On a loading thread.
+
+    `admit` raises where the files are not what they should be: an engine may read them again.
+    """
     # What is lost may hang: then it is left to itself, or it would keep the thread from loading other models.
     closing = threading.Thread(target=_closed, args=(close,), name=f"close-{spec.name}", daemon=True)
     closing.start()
     closing.join(_CLOSING_S)
+    admit()
     return make_instance(engine, spec)
 
 

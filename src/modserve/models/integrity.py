@@ -154,6 +154,8 @@ def _files(directory: Path, version: int) -> Iterator[str]:
 
 
 def _without_digest(name: str, version: int, directory: Path, absent: list[str]) -> ModserveError:
+    if (link := directory / str(version)).is_symlink():  # of a model without a repository
+        directory = link.resolve()
     more = f" and {len(absent) - _MOST_SHOWN} more" if len(absent) > _MOST_SHOWN else ""
     what = f" of: {', '.join(absent[:_MOST_SHOWN])}{more}" if absent else ""
     return invalid(

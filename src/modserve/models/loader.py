@@ -236,7 +236,8 @@ class Loader:
             options_of=self._options.backend_options,
             complete=lambda said: self._completed(draft, backend, said, path).config,
         )
-        check_unchanged = admit(backend, path, version, source.path)
+        admit_again = functools.partial(admit, backend, path, version, source.path)
+        check_unchanged = admit_again()
         labels = read_labels(path, provisional)
         initial_states = read_initial_states(path, provisional)
         try:
@@ -269,7 +270,7 @@ class Loader:
             getattr(engine, "any_thread", backend.any_thread),
             labels,
             initial_states,
-            lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),
+            lambda number, close: self._executor.submit(make_anew, engine, specs[number], close, admit_again),
             self._on_health,
             metrics.close,
             engine_report(draft.backend, engine, specs),

@@ -99,6 +99,7 @@ class DirectoryRepository(LocalRepository):
     def __init__(self, directory: Path, *, outside_links: bool = False) -> None:
         super().__init__(directory.parent, outside_links=outside_links)
         self._name = directory.name
+        self._inside = directory
 
     def __str__(self) -> str:
         return str(self.path / self._name)

@@ -30,6 +30,8 @@ class LocalRepository:
     def __init__(self, path: Path, *, outside_links: bool = False) -> None:
         self.path = path
         self._outside_links = outside_links
+        self._inside = path
+        """What links must not leave."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -77,7 +79,7 @@ class LocalRepository:
 
     def _refusal(self, name: str, links: Iterable[Path]) -> ModserveError | None:
         """Why a model is not loaded that has these links; None if all of them stay inside."""
-        root = os.path.realpath(self.path)
+        root = os.path.realpath(self._inside)
         for link in links:
             target = os.path.realpath(link)
             if os.path.commonpath([root, target]) != root:

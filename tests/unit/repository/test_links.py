@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from modserve.core.errors import Code
+from modserve.repository.files import DirectoryRepository
 from modserve.repository.local import LocalRepository
 from modserve.testing import write_model
 
@@ -73,6 +74,17 @@ def test_links_that_stay_inside(root: Path, tmp_path: Path) -> None:
     assert [refused(root, name) for name in ("mounted", "fine")] == ["", ""]
     (tmp_path / "current").symlink_to(root)
     assert [refused(tmp_path / "current", name) for name in ("mounted", "fine")] == ["", ""]
+
+
+def test_a_directory_that_is_named_may_be_a_link(root: Path, outside: Path) -> None:
+    """As `root` may be; what is in it may not lead out of it."""
+    (root / "model").symlink_to(outside)
+    named = DirectoryRepository(root / "model")
+    assert named.read("model").refusal is None
+    (outside / "1" / "link").symlink_to(root / "fine")
+    refusal = named.read("model").refusal
+    assert refusal is not None
+    assert f"'{root}/model/1/link' is a link out" in refusal.message
 
 
 def test_a_refused_model_has_its_marks(root: Path, outside: Path) -> None:
