@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -82,7 +83,7 @@ class LocalRepository:
         root = os.path.realpath(self._inside)
         for link in links:
             target = os.path.realpath(link)
-            if os.path.commonpath([root, target]) != root:
+            if os.path.commonpath([root, target]) != root and not _is_interpreter(link, target):
                 return invalid(
                     f"model '{name}' is not loaded: '{link}' is a link out of the model repository, to '{target}'. If "
                     "those who can write to the repository may read that, start the server with "
@@ -98,6 +99,12 @@ class LocalRepository:
         ]
 
 
+def _is_interpreter(link: Path, target: str) -> bool:
+    """Whether a link is that of a virtual environment to its Python, which models in Python may have beside them."""
+    in_environment = link.parent.name == "bin" and (link.parents[1] / "pyvenv.cfg").is_file()
+    return in_environment and bool(_PYTHON.fullmatch(os.path.basename(target))) and os.access(target, os.X_OK)
+
+
 def _content(path: Path, name: str) -> bytes | ModserveError | None:
     try:
         return path.read_bytes()
@@ -107,5 +114,6 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
         return from_exception(error, f"reading the configuration of model '{name}'")
 
 
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _COMPILED = "__pycache__"
 """What Python writes beside a model's own modules is no change of the model."""

@@ -1,5 +1,6 @@
 """Links in a repository on disk: those that leave it are refused, unless they are allowed."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,19 @@ def test_links_that_stay_inside(root: Path, tmp_path: Path) -> None:
     assert [refused(root, name) for name in ("mounted", "fine")] == ["", ""]
     (tmp_path / "current").symlink_to(root)
     assert [refused(tmp_path / "current", name) for name in ("mounted", "fine")] == ["", ""]
+
+
+def test_a_virtual_environment_in_a_models_directory(root: Path, outside: Path) -> None:
+    """Its links to the interpreter, and nothing that is only called so."""
+    model = write_model(root, "program")
+    (model / "venv" / "bin").mkdir(parents=True)
+    (model / "venv" / "bin" / "python").symlink_to(sys.executable)
+    (model / "venv" / "bin" / "python3").symlink_to("python")
+    assert "is a link out" in refused(root, "program")
+    (model / "venv" / "pyvenv.cfg").touch()
+    assert refused(root, "program") == ""
+    (model / "venv" / "bin" / "python4").symlink_to(outside / "1" / "model.onnx")
+    assert f"'{model}/venv/bin/python4' is a link out" in refused(root, "program")
 
 
 def test_a_directory_that_is_named_may_be_a_link(root: Path, outside: Path) -> None:
