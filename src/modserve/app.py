@@ -3,35 +3,32 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from . import backends
 from .backends.api import Backend
-from .backends.python.functions import FunctionRepository
 from .backends.registry import BackendRegistry
-from .config import from_json
 from .core.errors import ModserveError
-from .core.loading import Repository
 from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
-from .core.warm_up_config import WarmUpMode
 from .execution.placement import available_cores
 from .frontends.certificates import CertificateError
 from .frontends.offload import background_threads
 from .listeners import Listeners, Ports
+from .model_setup import loader_options, models_to_load, repositories
 from .models.advice import absent_backends
-from .models.loader import Loader, LoaderOptions
+from .models.loader import Loader
 from .observability import prometheus
 from .observability.logging import Logs
 from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
 from .ports import PortError
-from .repository.control import ALL, ControlMode, ControlOptions
-from .repository.local import local_repositories
+from .repository.control import ControlMode, ControlOptions
 from .repository.manager import ModelManager
 from .repository.table import ModelTable
 from .resources import allocator
@@ -83,14 +80,10 @@ class InferenceServer(Server):
         """What engines show on the metrics page."""
         self.cores = max(1, available_cores() // workers)
         """For this process, of those that the machine lets all workers have."""
-        options = LoaderOptions(
-            cores=self.cores,
-            auto_complete=not settings.disable_auto_complete_config,
-            backend_options=backend_options(settings, registry.names),
+        options = replace(
+            loader_options(settings, registry.names, self.cores),
             response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
             metrics=self.engine_metrics,
-            measured=settings.default_backend == "auto",
-            warm_up=WarmUpMode(settings.warmup),
             around=None if member is None else member.around_model,
         )
         table = ModelTable(settings.strict_version_readiness)
@@ -153,27 +146,6 @@ class InferenceServer(Server):
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
         return True
-
-
-def repositories(settings: Settings) -> list[Repository]:
-    """Where the models are: the directories, and the decorated objects. Raises INVALID_ARG for one of the latter."""
-    places: list[Repository] = [*local_repositories(settings.repositories)]
-    if settings.python_model:
-        places.append(FunctionRepository(settings.python_model, from_json))
-    return places
-
-
-def models_to_load(settings: Settings) -> tuple[str, ...]:
-    """What mode explicit loads at the start: what the options name, and decorated objects are named by options, too."""
-    if settings.model_control_mode != "explicit" or ALL in settings.load_model:
-        return settings.load_model
-    return tuple(dict.fromkeys((*settings.load_model, *settings.python_model)))
-
-
-def backend_options(settings: Settings, names: Iterable[str]) -> dict[str, Mapping[str, str]]:
-    """The options of each of the backends `names`: its own, over those for all backends."""
-    by_backend = settings.backend_config
-    return {name: {**by_backend.get("", {}), **by_backend.get(name, {})} for name in names}
 
 
 async def serve(

@@ -50,7 +50,9 @@ TRITONSERVER_OPTIONS = re.findall(
 )
 """Its long options, but for --help, which is the command's."""
 OWN_OPTIONS = [
+    "allow-outside-symlinks",
     "default-backend",
+    "deny-code",
     "event-loop-warning-ms",
     "grpc-engine",
     "grpc-max-concurrent-streams",
@@ -64,6 +66,7 @@ OWN_OPTIONS = [
     "http-server-key",
     "http-use-ssl",
     "http-use-ssl-mutual",
+    "model-file",
     "python-model",
     "request-memory-limit",
     "server-timing",
@@ -71,6 +74,7 @@ OWN_OPTIONS = [
     "supervise",
     "warmup",
     "workers",
+    "require-digests",
 ]
 """Those that tritonserver does not have."""
 CERTIFICATES = ["--grpc-server-cert=cert.pem", "--grpc-server-key=key.pem", "--grpc-root-cert=root.pem"]

@@ -20,9 +20,10 @@ from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.tensor import Array
 
 from .api import INSTANCES, InstanceSpec, ModelSource
+from .code import NoCode
 
 
-class IdentityBackend:
+class IdentityBackend(NoCode):
     default_model_filename = ""
     default_cpu_instances = 1
     in_place = INSTANCES

@@ -52,6 +52,8 @@ class Listing:
     """The content of the configuration file; None if there is no such file, an error if it cannot be read."""
     config: str | None = None
     """A configuration as JSON that replaces that of the file."""
+    refusal: ModserveError | None = field(default=None, compare=False, repr=False)
+    """Why the model is not to be loaded, whatever its configuration says."""
     marks: Mapping[int | None, object] = field(default_factory=dict, compare=False, repr=False)
     """The state of the files by version, and of all others for None: times, ETags, digests, compared for equality."""
 

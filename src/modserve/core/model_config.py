@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from .checksums import Checksum
 from .dtypes import Datatype
 from .ensemble_config import Ensembling
 from .merging import BatchInput, Padding
@@ -168,6 +169,8 @@ class ModelConfig:
     """For the instances on GPUs, in order of preference."""
     cpu_accelerators: tuple[Accelerator, ...] = ()
     """For all instances, behind those for GPUs."""
+    checksums: tuple[Checksum, ...] = ()
+    """Digests that files must have, by the ``checksum`` agent of ``model_repository_agents``."""
     operation_libraries: tuple[str, ...] = ()
     """Shared libraries with operators of the model's own: ``model_operations.op_library_filename``."""
 

@@ -20,14 +20,11 @@ from .calls import ModelCalls
 from .changing import Revision, changed_fields
 from .engine_report import engine_report
 from .ensemble import LoadedEnsemble
-from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of
+from .instances import count_cpu, description_of, gpu_count, make_anew, make_instances, place, specs_of, threads_for
 from .model import Opened
 from .model_files import read_initial_states, read_labels
 from .reading import LoaderOptions, ModelReader
 from .warm_up import make_samples
-
-_MOST_AT_A_TIME = 8
-"""Instances of a version that are made at the same time, for backends that allow it."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +60,9 @@ class Opener:
         calls: ModelCalls,
         metrics: StoredMetrics,
     ) -> Opened | LoadedEnsemble:
+        admit = functools.partial(self._options.guard.admit, draft)
         if draft.is_ensemble:
+            admit(None, path, version, path / str(version))
             ensemble = self._finish(draft, None)
             return LoadedEnsemble(ensemble, read_labels(path, ensemble.config))
         backend, provisional = self._reader.backend(draft)
@@ -88,12 +87,15 @@ class Opener:
             options_of=self._options.backend_options,
             complete=lambda said: self._completed(draft, backend, said, path).config,
         )
+        admit_again = functools.partial(admit, backend, path, version, source.path)
+        check_unchanged = admit_again()
         labels = read_labels(path, provisional)
         initial_states = read_initial_states(path, provisional)
         try:
             engine = backend.open(source)
         except BaseException as error:
             metrics.close()
+            check_unchanged()
             if not isinstance(error, ModserveError):
                 raise
             installed = self._registry.names
@@ -104,8 +106,9 @@ class Opener:
             complete = self._finish(draft, backend, description_of(draft.backend, engine), path)
             specs = dict(enumerate(specs_of(complete, place(complete.config, backend))))
             sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, initial_states)
-            samples, threads = sampling(), self._threads(backend, len(specs))
+            samples, threads = sampling(), threads_for(backend, len(specs), self._options.cores)
             make_instances(engine, list(specs.values()), threads, instances)
+            check_unchanged()
         except BaseException:
             close_untaken(engine, instances, metrics.close)
             raise
@@ -118,7 +121,7 @@ class Opener:
             getattr(engine, "any_thread", backend.any_thread),
             labels,
             initial_states,
-            lambda number, close: self._executor.submit(make_anew, engine, specs[number], close),
+            lambda number, close: self._executor.submit(make_anew, engine, specs[number], close, admit_again),
             self._on_health,
             metrics.close,
             engine_report(draft.backend, engine, list(specs.values())),
@@ -146,7 +149,7 @@ class Opener:
         self._tell(draft, complete)
         specs = specs_of(complete, place(complete.config, backend))
         sampling = functools.partial(make_samples, complete.config, self._options.warm_up, path, former.initial_states)
-        samples, threads = sampling(), self._threads(backend, len(specs))
+        samples, threads = sampling(), threads_for(backend, len(specs), self._options.cores)
         placed = {spec.name: spec.placement for spec in former.specs.values()}
         staying = {numbers[spec.name]: spec for spec in specs if placed.get(spec.name) == spec.placement}
         new = [spec for spec in specs if placed.get(spec.name) != spec.placement]
@@ -168,12 +171,6 @@ class Opener:
         added = [(spec, instance) for spec, (_, instance) in zip(new, instances, strict=True)]
         removed = tuple(number for number in numbers.values() if number not in staying)
         return Revision(fields, opened, staying, removed, added)
-
-    def _threads(self, backend: Backend, count: int) -> int:
-        """On how many threads `count` instances are made."""
-        if getattr(backend, "parallel_instances", False) is not True:
-            return 1
-        return min(count, self._options.cores, _MOST_AT_A_TIME)
 
     def _finish(
         self,

@@ -4,6 +4,7 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from modserve import config as model_config
@@ -19,6 +20,7 @@ from modserve.resources.response_cache import ResponseCache
 
 from . import advice, examination
 from .instances import count_cpu, place
+from .integrity import Guard
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class LoaderOptions:
     """Backend `auto` runs models whose configuration names no backend."""
     on_notes: Callable[[str, model_config.Source, Sequence[model_config.Problem]], None] = lambda *notes: None
     """Hears, by the model's name, what of its configuration has no effect, or another one than it seems."""
+    guard: Guard = field(default_factory=Guard)
     warm_up: WarmUpMode = WarmUpMode.CONFIG
     """Which models run samples before they take requests."""
     around: Callable[[Servable], Servable] | None = None
@@ -95,14 +98,16 @@ class ModelReader:
                 failures.append(error)
                 return None
 
-        tried(self._check)
+        tried(functools.partial(self._check, files=listing.path if listing.path.is_dir() else None))
         engine = None
         if draft.backend and not draft.is_ensemble:
             engine = tried(lambda draft, listing: self.backend(draft)[0])
         versions = tried(self._selected) or ()
         filename = "" if engine is None else engine.default_model_filename
-        failures += examination.of_files(listing.path, versions, draft.provisional(), filename, self._registry.names)
-        return failures
+        config, names, guard = draft.provisional(), self._registry.names, self._options.guard
+        files = tried(lambda *_: examination.of_files(listing.path, versions, config, filename, names))
+        contents = tried(lambda *_: examination.of_contents(listing.path, versions, draft, engine, guard))
+        return [*failures, *(files or ()), *(contents or ())]
 
     def _selected(self, draft: model_config.Draft, listing: Listing) -> tuple[int, ...]:
         """The versions to serve. Raises INVALID_ARG if there are none."""
@@ -118,6 +123,8 @@ class ModelReader:
         """The configuration as it is written. Raises `UnreadableModelError`."""
         path = listing.path / CONFIG_FILE
         try:
+            if listing.refusal is not None:
+                raise listing.refusal
             if listing.config is not None:
                 draft = model_config.read_override(listing.config, path, listing.name)
             elif isinstance(listing.content, ModserveError):
@@ -128,11 +135,11 @@ class ModelReader:
             raise UnreadableModelError(error.code, error.message) from error
         return replace(draft, backends=self._registry.known, measured=self._options.measured)
 
-    def _check(self, draft: model_config.Draft, listing: Listing) -> None:
+    def _check(self, draft: model_config.Draft, listing: Listing, files: Path | None = None) -> None:
         """Raises INVALID_ARG for what is wrong with a configuration, as far as that shows without the engine."""
         on_notes = functools.partial(self._options.on_notes, draft.name, draft.source)
         try:
-            model_config.check(draft, auto_complete=self._options.auto_complete, on_notes=on_notes)
+            model_config.check(draft, auto_complete=self._options.auto_complete, on_notes=on_notes, files=files)
         except ModserveError as error:
             if draft.backend or draft.is_ensemble:
                 raise

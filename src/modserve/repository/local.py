@@ -2,11 +2,13 @@
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from modserve.core.errors import ModserveError, from_exception, invalid
+from modserve.core.file_tree import walk
 from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing
 from modserve.core.version import parse_directory
 
@@ -19,16 +21,23 @@ Mark: TypeAlias = tuple[int, ...]
 """The time of modification and the size of a file; empty for a directory."""
 
 
-def local_repositories(paths: Iterable[Path]) -> "list[LocalRepository]":
+def local_repositories(paths: Iterable[Path], *, outside_links: bool = False) -> "list[LocalRepository]":
     """A repository for each directory; a directory that is named twice is one repository."""
-    return [LocalRepository(path) for path in dict.fromkeys(path.absolute() for path in paths)]
+    places = dict.fromkeys(path.absolute() for path in paths)
+    return [LocalRepository(path, outside_links=outside_links) for path in places]
 
 
 class LocalRepository:
-    """Implements `core.loading.Repository`: each directory in `path` is a model, and is loaded where it is."""
+    """Implements `core.loading.Repository`: each directory in `path` is a model, and is loaded where it is.
 
-    def __init__(self, path: Path) -> None:
+    Without `outside_links`, a model with a link to something outside is refused. `path` itself may be a link.
+    """
+
+    def __init__(self, path: Path, *, outside_links: bool = False) -> None:
         self.path = path
+        self._outside_links = outside_links
+        self._inside = path
+        """What links must not leave."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -69,21 +78,39 @@ class LocalRepository:
         path = self.path / name
         marks: dict[int | None, list[tuple[str | int, ...]]] = {None: []}
         weights: dict[int | None, list[object]] = {None: []}
-        for below, mark, inode in _marks(path):
+        links = [path] if path.is_symlink() else []
+        for below, status, is_directory, is_link in walk(path, (_COMPILED,)):
             top, *rest = below.split(os.sep)
-            version = parse_directory(top) if rest or not mark else None
+            version = parse_directory(top) if rest or is_directory else None
+            mark: Mark = () if is_directory else (status.st_mtime_ns, status.st_size)
             marks.setdefault(version, []).append((below, *mark))
             if below != CONFIG_FILE:
-                weights.setdefault(version, []).append(self._identity(path, below, mark, inode))
+                weights.setdefault(version, []).append(self._identity(path, below, mark, status.st_ino))
+            if is_link:
+                links.append(path / below)
         versions = tuple(sorted(version for version in marks if version is not None))
         content = _content(path / CONFIG_FILE, name)  # after the marks, so that no change of the file is missed
         by_version = {version: tuple(sorted(files)) for version, files in marks.items()}
         kept = {version: frozenset(files) for version, files in weights.items()}
-        return Listing(name, self, path, versions, content, marks=by_version, weights=kept)
+        refusal = None if self._outside_links else self._refusal(name, links)
+        return Listing(name, self, path, versions, content, refusal=refusal, marks=by_version, weights=kept)
 
     def _identity(self, path: Path, below: str, mark: Mark, inode: int) -> object:
         """What tells a file, or with an empty mark a directory, from any other. `inode`: of the file itself."""
         return path, below, mark, inode if mark else 0
+
+    def _refusal(self, name: str, links: Iterable[Path]) -> ModserveError | None:
+        """Why a model is not loaded that has these links; None if all of them stay inside."""
+        root = os.path.realpath(self._inside)
+        for link in links:
+            target = os.path.realpath(link)
+            if os.path.commonpath([root, target]) != root and not _is_interpreter(link, target):
+                return invalid(
+                    f"model '{name}' is not loaded: '{link}' is a link out of the model repository, to '{target}'. If "
+                    "those who can write to the repository may read that, start the server with "
+                    "--allow-outside-symlinks"
+                )
+        return None
 
     def _remarks(self) -> list[str]:
         return [
@@ -91,6 +118,12 @@ class LocalRepository:
             for path in self._entries()
             if path.suffix in MODEL_FILES and path.is_file()
         ]
+
+
+def _is_interpreter(link: Path, target: str) -> bool:
+    """Whether a link is that of a virtual environment to its Python, which models in Python may have beside them."""
+    in_environment = link.parent.name == "bin" and (link.parents[1] / "pyvenv.cfg").is_file()
+    return in_environment and bool(_PYTHON.fullmatch(os.path.basename(target))) and os.access(target, os.X_OK)
 
 
 def _content(path: Path, name: str) -> bytes | ModserveError | None:
@@ -120,32 +153,6 @@ def _now(directory: Path, files: Iterable[str]) -> dict[str, Mark]:
     return marks
 
 
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*t?")
 _COMPILED = "__pycache__"
 """What Python writes beside a model's own modules is no change of the model."""
-
-
-def _marks(root: Path) -> Iterator[tuple[str, Mark, int]]:
-    """The path of all that can be read in a directory, with its mark and its inode."""
-    pending = [(root, "", frozenset[tuple[int, int]]())]
-    while pending:
-        directory, below, above = pending.pop()
-        try:
-            entries = list(os.scandir(directory))
-        except OSError:
-            continue
-        for entry in entries:
-            if entry.name == _COMPILED:
-                continue
-            path = f"{below}{entry.name}"
-            try:
-                status = entry.stat()
-                is_directory = entry.is_dir()
-            except OSError:
-                continue
-            if not is_directory:
-                yield path, (status.st_mtime_ns, status.st_size), status.st_ino
-                continue
-            yield path, (), status.st_ino
-            identity = (status.st_dev, status.st_ino)
-            if identity not in above:  # otherwise it is a link to a directory around it
-                pending.append((Path(entry.path), f"{path}{os.sep}", above | {identity}))

@@ -2,8 +2,9 @@
 
 from .limits import Limits
 from .options import OptionError
-from .settings import OPTIONS, GrpcSettings, HttpSettings, Settings, TlsFiles
+from .settings import OPTIONS, GrpcSettings, HttpSettings, Settings
 from .sources import CommandLine, from_command_line
+from .tls import TlsFiles
 from .values import header_pattern
 
 __all__ = [

@@ -19,24 +19,10 @@ from modserve.core.trace_settings import TraceLevel, TraceSettings
 from . import values
 from .limits import Limits
 from .options import Option, did_you_mean, option, options_of
+from .tls import TlsFiles
 from .values import Bytes, Count, Milliseconds, Port, UnsignedCount
 
 _PORT_HELP = "Port that {} listens on; 0 takes a free one."
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files. With `mutual`, clients must present a certificate that those in `root` have signed."""
-
-    certificate: Path
-    """The server's own, followed by those between it and the root that its clients trust."""
-    key: Path
-    root: Path | None = None
-    mutual: bool = False
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return (self.certificate, self.key) if self.root is None else (self.certificate, self.key, self.root)
 
 
 @validated_dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -187,6 +173,14 @@ class Settings(BaseModel):
         several=True,
     )
     """Decorated objects, or their places as texts, by name; the keyword takes one or several, or a mapping."""
+    model_file: values.ModelFiles = option(
+        (),
+        "Model file, or directory of one model, to serve without a repository; may be repeated. The option's name may "
+        "be left out: 'serve resnet50.onnx'. NAME is that of the model, the file's without its ending if not set.",
+        value="[NAME=]FILE",
+        several=True,
+    )
+    """The keyword takes a path or several, or a mapping by name; the field has names, empty if not set, and paths."""
     id: str = option("modserve", "The server's name in its metadata.", value="NAME")
     exit_on_error: bool = option(False, "Stop if a model fails to load at the start.")
     exit_timeout_secs: Count = option(30, "Seconds for which a stopping server waits for what is in flight.")
@@ -203,6 +197,17 @@ class Settings(BaseModel):
     )
     load_model: tuple[str, ...] = option(
         (), "Model to load at the start in mode explicit; may be repeated; * for all.", value="NAME"
+    )
+    allow_outside_symlinks: bool = option(
+        False, "Load models with symbolic links to what is outside their model repository.", flag=True
+    )
+    require_digests: bool = option(
+        False, "Refuse models with files for which no SHA256SUMS in the repository has a digest.", flag=True
+    )
+    deny_code: bool = option(
+        False,
+        "Refuse models that run code from the repository: those in Python, pickles, libraries of operators.",
+        flag=True,
     )
     repository_poll_secs: Count = option(15, "Seconds between two looks at the repositories in mode poll; 0: never.")
     model_load_retry_count: Count = option(0, "How often a load that failed is tried again.")
@@ -347,8 +352,11 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:
-        if not self.model_repository and not self.python_model:
+        if not (self.model_repository or self.python_model or self.model_file):
             raise ValueError("no model repository given; say '--model-repository DIR'")
+        for refused, text in ((self.deny_code, "deny-code"), (self.require_digests, "require-digests")):
+            if refused and self.python_model:
+                raise ValueError(f"option '--{text}' refuses all Python models, and '--python-model' names some")
         return self
 
     @model_validator(mode="after")

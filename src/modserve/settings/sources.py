@@ -23,8 +23,8 @@ FieldPath: TypeAlias = tuple[str, ...]
 
 CONFIG = "config"
 """The option that names an option file."""
-PYTHON_MODEL = "python-model"
-"""The option whose name may be left out."""
+PYTHON_MODEL, MODEL_FILE = "python-model", "model-file"
+"""The options whose names may be left out."""
 _KNOWN = (CONFIG, *OPTIONS, *WITHOUT_EFFECT, *NOT_SUPPORTED)
 _WORKING = (CONFIG, *OPTIONS)
 """Those that may be suggested."""
@@ -153,7 +153,8 @@ def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:
 def from_words(words: Sequence[str], argument: str = "") -> Iterator[Entry]:
     """Read ``--name value``, ``--name=value`` and unambiguous beginnings of names, as tritonserver's getopt_long does.
 
-    A word such as ``my_module:my_model`` is a model by itself; with `argument`, each word is a value of that option.
+    A word such as ``my_module:my_model`` is a model by itself, and so is a file; with `argument`, each word is a value
+    of that option.
     argparse refuses values that begin with a dash. Underscores in names count as dashes. Raises OptionError.
     """
     remaining = iter(words)
@@ -161,8 +162,11 @@ def from_words(words: Sequence[str], argument: str = "") -> Iterator[Entry]:
         if argument and not word.startswith("-"):
             yield Entry(argument, word, f"argument '{word}'")
             continue
-        if not word.startswith("-") and PLACE.fullmatch(word):
+        if not word.startswith("-") and PLACE.fullmatch(word) and not os.path.exists(word):
             yield Entry(PYTHON_MODEL, word, f"argument '{word}'")
+            continue
+        if not word.startswith("-") and _may_be_file(word):
+            yield Entry(MODEL_FILE, word, f"argument '{word}'")
             continue
         if not word.startswith("--"):
             raise OptionError(f"Unexpected argument: {word}")
@@ -174,6 +178,12 @@ def from_words(words: Sequence[str], argument: str = "") -> Iterator[Entry]:
                 raise OptionError(f"option '--{name}' requires a value")
             text = value
         yield Entry(name, text, f"option '--{name}'")
+
+
+def _may_be_file(word: str) -> bool:
+    """Whether a word is a file, or looks like one that is not there."""
+    file = word.rpartition("=")[2]
+    return bool(os.sep in file or Path(file).suffix) or os.path.exists(word) or os.path.exists(file)
 
 
 def _resolved(spelling: str) -> str:

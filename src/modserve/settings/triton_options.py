@@ -29,7 +29,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "model-load-gpu-limit": "the engine decides how much of a GPU a model may use",
     "model-namespacing": "model names must be unique over all repositories; models with the same name do not load",
     "pinned-memory-pool-byte-size": _NO_POOLS,
-    "repoagent-directory": "there are no repository agents; models that need one do not load",
+    "repoagent-directory": "of the repository agents, checksum is built in; models that need another one do not load",
     "sagemaker-port": _NO_ENDPOINT,
     "sagemaker-safe-port-range": _NO_ENDPOINT,
     "sagemaker-thread-count": _NO_ENDPOINT,

@@ -3,6 +3,7 @@
 Functions that read a text raise ValueError, and so do those that check a value.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -193,6 +194,27 @@ def _named(target: object) -> tuple[str, object]:
     return getattr(target, "__name__", ""), target
 
 
+_NAMED_FILE = re.compile(r"(?:(?P<name>[^=/]+)=)?(?P<file>.+)", re.DOTALL)
+
+
+def _model_files(value: object) -> tuple[tuple[str, Path], ...]:
+    """Names and paths; a name is empty if the file's is to be taken."""
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        pairs = [_named_file(each) for each in (value if isinstance(value, list | tuple) else [value])]
+    if not all(isinstance(name, str) and isinstance(path, str | Path) for name, path in pairs):
+        raise ValueError("expected a path, a list of paths, or {'name': path}")
+    return tuple((name, Path(path)) for name, path in pairs)
+
+
+def _named_file(value: object) -> tuple[object, object]:
+    match = _NAMED_FILE.fullmatch(value) if isinstance(value, str) else None
+    if isinstance(value, tuple) and len(value) == 2:
+        return value
+    return (match["name"] or "", match["file"]) if match is not None and not os.path.exists(str(value)) else ("", value)
+
+
 def header_pattern(text: str) -> re.Pattern[str]:
     """A pattern to be searched in headers' names. It ignores case, unless the text begins with ``(?-i)``.
 
@@ -249,6 +271,7 @@ Compression = Annotated[Literal["none", "low", "medium", "high"], BeforeValidato
 Repositories: TypeAlias = str | Path | Sequence[str | Path]
 Directories = Annotated[Repositories, PlainValidator(_directories)]
 PythonModels = Annotated[Mapping[str, object], PlainValidator(_python_models)]
+ModelFiles = Annotated[tuple[tuple[str, Path], ...], PlainValidator(_model_files)]
 BackendOptions = Annotated[Mapping[str, Mapping[str, str]], BeforeValidator(_by_backend)]
 HeaderPattern = Annotated[re.Pattern[str] | None, BeforeValidator(_pattern_or_none)]
 Origin = Annotated[str, AfterValidator(_origin)]

@@ -314,6 +314,10 @@ class Backend(Protocol):
     made of it depends on them: `QUEUES`, or `INSTANCES`, where instances may be made and closed at any time, too. The
     server then applies such a change without opening the model again. A backend that says it only reads the model's
     files: if they change while it opens a model, the load fails.
+
+    And one more method, ``code_in(config: ModelConfig, path: Path) -> str``: which code of the model repository the
+    engine would run to load the model at `path`, in words; empty if none. With ``--deny-code`` the server refuses
+    models for which that is not empty, and those of backends without the method.
     """
 
     default_model_filename: str

@@ -17,6 +17,7 @@ from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescri
 from modserve.core.tensor import Array
 
 from ..api import INSTANCES, InstanceSpec, ModelSource
+from ..code import NoCode
 from ..options import integer
 from . import contributions, formats
 from .contributions import Contributions
@@ -32,7 +33,7 @@ _DEFAULT_MAX_BATCH_SIZE = 32768
 """Of Triton's example. A row takes microseconds."""
 
 
-class FilBackend:
+class FilBackend(NoCode):
     default_model_filename = "xgboost.model"
     default_cpu_instances = 2
     any_thread = True

@@ -18,6 +18,7 @@ from modserve.core.errors import invalid
 from modserve.core.model_config import DescribedTensor, InstanceKind, ModelDescription
 
 from ..api import INSTANCES, InstanceSpec, ModelSource, Placement
+from ..code import OperatorLibraries
 from ..options import integer
 from . import builds
 from .graph import file_depends_on_data
@@ -62,7 +63,7 @@ def set_up() -> None:
         _log.warning("%s", warning)
 
 
-class OnnxRuntimeBackend:
+class OnnxRuntimeBackend(OperatorLibraries):
     default_model_filename = "model.onnx"
     default_cpu_instances = 2
     any_thread = True

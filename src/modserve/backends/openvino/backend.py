@@ -54,6 +54,10 @@ class OpenVinoBackend:
     def gpu_count(self) -> int:
         return sum(device.partition(".")[0] == "GPU" for device in devices())
 
+    def code_in(self, config: ModelConfig, path: Path) -> str:
+        library = read(config).extension
+        return f"its parameter CPU_EXTENSION_PATH names a library of operators, '{library}'" if library else ""
+
     def open(self, source: ModelSource) -> "OpenVinoModel":
         for warning in warnings(source.config):
             _log.warning("%s", warning)

@@ -11,7 +11,19 @@ from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
 
 from ..text.problems import Problems
-from . import directory, ensembles, execution, padding, ragged, scheduling, sequences, tensors, unsupported, warm_up
+from . import (
+    checksums,
+    directory,
+    ensembles,
+    execution,
+    padding,
+    ragged,
+    scheduling,
+    sequences,
+    tensors,
+    unsupported,
+    warm_up,
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ def validate(message: pb.ModelConfig, context: Context, problems: Problems) -> N
         padding.validate(message, partial),
         execution.validate(message, context.gpu_count),
         warm_up.validate(message, partial, context.files),
+        checksums.validate(message),
     ):
         problems.add_all(faults)
     warm_up.warn(message, problems)
@@ -108,5 +121,6 @@ def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
         graph_optimization_level=None if graph is None else graph.level,
         gpu_accelerators=execution.accelerators(accelerators.gpu_execution_accelerator),
         cpu_accelerators=execution.accelerators(accelerators.cpu_execution_accelerator),
+        checksums=checksums.checksums(message),
         operation_libraries=tuple(message.model_operations.op_library_filename),
     )

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from modserve.pb import inference as pb
 
 from ..text.problems import Faults, FieldPath, Problems, show
+from . import checksums
 
 _OWN_MEMORY = "the model gives each new state in memory of its own"
 
@@ -38,7 +39,7 @@ SETTINGS = (
     Setting("output.is_shape_tensor", True, "it is for TensorRT"),
     Setting("input.is_non_linear_format_io", True, "it is for TensorRT"),
     Setting("output.is_non_linear_format_io", True, "it is for TensorRT"),
-    Setting("model_repository_agents", True, "the files would not be prepared as it says"),
+    Setting("model_repository_agents", True, "of the agents, there is only 'checksum'", checksums.others),
     Setting("model_operations", True, "the model would miss these operations", supported_by=_WITH_OPERATORS),
     Setting("instance_group.passive", True, "the instances would take requests"),
     Setting("ensemble_scheduling.step.model_namespace", True, "a step takes the one model of its name"),
