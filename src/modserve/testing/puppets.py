@@ -127,8 +127,11 @@ class PuppetBackend:
     any_thread = False
     in_place: Collection[str] = ()
 
+    code = ""
+    """What it runs of the model repository, in words."""
+
     def code_in(self, config: ModelConfig, path: Path) -> str:
-        return ""
+        return self.code
 
     def __init__(
         self,

@@ -114,6 +114,7 @@ async def test_a_load_that_fails_says_that_a_file_has_changed(bench: Bench) -> N
 
 async def test_engines_that_run_what_is_in_the_folder_may_write_there(bench: Bench) -> None:
     bench.backend.in_place = frozenset()
+    bench.backend.code = "what is in the folder"
     await bench.add(more, more)
     assert (await bench.states())[2] == ("READY", "")
 
