@@ -31,8 +31,8 @@ from .observability.trace import Tracer
 from .observability.watchdog import Watchdog
 from .ports import PortError
 from .repository.control import ALL, ControlMode, ControlOptions
-from .repository.local import local_repositories
 from .repository.manager import ModelManager
+from .repository.places import repositories_at
 from .repository.table import ModelTable
 from .resources import allocator
 from .resources.garbage import Freezer, set_aside
@@ -156,8 +156,8 @@ class InferenceServer(Server):
 
 
 def repositories(settings: Settings) -> list[Repository]:
-    """Where the models are: the directories, and the decorated objects. Raises INVALID_ARG for one of the latter."""
-    places: list[Repository] = [*local_repositories(settings.repositories)]
+    """Where the models are: the places, and the decorated objects. Raises INVALID_ARG for one of the latter."""
+    places = repositories_at(settings.repositories, settings.repository_cache_dir, settings.repository_timeout_secs)
     if settings.python_model:
         places.append(FunctionRepository(settings.python_model, from_json))
     return places

@@ -10,7 +10,7 @@ from modserve.config import from_json
 from modserve.core.loading import Repository
 from modserve.core.warm_up_config import WarmUpMode
 from modserve.models.loader import LoaderOptions
-from modserve.repository.local import local_repositories
+from modserve.repository.places import repositories_at
 from modserve.settings import Settings
 
 
@@ -28,7 +28,7 @@ def loader_options(settings: Settings, backends: Iterable[str], cores: int) -> L
 
 def repositories(settings: Settings) -> list[Repository]:
     """Where the models are."""
-    places: list[Repository] = [*local_repositories(settings.repositories)]
+    places = repositories_at(settings.repositories, settings.repository_cache_dir, settings.repository_timeout_secs)
     if settings.python_model:
         places.append(FunctionRepository(settings.python_model, from_json))
     return places
