@@ -17,6 +17,7 @@ ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 
 _REMOTE = re.compile(r"([a-z][a-z0-9+.-]*)://|(?:s3|gs|as|az|abfss?|hdfs|https?):/", re.IGNORECASE)
 """How a place that is no directory begins; a `Path` keeps one slash of two only."""
+_ONE_SLASH = re.compile(r"^([a-z0-9]+):/(?!/)(?:(https?):/)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SERVER = re.compile(r"(?P<scheme>https?://)?(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]+))?")
 _FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, as://ACCOUNT/CONTAINER/PREFIX or https://HOST/ARCHIVE.tar.gz"
@@ -53,7 +54,7 @@ class RemotePath(type(Path())):  # type: ignore[misc]  # the class for this syst
     __slots__ = ()
 
     def __str__(self) -> str:
-        return re.sub(r"^([a-z0-9]+):/(?!/)", r"\1://", super().__str__())
+        return _ONE_SLASH.sub(lambda match: f"{match[1]}://{f'{match[2]}://' if match[2] else ''}", super().__str__())
 
 
 def without_secrets(text: str) -> str:

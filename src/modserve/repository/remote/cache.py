@@ -182,6 +182,17 @@ class Cache:
             return None
         return digest if there == int(recorded) and size in (None, there) else None
 
+    def take(self, source: str, size: int) -> Claim | str | None:
+        """The digest of a file that is here; else as `claim`."""
+        claim = None
+        digest = self.find(source, size)
+        if digest is None and (claim := self.claim(source)) is not None:
+            digest = self.find(source, size)  # somebody else may have had it until now
+            if digest is not None:
+                claim.discard()
+                claim.close()
+        return digest or claim
+
     def claim(self, source: str) -> Claim | None:
         """Become the one who downloads a file; None while somebody else does."""
         path = self._incoming / source

@@ -80,15 +80,11 @@ class Transfer:
         Of several that want the same file, in whatever process, one downloads it. `on_bytes` hears how many more bytes
         are here, or no longer.
         """
-        while True:
-            digest = await self.blocking(self.cache.find, file.source, file.size)
-            if digest is not None:
-                on_bytes(file.size)
-                return digest
-            claim = await self._claim(file.source)
-            if claim is not None:
-                break
+        while (claim := await self._take(file)) is None:
             await asyncio.sleep(_WAIT_S)
+        if isinstance(claim, str):
+            on_bytes(file.size)
+            return claim
         if self._slots is None:
             self._slots = asyncio.Semaphore(self.at_a_time)
         try:
@@ -97,12 +93,12 @@ class Transfer:
         finally:
             self._executor.submit(claim.close)
 
-    async def _claim(self, source: str) -> Claim | None:
-        claiming = self._executor.submit(self.cache.claim, source)
+    async def _take(self, file: RemoteFile) -> Claim | str | None:
+        taking = self._executor.submit(self.cache.take, file.source, file.size)
         try:
-            return await asyncio.wrap_future(claiming)
+            return await asyncio.wrap_future(taking)
         except asyncio.CancelledError:
-            claiming.add_done_callback(_let_go)
+            taking.add_done_callback(_let_go)
             raise
 
     async def _download(
@@ -186,8 +182,8 @@ async def _next(blocks: AsyncIterator[bytes]) -> bytes | None:
     return await anext(blocks, None)
 
 
-def _let_go(claiming: "Future[Claim | None]") -> None:
-    if not claiming.cancelled() and claiming.exception() is None and (claim := claiming.result()) is not None:
+def _let_go(taking: "Future[Claim | str | None]") -> None:
+    if not taking.cancelled() and taking.exception() is None and isinstance(claim := taking.result(), Claim):
         claim.close()
 
 
