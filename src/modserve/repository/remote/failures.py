@@ -13,8 +13,8 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>\s*([\w.-]{1,80})\s*</Code>|\"reason\":\s*\"([\w.-]{1,80})\"")
 _MESSAGE = re.compile(r"<Message>\s*([^<\n\r]{1,200})")
 _CONNECTING = re.compile(
-    r"error sending request|kind: (?:Connect|Timeout|Interrupted)|timed? ?out|connection (?:refused|reset)|dns error|"
-    r"name or service not known|name resolution|unreachable",
+    r"error sending request|kind: (?:Connect|Timeout|Interrupted)|TimedOut|timed? ?out|"
+    r"connection (?:refused|reset)|dns error|name or service not known|name resolution|unreachable",
     re.IGNORECASE,
 )
 _MISSING = frozenset({"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"})
@@ -83,8 +83,10 @@ def reason(error: BaseException, place: RemotePlace) -> tuple[str, bool]:
         return "it changed while it was read", True
     if status in _TRANSIENT:
         return f"the store fails with status {status}{said}", True
+    if "kind: Body" in text and "TimedOut" not in text:
+        return "the transfer broke off", True
     if isinstance(error, TimeoutError) or _CONNECTING.search(text):
-        slow = isinstance(error, TimeoutError) or "Timeout" in text or "timed out" in text.lower()
+        slow = isinstance(error, TimeoutError) or "Timeout" in text or "TimedOut" in text or "timed out" in text.lower()
         how = "the store does not respond in time" if slow else "the store cannot be reached"
         where = f" at {place.endpoint}" if place.endpoint else ""
         return f"{how}{where}; check the network and the server's address", True

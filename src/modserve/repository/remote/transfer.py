@@ -80,7 +80,7 @@ class Transfer:
         Of several that want the same file, in whatever process, one downloads it. `on_bytes` hears how many more bytes
         are here, or no longer.
         """
-        while (claim := await self._take(file)) is None:
+        while (claim := await self._take(file)) is None:  # noqa: ASYNC110 - a lock of the system, of any process
             await asyncio.sleep(_WAIT_S)
         if isinstance(claim, str):
             on_bytes(file.size)
@@ -175,6 +175,7 @@ class Transfer:
             raise broken(place, file.path, "it arrives damaged: its MD5 is not its ETag, and differs each time")
         if doubted:
             self._plain_marks.add(place)
+            _log.info("the ETags of '%s' are no MD5, as where a store encrypts: only sizes are compared", place)
         return bool(doubted)
 
 
@@ -218,4 +219,6 @@ def in_bytes(count: int) -> str:
         if size < 1000:
             break
         size, unit = size / 1000, larger
+    if count == 1:
+        return "1 byte"
     return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"

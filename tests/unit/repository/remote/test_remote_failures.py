@@ -27,6 +27,8 @@ def xml(code: str, message: str = "Why\nRequestId: 17") -> str:
         (GenericError("x\n kind: Timeout"), "the store does not respond in time", True),
         (GenericError("x\n HTTP error: builder error"), "no valid http:// or https:// URL", False),
         (GenericError("x http://169.254.169.254/latest"), "there are no credentials", False),
+        (GenericError("x\n kind: Interrupted, source: reqwest::Error { kind: Body"), "the transfer broke off", True),
+        (GenericError("x\n kind: Body, source: TimedOut"), "the store does not respond in time", True),
         (GenericError("error decoding response body"), "the transfer broke off (GenericError)", True),
         (PreconditionError("x"), "it changed while it was read", True),
         (FileNotFoundError(f"{URL}404 Not Found: {xml('NoSuchKey')}"), "it is not there any more", True),

@@ -213,7 +213,8 @@ def test_progress(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 bytes"), (999, "999 bytes"), (1500, "1.5 kB"), (10**9, "1.0 GB"), (10**16, "10000.0 TB")]
+    ("count", "text"),
+    [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1500, "1.5 kB"), (10**9, "1.0 GB"), (10**16, "10000.0 TB")],
 )
 def test_numbers_of_bytes(count: int, text: str) -> None:
     assert in_bytes(count) == text
