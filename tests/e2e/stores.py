@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote
 
 import boto3
 
@@ -93,6 +94,8 @@ class Relay:
         self.faults: dict[str, str] = {}
         self.requests: list[tuple[str, Mapping[str, str]]] = []
         """Path and headers of each request."""
+        self.as_google = False
+        """Whether keys arrive with their slashes encoded, which moto would not take."""
         self._target = target.removeprefix("http://")
         self._released = threading.Event()
         relay = self
@@ -139,7 +142,9 @@ class Relay:
             return
         connection = http.client.HTTPConnection(self._target)
         try:
-            connection.request(request.command, request.path, headers=dict(request.headers))
+            path, mark, query = request.path.partition("?")
+            path = (unquote(path) if self.as_google else path) + mark + query
+            connection.request(request.command, path, headers=dict(request.headers))
             response = connection.getresponse()
             body, headers = response.read(), dict(response.headers)
         finally:

@@ -142,4 +142,6 @@ class Bucket:
 
 
 def _mark(meta: "ObjectMeta") -> str:
-    return meta["e_tag"] or meta["version"] or meta["last_modified"].isoformat()
+    """The ETag bare, as Azure's listings have it, and its responses do not."""
+    tag = (meta["e_tag"] or "").removeprefix("W/").strip('"')
+    return tag or meta["version"] or meta["last_modified"].isoformat()
