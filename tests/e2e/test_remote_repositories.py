@@ -308,7 +308,7 @@ def test_workers_share_what_they_download(bucket: Bucket, relay: Relay, options:
 def test_google_cloud_storage(bucket: Bucket, relay: Relay, options: list[str]) -> None:
     """The library speaks its XML API, which is that of S3 in what is needed here; a fake of its own is not at hand."""
     relay.as_google = True
-    environment = {"GOOGLE_BASE_URL": f"http://{relay.address}", "GOOGLE_SKIP_SIGNATURE": "true"}
+    environment = {"GOOGLE_BASE_URL": f"http://{relay.address}", "GOOGLE_BEARER_TOKEN": "hiddenToken"}
     repository = f"--model-repository=gs://{bucket.name}/triton-repo"
     with serving(options=[repository, *options, *POLL], environment=environment) as server:
         assert_serving(server)
