@@ -210,6 +210,33 @@ def test_a_download_that_fails(bucket: Bucket, relay: Relay, options: list[str],
         server.stop(errors=["cannot download 'same/1/data'"])
 
 
+def test_a_stop_while_a_download_stands_still(bucket: Bucket, relay: Relay, options: list[str]) -> None:
+    bucket.put("triton-repo/same/1/data", bytes(1_000_000))
+    relay.faults["same/1/data"] = "stall"
+    with started(options=[place(bucket, relay), *options, "--repository-timeout-secs=60"], environment=KEYS) as server:
+        server.wait_for("model 'simple', version 1: ready")
+        eventually(lambda: any(path.endswith("same/1/data") for path in relay.paths()))
+        assert_serving(server)
+        server.stop()
+
+
+def test_a_client_loads_what_is_elsewhere_during_an_outage(
+    bucket: Bucket, relay: Relay, options: list[str], tmp_path: Path
+) -> None:
+    local = tmp_path / "local"
+    write_identity(local, "here")
+    more = ["--model-control-mode=explicit", "--load-model=simple"]
+    with serving(local, options=[place(bucket, relay), *options, *more], environment=KEYS) as server:
+        relay.faults[""] = "down"
+        assert http(server.http_port, "POST", "/v2/repository/models/here/load").status == 200
+        refusal = http(server.http_port, "POST", "/v2/repository/models/same/load")
+        assert (refusal.status, "the store cannot be reached" in refusal.json["error"]) == (400, True)
+        assert_serving(server)
+        assert {"here", "simple", "same"} == {name for name, _ in index(server)}
+        relay.faults.clear()
+        assert http(server.http_port, "POST", "/v2/repository/models/same/load").status == 200
+
+
 def test_a_store_that_lies_about_sizes(bucket: Bucket, relay: Relay, options: list[str]) -> None:
     relay.faults["list-type=2"] = "more"
     with started(options=[place(bucket, relay), *options], environment=KEYS) as server:

@@ -13,7 +13,8 @@ from typing import Any
 
 from modserve.core.remote_place import RemotePlace, without_secrets
 
-from .cache import Cache, Claim, source_of
+from .cache import Cache, source_of
+from .claim import Claim
 from .failures import StoreError, reason, unreadable
 from .files import ModelFiles, RemoteFile, beside, identity, models_of
 from .source import Contents

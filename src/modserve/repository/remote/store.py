@@ -30,7 +30,8 @@ def open_store(place: RemotePlace, timeout_s: float) -> "ObjectStore":
     provider: dict[str, Any] = {}
     if place.scheme == "s3":
         access = s3_access(place, known)
-        config = {**access.config, **({"endpoint": place.endpoint} if place.endpoint else {})}
+        endpoint = place.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3", "")
+        config = {**access.config, **({"endpoint": endpoint} if endpoint else {})}
         provider = {} if access.provider is None else {"credential_provider": access.provider}
     elif place.scheme == "gs":
         config = {"application_credentials": known["path"]} if "path" in known else {}

@@ -11,7 +11,8 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from modserve.core.remote_place import RemotePlace
 
-from .cache import Cache, Claim, unwritable
+from .cache import Cache, unwritable
+from .claim import Claim
 from .failures import StoreError, broken
 from .files import RemoteFile
 

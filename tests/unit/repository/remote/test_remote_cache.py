@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from modserve.core.errors import ModserveError
-from modserve.repository.remote.cache import Cache, Claim, default_directory, source_of
+from modserve.repository.remote.cache import Cache, default_directory, source_of
+from modserve.repository.remote.claim import Claim
 
 
 @pytest.fixture
