@@ -17,8 +17,8 @@ from .models.loader import LoaderOptions
 from .models.one_file import ModelFile, is_model_directory, is_repository, model_file
 from .repository.control import ALL
 from .repository.files import DirectoryRepository, FileModel, FileRepository
-from .repository.local import local_repositories
 from .repository.overrides import check_model_name
+from .repository.places import repositories_at
 from .settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,8 @@ def _file(path: Path, installed: Iterable[str]) -> ModelFile:
 def repositories(settings: Settings) -> list[Repository]:
     """Where the models are: directories, what is named one by one, and decorated objects. Raises INVALID_ARG."""
     outside_links = settings.allow_outside_symlinks
-    places: list[Repository] = [*local_repositories(settings.repositories, outside_links=outside_links)]
+    cache, timeout_s = settings.repository_cache_dir, settings.repository_timeout_secs
+    places = repositories_at(settings.repositories, cache, timeout_s, outside_links=outside_links)
     files, directories = named_files(settings)
     places += [DirectoryRepository(path, outside_links=outside_links) for path in directories.values()]
     measured = settings.default_backend == "auto"

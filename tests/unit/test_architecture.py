@@ -42,7 +42,7 @@ RULES = {
         "pandas mlflow triton_python_backend_utils",
     ),
     "resources": rule("core", "mypy_extensions"),
-    "repository": rule("core"),
+    "repository": rule("core", "boto3 botocore obstore"),
     "observability": rule("core", "prometheus_client"),
     "scheduling": rule("core resources", "mypy_extensions"),
     "execution": rule("core backends.api resources", "mypy_extensions numpy"),

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from modserve import Settings
+from modserve.core.remote_place import RemotePlace
 from modserve.protocol.restricted import grpc_restrictions, http_restrictions
 from modserve.settings import (
     OPTIONS,
@@ -70,6 +71,8 @@ OWN_OPTIONS = [
     "python-model",
     "request-memory-limit",
     "server-timing",
+    "repository-cache-dir",
+    "repository-timeout-secs",
     "strict-version-readiness",
     "supervise",
     "warmup",
@@ -644,30 +647,44 @@ def test_what_is_no_repository(repository: Any) -> None:
         Settings(model_repository=repository)
 
 
+REMOTE = ["s3://bucket/models", "s3://localhost:9000/bucket", "gs://bucket", "as://account/container/models"]
+
+
+@pytest.mark.parametrize("remote", [*REMOTE, "https://host/models.tar.gz"])
+def test_a_remote_repository(remote: str) -> None:
+    settings = read(f"--model-repository={remote}").settings
+    local, place = settings.repositories
+    assert isinstance(place, RemotePlace)
+    assert (str(place), local) == (remote, Path("models"))
+    assert Settings(model_repository=["models", remote]) == Settings(model_repository=settings.repositories)
+
+
 @pytest.mark.parametrize(
-    "remote",
+    ("remote", "said"),
     [
-        "s3://bucket/models",
-        "gs://bucket",
-        "as://account/container",
-        "https://host/models",
-        "HTTP://host",
-        "S3://b",
-        "hf://x",
+        ("https://host/models", "over HTTP a repository is an archive, .tar.gz, .tgz, .tar or .zip, got: "),
+        ("HTTP://host", "over HTTP a repository is an archive, .tar.gz, .tgz, .tar or .zip, got: "),
+        ("hf://x", "there are no repositories of kind 'hf://', got: hf://x; expected s3://BUCKET/PREFIX, "),
+        ("s3://", "expected s3://BUCKET/PREFIX, "),
     ],
 )
-def test_a_remote_repository(remote: str) -> None:
-    said = (
-        f"remote repositories are not supported by this version of modserve, got: {remote}; "
-        "mount or copy the bucket, and give the directory where its models are"
-    )
-    assert error(f"--model-repository={remote}") == f"option '--model-repository': {said}"
-    with pytest.raises(ValidationError, match="remote repositories are not supported"):
-        Settings(model_repository=remote)
+def test_what_is_no_remote_repository(remote: str, said: str) -> None:
+    assert error(f"--model-repository={remote}").startswith(f"option '--model-repository': {said}")
+
+
+def test_a_secret_in_the_place_of_a_repository() -> None:
+    text = error("--model-repository=s3://KEY:SECRET@bucket/models")
+    assert "put them into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in text
+    assert "SECRET@" not in text
+    with pytest.raises(ValidationError) as caught:
+        Settings(model_repository="s3://KEY:SECRET@bucket/models")
+    assert "SECRET@" not in str(caught.value)
+    settings = read("--model-repository=https://me:SECRET@host/models.zip?sig=SECRET").settings
+    assert "SECRET" not in f"{settings}{settings!r}"
 
 
 def test_a_remote_repository_as_a_path() -> None:
-    with pytest.raises(ValidationError, match="remote repositories are not supported"):
+    with pytest.raises(ValidationError, match="write remote places as texts"):
         Settings(model_repository=Path("s3://bucket/models"))
 
 

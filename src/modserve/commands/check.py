@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
 
@@ -83,7 +84,7 @@ def main(words: Sequence[str]) -> int:
     if as_json:
         print(json.dumps(to_json(report), indent=2, ensure_ascii=False))
     else:
-        places = {str(path.absolute()): str(path) for path in settings.repositories}
+        places = {str(path.absolute()): str(path) for path in settings.repositories if isinstance(path, Path)}
         print("\n".join(lines(report, places, colours=_takes_colours(sys.stdout))))
     return 1 if report.problems else 0
 

@@ -21,12 +21,6 @@ Mark: TypeAlias = tuple[int, ...]
 """The time of modification and the size of a file; empty for a directory."""
 
 
-def local_repositories(paths: Iterable[Path], *, outside_links: bool = False) -> "list[LocalRepository]":
-    """A repository for each directory; a directory that is named twice is one repository."""
-    places = dict.fromkeys(path.absolute() for path in paths)
-    return [LocalRepository(path, outside_links=outside_links) for path in places]
-
-
 class LocalRepository:
     """Implements `core.loading.Repository`: each directory in `path` is a model, and is loaded where it is.
 

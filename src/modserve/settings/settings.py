@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass as validated_dataclass
 
 from modserve.core.log_settings import LogFormat, LogSettings
+from modserve.core.remote_place import RemotePlace
 from modserve.core.trace_settings import TraceLevel, TraceSettings
 
 from . import values
@@ -153,18 +154,19 @@ class Settings(BaseModel):
     Raises pydantic's ValidationError.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    # An input may have a password in it.
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
-    model_repository: values.Directories = option(
+    model_repository: values.Places = option(
         (),
-        "Directory of models; may be repeated.",
+        "Directory of models, or s3://, gs://, as:// or an archive at http(s)://; may be repeated.",
         "",
         Option("The same as --model-repository.", "model-store", value="DIR", several=True),
         section="models and server",
         value="DIR",
         several=True,
     )
-    """One or several; `repositories` has them as paths."""
+    """One or several; `repositories` has them as paths and remote places."""
     python_model: values.PythonModels = option(
         {},
         "Function or class with modserve.model above it; may be repeated. The option's name may be left out: "
@@ -210,6 +212,15 @@ class Settings(BaseModel):
         flag=True,
     )
     repository_poll_secs: Count = option(15, "Seconds between two looks at the repositories in mode poll; 0: never.")
+    repository_cache_dir: str = option(
+        "",
+        "Directory for the files of remote repositories.",
+        value="DIR",
+        default_in_words="modserve/models in the user's cache folder",
+    )
+    repository_timeout_secs: Annotated[int, Field(ge=1, le=3600)] = option(
+        10, "Seconds without a byte until a remote repository counts as not responding."
+    )
     model_load_retry_count: Count = option(0, "How often a load that failed is tried again.")
     model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "How many model versions load at the same time.")
     warmup: Literal["auto", "config", "off"] = option(
@@ -307,9 +318,9 @@ class Settings(BaseModel):
         super().__init__(model_repository=model_repository, **options)
 
     @property
-    def repositories(self) -> tuple[Path, ...]:
-        """The directories of models, each once."""
-        return cast(tuple[Path, ...], self.model_repository)
+    def repositories(self) -> tuple[Path | RemotePlace, ...]:
+        """The places of models, each once."""
+        return cast(tuple[Path | RemotePlace, ...], self.model_repository)
 
     @property
     def log(self) -> LogSettings:

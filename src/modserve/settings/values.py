@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter
 
+from modserve.core.remote_place import RemotePlace, parse_place
 from modserve.protocol.restricted import CATEGORIES, Restriction, grpc_restrictions, http_restrictions
 
 # Texts
@@ -144,22 +145,16 @@ def _by_backend(value: object) -> object:
     return backends
 
 
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://|(s3|gs|as|az|abfss?|hdfs|https?):/", re.IGNORECASE)
-"""How a place that is no directory begins; a `Path` keeps one slash of two only."""
-
-
-def _directories(value: object) -> tuple[Path, ...]:
-    """One path or several, each once: tritonserver treats a repeated --model-repository as a set."""
-    places = [value] if isinstance(value, str | Path) else value
-    if not isinstance(places, list | tuple) or not all(isinstance(place, str | Path) for place in places):
+def _places(value: object) -> tuple[Path | RemotePlace, ...]:
+    """One place or several, each once: tritonserver treats a repeated --model-repository as a set."""
+    places = [value] if isinstance(value, str | Path | RemotePlace) else value
+    if not isinstance(places, list | tuple) or not all(isinstance(place, str | Path | RemotePlace) for place in places):
         raise ValueError("expected a path, or a list of paths")
-    for place in places:
-        if _SCHEME.match(str(place)):
-            raise ValueError(
-                f"remote repositories are not supported by this version of modserve, got: {place}; "
-                "mount or copy the bucket, and give the directory where its models are"
-            )
-    return tuple(dict.fromkeys(map(Path, places)))
+    return tuple(
+        dict.fromkeys(
+            place if isinstance(place, RemotePlace) else parse_place(str(place)) or Path(place) for place in places
+        )
+    )
 
 
 MODEL_MARK = "__modserve_model__"
@@ -268,8 +263,8 @@ AnyFlag = Annotated[bool, BeforeValidator(lambda value: any(value) if isinstance
 """True if one of several is."""
 ControlMode = Annotated[Literal["none", "explicit", "poll"], BeforeValidator(_lower)]
 Compression = Annotated[Literal["none", "low", "medium", "high"], BeforeValidator(_lower)]
-Repositories: TypeAlias = str | Path | Sequence[str | Path]
-Directories = Annotated[Repositories, PlainValidator(_directories)]
+Repositories: TypeAlias = str | Path | RemotePlace | Sequence[str | Path | RemotePlace]
+Places = Annotated[Repositories, PlainValidator(_places)]
 PythonModels = Annotated[Mapping[str, object], PlainValidator(_python_models)]
 ModelFiles = Annotated[tuple[tuple[str, Path], ...], PlainValidator(_model_files)]
 BackendOptions = Annotated[Mapping[str, Mapping[str, str]], BeforeValidator(_by_backend)]
