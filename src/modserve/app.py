@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from .frontends.certificates import CertificateError
 from .frontends.offload import background_threads
 from .listeners import Listeners, Ports
 from .models.advice import absent_backends
+from .models.caching import Caching, make_cache
 from .models.loader import Loader, LoaderOptions
 from .observability import prometheus
 from .observability.logging import Logs
@@ -37,7 +39,6 @@ from .repository.table import ModelTable
 from .resources import allocator
 from .resources.garbage import Freezer, set_aside
 from .resources.machine_memory import allowed_memory
-from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
 from .server import Phase, Server
 from .settings import Settings
@@ -83,11 +84,13 @@ class InferenceServer(Server):
         """What engines show on the metrics page."""
         self.cores = max(1, available_cores() // workers)
         """For this process, of those that the machine lets all workers have."""
+        engine_options = backend_options(settings, registry.names)
+        self._caching = Caching(make_cache(settings.cache, os.environ), engine_options)
         options = LoaderOptions(
             cores=self.cores,
             auto_complete=not settings.disable_auto_complete_config,
-            backend_options=backend_options(settings, registry.names),
-            response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
+            backend_options=engine_options,
+            caching=self._caching,
             metrics=self.engine_metrics,
             measured=settings.default_backend == "auto",
             warm_up=WarmUpMode(settings.warmup),
@@ -144,6 +147,7 @@ class InferenceServer(Server):
         return self._ended_in_time
 
     async def _end(self) -> bool:
+        self._caching.ending()
         try:
             async with asyncio.timeout(self.settings.exit_timeout_secs):
                 await self.drain()
@@ -151,6 +155,7 @@ class InferenceServer(Server):
             # Engines may hang in a call; their threads are daemons, and the process need not wait for them.
             return False
         finally:
+            await self._caching.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
         return True
 

@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from modserve import Settings
+from modserve.core.cache_settings import CacheSettings
 from modserve.protocol.restricted import grpc_restrictions, http_restrictions
 from modserve.settings import (
     OPTIONS,
@@ -169,9 +170,9 @@ def test_defaults_are_tritonserver_s_ports_on_all_addresses() -> None:
         (["--model-control-mode=explicit", "--load-model=*"], "load_model", ("*",)),
         (["--repository-poll-secs=0"], "repository_poll_secs", 0),
         (["--model-load-retry-count=3"], "model_load_retry_count", 3),
-        (["--cache-config=local,size=1048576"], "cache_config", 1048576),
-        (["--cache-config=local,size=1", "--cache-config=local,size=2"], "cache_config", 2),
-        (["--response-cache-byte-size=7"], "cache_config", 7),
+        (["--cache-config=local,size=1048576"], "cache_config", CacheSettings(1048576)),
+        (["--cache-config=local,size=1", "--cache-config=local,size=2"], "cache_config", CacheSettings(2)),
+        (["--response-cache-byte-size=7"], "cache_config", CacheSettings(7)),
         (["--disable-auto-complete-config"], "disable_auto_complete_config", True),
         (["--disable-auto-complete-config=false"], "disable_auto_complete_config", False),
         (["--disable-auto"], "disable_auto_complete_config", True),
@@ -701,7 +702,7 @@ def test_a_remote_repository_as_a_path() -> None:
         ),
         (
             ["--cache-config=redis,host=a"],
-            "option '--cache-config': the only cache is 'local', and its only setting 'size', got: redis,host=a",
+            "option '--cache-config': cache 'redis' needs its address: 'redis,host=<name>' and 'redis,port=<number>'",
         ),
         (
             ["--cache-config=local,size=1", "--response-cache-byte-size=1"],

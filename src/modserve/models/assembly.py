@@ -20,15 +20,16 @@ from modserve.core.response import ResponseSink
 from modserve.core.servable import Servable
 from modserve.core.version import ModelId
 from modserve.execution.pool import InstancePool
-from modserve.resources.response_cache import ResponseCache
+from modserve.resources.response_cache import Cache
 from modserve.scheduling import batching
 from modserve.scheduling.adaptive.adaptation import Adaptation
 from modserve.scheduling.adaptive.buckets import LengthBuckets
 from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
 
+from .cached import CachedModel
 from .model import Accept, Model, Opened, SequenceModel
-from .wrappers import CachedModel, ModelWrapper, OrderedModel
+from .wrappers import ModelWrapper, OrderedModel
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ ServableT = TypeVar("ServableT", bound=Servable)
 
 
 def assemble_model(
-    model_id: ModelId, opened: Opened, clock: LoopClock, cache: ResponseCache | None = None
+    model_id: ModelId, opened: Opened, clock: LoopClock, cache: Cache | None = None
 ) -> Model | ModelWrapper:
     """Make a model that takes requests, but is cold. `cache` is the server's. For the event loop's thread.
 
@@ -91,7 +92,7 @@ def _accept(config: ModelConfig, signature: Signature) -> tuple[Accept, bool]:
     return accept, signature.alike and not policy.separate_by
 
 
-def wrapped(servable: ServableT, clock: Clock, cache: ResponseCache | None) -> ServableT | ModelWrapper:
+def wrapped(servable: ServableT, clock: Clock, cache: Cache | None) -> ServableT | ModelWrapper:
     """A model or an ensemble behind the cache and the order of its responses, if it has these."""
     config = servable.config
     outer: ServableT | ModelWrapper = servable

@@ -21,11 +21,11 @@ from modserve.core.servable import Borrow, Servable
 from modserve.core.version import ModelId
 from modserve.core.warm_up_config import WarmUpMode
 from modserve.execution.placement import thread_share
-from modserve.resources.response_cache import ResponseCache
 from modserve.scheduling.scheduler import LoopClock
 
 from . import advice, examination
 from .assembly import bare_model, wrapped
+from .caching import Caching
 from .calls import ModelCalls, ModelControl
 from .engine_report import engine_report
 from .ensemble import LoadedEnsemble, assemble, nothing_to_borrow
@@ -48,7 +48,7 @@ class LoaderOptions:
     """The CPU cores to share out over all CPU instances."""
     auto_complete: bool = True
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    response_cache: ResponseCache | None = None
+    caching: Caching = field(default_factory=Caching)
     """For the models that ask for it."""
     metrics: MetricStore = field(default_factory=MetricStore)
     """Of engines."""
@@ -123,13 +123,14 @@ class Loader:
             self._options.metrics.of_model(),
         )
         doing = f"failed to load model '{name}' version {version}"
+        written = design.draft.identified.SerializeToString(deterministic=True)
+        cache = await self._options.caching.of(model_id, path, written, design.needs, self._executor)
         loading = self._executor.submit(_mapped, doing, self._load, design.draft, path, version, share, calls, metrics)
         try:
             loaded = await asyncio.wrap_future(loading)
         except asyncio.CancelledError:
             loading.add_done_callback(_discard)  # a load that has begun ends, and nobody takes what comes of it
             raise
-        cache = self._options.response_cache
         clock = self._clock = self._clock or LoopClock(loop)
         if isinstance(loaded, LoadedEnsemble):
             return wrapped(assemble(model_id, loaded, self._borrow, clock), clock, cache)
@@ -151,6 +152,7 @@ class Loader:
 
     def forget(self, name: str) -> None:
         self._cpu_instances.pop(name, None)
+        self._options.caching.forget(name)
 
     def _inspect(self, listing: Listing) -> _Design:
         draft = self._read(listing)

@@ -11,7 +11,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, TypeAdapter
 
+from modserve.core.cache_settings import CacheSettings
 from modserve.protocol.restricted import CATEGORIES, Restriction, grpc_restrictions, http_restrictions
+
+from .cache import cache_settings
 
 # Texts
 
@@ -45,17 +48,6 @@ def backend_option(text: str) -> tuple[str, str, str]:
     if not (equals and key and value) or (comma and not name):
         raise ValueError(f"expected '<backend name>,<key>=<value>' or '<key>=<value>', got: {text}")
     return name, key, value
-
-
-def cache_size(text: str) -> int:
-    """``local,size=<bytes>``."""
-    name, comma, setting = text.partition(",")
-    key, equals, value = setting.partition("=")
-    if not (name and comma and key and equals and value):
-        raise ValueError(f"expected '<cache name>,<key>=<value>', got: {text}")
-    if name != "local" or key != "size":
-        raise ValueError(f"the only cache is 'local', and its only setting 'size', got: {text}")
-    return whole_number(value)
 
 
 def restriction(word: str, text: str) -> list[tuple[str, str, str]]:
@@ -241,7 +233,6 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Milliseconds = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 UnsignedCount = Annotated[int, Field(ge=0, le=2**32 - 1)]
-Bytes = Annotated[int, Field(ge=0)]
 AnyFlag = Annotated[bool, BeforeValidator(lambda value: any(value) if isinstance(value, list) else value)]
 """True if one of several is."""
 ControlMode = Annotated[Literal["none", "explicit", "poll"], BeforeValidator(_lower)]
@@ -249,6 +240,7 @@ Compression = Annotated[Literal["none", "low", "medium", "high"], BeforeValidato
 Repositories: TypeAlias = str | Path | Sequence[str | Path]
 Directories = Annotated[Repositories, PlainValidator(_directories)]
 PythonModels = Annotated[Mapping[str, object], PlainValidator(_python_models)]
+CacheConfig = Annotated[CacheSettings | int | str, PlainValidator(cache_settings)]
 BackendOptions = Annotated[Mapping[str, Mapping[str, str]], BeforeValidator(_by_backend)]
 HeaderPattern = Annotated[re.Pattern[str] | None, BeforeValidator(_pattern_or_none)]
 Origin = Annotated[str, AfterValidator(_origin)]
