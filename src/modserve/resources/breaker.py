@@ -47,6 +47,7 @@ class Breaker:
     def failed(self, why: object) -> None:
         self._failures += 1
         if self.open or self._failures < _MOST_FAILURES:
+            _log.debug("%s: %s", self._what, why)
             return
         self.open = True
         again = self._now() - self._closed_at < _LONG_AGO_S

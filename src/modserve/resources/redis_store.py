@@ -40,7 +40,8 @@ def connect(settings: RedisSettings) -> "RedisStore":
         "socket_connect_timeout": settings.connect_timeout_s,
         # No limit of the library's own: each call here has one around it.
         "socket_timeout": None,
-        "retry": Retry(NoBackoff(), 0),
+        # At once, and once only: a connection that has been idle may have ended.
+        "retry": Retry(NoBackoff(), 1),
     }
     kind: type[Connection] = Connection
     if settings.tls:
