@@ -21,6 +21,7 @@ from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
 from .core.warm_up_config import WarmUpMode
 from .execution.placement import available_cores
+from .execution.rate_limit import RateLimiter
 from .frontends.certificates import CertificateError
 from .frontends.offload import background_threads
 from .listeners import Listeners, Ports
@@ -91,6 +92,7 @@ class InferenceServer(Server):
             auto_complete=not settings.disable_auto_complete_config,
             backend_options=engine_options,
             caching=self._caching,
+            limiter=RateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None,
             metrics=self.engine_metrics,
             measured=settings.default_backend == "auto",
             warm_up=WarmUpMode(settings.warmup),

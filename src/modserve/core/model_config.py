@@ -39,6 +39,15 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Resource:
+    """So much of something of the server's, or of the instance's device, is needed by each execution."""
+
+    name: str
+    count: int
+    is_global: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceGroup:
     """`count` instances of one kind; for KIND_GPU that many on each of `gpus`."""
 
@@ -46,6 +55,10 @@ class InstanceGroup:
     kind: InstanceKind
     count: int
     gpus: tuple[int, ...] = ()
+    resources: tuple[Resource, ...] = ()
+    """What each execution needs, where the server has a rate limiter."""
+    priority: int = 1
+    """With the rate limiter: an instance of 2 gets half as many turns as one of 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ Only the parts that the configuration names are there.
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import replace
+from typing import TypeAlias, TypeVar
 
 from modserve.core.errors import invalid
 from modserve.core.inflight import Inflight
@@ -19,7 +20,9 @@ from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
 from modserve.core.servable import Servable
 from modserve.core.version import ModelId
+from modserve.execution.limited import LimitedPool
 from modserve.execution.pool import InstancePool
+from modserve.execution.rate_limit import RateLimiter, turns
 from modserve.resources.response_cache import Cache
 from modserve.scheduling import batching
 from modserve.scheduling.adaptive.adaptation import Adaptation
@@ -34,6 +37,7 @@ from .wrappers import ModelWrapper, OrderedModel
 _log = logging.getLogger(__name__)
 
 ServableT = TypeVar("ServableT", bound=Servable)
+_Runner: TypeAlias = InstancePool | LimitedPool
 
 
 def assemble_model(
@@ -46,21 +50,56 @@ def assemble_model(
     return wrapped(bare_model(model_id, opened, clock), clock, cache)
 
 
-def bare_model(model_id: ModelId, opened: Opened, clock: LoopClock) -> Model:
-    """The same without what stands before a model: the cache, and the order of responses."""
+def bare_model(model_id: ModelId, opened: Opened, clock: LoopClock, limiter: RateLimiter | None = None) -> Model:
+    """The same without what stands before a model: the cache, and the order of responses.
+
+    Raises INVALID_ARG if an instance needs more of a resource than there is.
+    """
+    instances = turns(opened.config)
+    if not instances:
+        return _bare_model(model_id, opened, clock, lambda pool: pool)
+    if limiter is None:
+        _log.warning(
+            "model '%s': its instances' rate_limiter has no effect, since the server runs each instance whenever it "
+            "is free. Start the server with --rate-limit=execution_count",
+            model_id.name,
+        )
+        return _bare_model(model_id, opened, clock, lambda pool: pool)
+    limiter.add(instances)
+
+    def closed() -> None:
+        limiter.remove(instances)
+        opened.on_closed()
+
+    def limited(pool: InstancePool) -> LimitedPool:
+        return LimitedPool(pool, limiter, instances)
+
+    try:
+        return _bare_model(model_id, replace(opened, on_closed=closed), clock, limited)
+    except BaseException:
+        limiter.remove(instances)
+        raise
+
+
+def _bare_model(
+    model_id: ModelId, opened: Opened, clock: LoopClock, runner: Callable[[InstancePool], _Runner]
+) -> Model:
+    """`runner`: what schedulers see of the instances."""
     config = opened.config
     signature = Signature(config)
     if config.sequence_batching is not None:
-        return SequenceModel(model_id, opened, clock, signature.accept)
+        return SequenceModel(model_id, opened, clock, signature.accept, runner)
     adaptation = Adaptation(config)
     accept, alike = _accept(config, signature)
 
     def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
         adaptation.use(pool.count)
-        pool.expect = adaptation.expect
+        instances = runner(pool)
+        if instances is pool:
+            pool.expect = adaptation.expect
         return QueuedScheduler(
             adaptation.rule,
-            pool,
+            instances,
             clock,
             on_drop,
             adaptation.policy,

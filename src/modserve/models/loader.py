@@ -21,6 +21,7 @@ from modserve.core.servable import Borrow, Servable
 from modserve.core.version import ModelId
 from modserve.core.warm_up_config import WarmUpMode
 from modserve.execution.placement import thread_share
+from modserve.execution.rate_limit import RateLimiter
 from modserve.scheduling.scheduler import LoopClock
 
 from . import advice, examination
@@ -50,6 +51,7 @@ class LoaderOptions:
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     caching: Caching = field(default_factory=Caching)
     """For the models that ask for it."""
+    limiter: RateLimiter | None = None
     metrics: MetricStore = field(default_factory=MetricStore)
     """Of engines."""
     measured: bool = False
@@ -118,13 +120,10 @@ class Loader:
         model_id = ModelId(name, version)
         self._cpu_instances.setdefault(name, design.cpu_instances)
         share = thread_share(self._options.cores, sum(self._cpu_instances.values()))
-        calls, metrics = (
-            ModelCalls(model_id, self._borrower(model_id), self._control, loop),
-            self._options.metrics.of_model(),
-        )
+        calls = ModelCalls(model_id, self._borrower(model_id), self._control, loop)
+        metrics = self._options.metrics.of_model()
         doing = f"failed to load model '{name}' version {version}"
-        written = design.draft.identified.SerializeToString(deterministic=True)
-        cache = await self._options.caching.of(model_id, path, written, design.needs, self._executor)
+        cache = await self._options.caching.of(model_id, path, design.draft.bytes, design.needs, self._executor)
         loading = self._executor.submit(_mapped, doing, self._load, design.draft, path, version, share, calls, metrics)
         try:
             loaded = await asyncio.wrap_future(loading)
@@ -136,7 +135,7 @@ class Loader:
             return wrapped(assemble(model_id, loaded, self._borrow, clock), clock, cache)
         around = self._options.around
         try:
-            bare = bare_model(model_id, loaded, clock)
+            bare = bare_model(model_id, loaded, clock, self._options.limiter)
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
             raise from_exception(error, doing) from error

@@ -25,7 +25,7 @@ from modserve.execution.quick import could_be_quick
 from modserve.execution.revival import Make
 from modserve.execution.settlement import Observe
 from modserve.execution.warming import MakeSamples, Sample
-from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
+from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, PinnedRunner, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
@@ -227,9 +227,16 @@ class SequenceModel(Model):
 
     _sequences: SequenceScheduler[Instance]
 
-    def __init__(self, model_id: ModelId, opened: Opened, clock: LoopClock, accept: Accept) -> None:
+    def __init__(
+        self,
+        model_id: ModelId,
+        opened: Opened,
+        clock: LoopClock,
+        accept: Accept,
+        runner: Callable[[InstancePool], PinnedRunner[Instance]] = lambda pool: pool,
+    ) -> None:
         def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
-            self._sequences = SequenceScheduler(opened.config, pool, clock, on_drop, opened.initial_states)
+            self._sequences = SequenceScheduler(opened.config, runner(pool), clock, on_drop, opened.initial_states)
             return self._sequences
 
         super().__init__(model_id, opened, clock, accept, make_scheduler)

@@ -107,6 +107,21 @@ class Settings(BaseModel):
         several=True,
     )
     """A number is that of the bytes here; `cache` has it as a value."""
+    rate_limit: values.RateLimit = option(
+        "off",
+        "execution_count: an execution begins when the resources of its instance_group's rate_limiter are free, and "
+        "instances take turns by their priorities; off: an instance runs whenever it is free.",
+        value="off|execution_count",
+    )
+    rate_limit_resource: values.RateLimitResources = option(
+        {},
+        "How much there is of a resource on a device, or without DEVICE on each; may be repeated. Without the option "
+        "there is as much of each as the instance needs that needs the most.",
+        value="NAME:COUNT[:DEVICE]",
+        parse=values.rate_limit_resource,
+        several=True,
+    )
+    """By name and device, None for each device."""
     supervise: bool = option(False, "Run the server as a child process, and start it again when it crashes.", flag=True)
     """Not for the library."""
     workers: Annotated[int, Field(ge=1, le=256)] = option(
@@ -228,6 +243,17 @@ class Settings(BaseModel):
             raise ValueError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
         if "*" in self.load_model and len(self.load_model) > 1:
             raise ValueError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+        return self
+
+    @model_validator(mode="after")
+    def _check_rate_limit(self) -> Self:
+        if self.rate_limit != "off" and self.workers > 1:
+            raise ValueError(
+                "'--rate-limit=execution_count' needs '--workers=1': workers do not share resources, and all of them "
+                "together would use more than there is"
+            )
+        if self.rate_limit == "off" and self.rate_limit_resource:
+            raise ValueError("'--rate-limit-resource' needs '--rate-limit=execution_count'")
         return self
 
     @model_validator(mode="after")

@@ -39,12 +39,8 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 """Options that nobody misses, each with the reason: accepted with a warning, so that scripts still work."""
 
-_NO_RATE_LIMIT = "there is no rate limiter, and models would run at times at which they must not"
-
 NOT_SUPPORTED: Mapping[str, str] = {
     "model-config-name": "only config.pbtxt is read, and models would run with the wrong configuration",
-    "rate-limit": _NO_RATE_LIMIT,
-    "rate-limit-resource": _NO_RATE_LIMIT,
 }
 """Options that would change what the server does, each with what would go wrong without it: refused."""
 

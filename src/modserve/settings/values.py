@@ -65,6 +65,19 @@ def _category(word: str, name: str) -> str:
     return name
 
 
+def rate_limit_resource(text: str) -> tuple[tuple[str, int | None], int]:
+    """``<name>:<count>`` or ``<name>:<count>:<device>``, as name and device with the count."""
+    name, *numbers = text.split(":")
+    if not name or len(numbers) not in (1, 2):
+        raise ValueError(
+            f"option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got {text}"
+        )
+    count, *device = map(whole_number, numbers)
+    if min(count, *device) < 0:
+        raise ValueError(f"expected numbers of 0 or more, got: {text}")
+    return (name, device[0] if device else None), count
+
+
 _TRACE_LEVELS = {
     **dict.fromkeys(("false", "off"), "OFF"),
     **dict.fromkeys(("true", "on", "min", "max", "timestamps"), "TIMESTAMPS"),
@@ -133,6 +146,16 @@ def _by_backend(value: object) -> object:
     for name, key, text in value:
         backends.setdefault(name, {})[key] = text
     return backends
+
+
+def _by_resource(value: object) -> object:
+    """A mapping by name and device: `rate_limit_resource` makes pairs, of which the largest count holds."""
+    if not isinstance(value, list):
+        return value
+    counts: dict[tuple[str, int | None], int] = {}
+    for place, count in value:
+        counts[place] = max(count, counts.get(place, 0))
+    return counts
 
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://|(s3|gs|as|az|abfss?|hdfs|https?):/", re.IGNORECASE)
@@ -241,6 +264,8 @@ Repositories: TypeAlias = str | Path | Sequence[str | Path]
 Directories = Annotated[Repositories, PlainValidator(_directories)]
 PythonModels = Annotated[Mapping[str, object], PlainValidator(_python_models)]
 CacheConfig = Annotated[CacheSettings | int | str, PlainValidator(cache_settings)]
+RateLimit = Annotated[Literal["off", "execution_count"], BeforeValidator(_lower)]
+RateLimitResources = Annotated[Mapping[tuple[str, int | None], int], BeforeValidator(_by_resource)]
 BackendOptions = Annotated[Mapping[str, Mapping[str, str]], BeforeValidator(_by_backend)]
 HeaderPattern = Annotated[re.Pattern[str] | None, BeforeValidator(_pattern_or_none)]
 Origin = Annotated[str, AfterValidator(_origin)]

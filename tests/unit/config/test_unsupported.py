@@ -43,10 +43,6 @@ WARNING = {
         "optimization.gather_kernel_buffer_threshold",
     ),
     "optimization.eager_batching": ("optimization { eager_batching: true }", "optimization.eager_batching"),
-    "instance_group.rate_limiter": (
-        "instance_group [ { }, { rate_limiter { } } ]",
-        "instance_group[1].rate_limiter",
-    ),
     "instance_group.secondary_devices": (
         "instance_group { secondary_devices { } }",
         "instance_group[0].secondary_devices",

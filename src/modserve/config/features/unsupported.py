@@ -52,7 +52,6 @@ SETTINGS = (
     Setting("optimization.output_pinned_memory.enable", False, "no pinned memory is used anyway", not_),
     Setting("optimization.gather_kernel_buffer_threshold", False, "inputs are gathered by copying"),
     Setting("optimization.eager_batching", False, "a batch is formed when an instance is free"),
-    Setting("instance_group.rate_limiter", False, "an instance runs whenever it is free"),
     Setting("instance_group.secondary_devices", False, "no secondary devices are used"),
     Setting("instance_group.host_policy", False, "instances are not pinned to cores or memory"),
     Setting("sequence_batching.state.use_same_buffer_for_input_output", False, _OWN_MEMORY),
