@@ -164,7 +164,7 @@ class InferenceServer(Server):
 
 def repositories(settings: Settings) -> list[Repository]:
     """Where the models are: the directories, and the decorated objects. Raises INVALID_ARG for one of the latter."""
-    places: list[Repository] = [*local_repositories(settings.repositories)]
+    places: list[Repository] = [*local_repositories(settings.repositories, settings.model_config_name)]
     if settings.python_model:
         places.append(FunctionRepository(settings.python_model, from_json))
     return places

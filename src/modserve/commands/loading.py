@@ -28,7 +28,7 @@ def loader_options(settings: Settings, backends: Iterable[str], cores: int) -> L
 
 def repositories(settings: Settings) -> list[Repository]:
     """Where the models are."""
-    places: list[Repository] = [*local_repositories(settings.repositories)]
+    places: list[Repository] = [*local_repositories(settings.repositories, settings.model_config_name)]
     if settings.python_model:
         places.append(FunctionRepository(settings.python_model, from_json))
     return places

@@ -46,6 +46,8 @@ class Listing:
     """The content of the configuration file; None if there is no such file, an error if it cannot be read."""
     config: str | None = None
     """A configuration as JSON that replaces that of the file."""
+    config_file: str = CONFIG_FILE
+    """The configuration file, relative to the model's directory: see `--model-config-name`."""
     marks: Mapping[int | None, object] = field(default_factory=dict, compare=False, repr=False)
     """The state of the files by version, and of all others for None: times, ETags, digests, compared for equality."""
 

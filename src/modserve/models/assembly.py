@@ -37,7 +37,7 @@ from .wrappers import ModelWrapper, OrderedModel
 _log = logging.getLogger(__name__)
 
 ServableT = TypeVar("ServableT", bound=Servable)
-_Runner: TypeAlias = InstancePool | LimitedPool
+_Runners: TypeAlias = Callable[[InstancePool], InstancePool | LimitedPool]
 
 
 def assemble_model(
@@ -81,9 +81,7 @@ def bare_model(model_id: ModelId, opened: Opened, clock: LoopClock, limiter: Rat
         raise
 
 
-def _bare_model(
-    model_id: ModelId, opened: Opened, clock: LoopClock, runner: Callable[[InstancePool], _Runner]
-) -> Model:
+def _bare_model(model_id: ModelId, opened: Opened, clock: LoopClock, runner: _Runners) -> Model:
     """`runner`: what schedulers see of the instances."""
     config = opened.config
     signature = Signature(config)

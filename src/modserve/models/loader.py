@@ -14,7 +14,7 @@ from modserve import config as model_config
 from modserve.backends.api import Backend, BackendModel, Executor, ModelSource
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, invalid
-from modserve.core.loading import CONFIG_FILE, Blueprint, Listing, Needs, UnreadableModelError
+from modserve.core.loading import Blueprint, Listing, Needs, UnreadableModelError
 from modserve.core.metrics import MetricStore, StoredMetrics
 from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.core.servable import Borrow, Servable
@@ -319,7 +319,7 @@ class Loader:
 
     def _read(self, listing: Listing) -> model_config.Draft:
         """The configuration as it is written. Raises `UnreadableModelError`."""
-        path = listing.path / CONFIG_FILE
+        path = listing.path / listing.config_file
         try:
             if listing.config is not None:
                 draft = model_config.read_override(listing.config, path, listing.name)

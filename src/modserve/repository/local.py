@@ -14,16 +14,20 @@ MODEL_FILES = frozenset(
 )
 
 
-def local_repositories(paths: Iterable[Path]) -> "list[LocalRepository]":
+def local_repositories(paths: Iterable[Path], config_name: str = "") -> "list[LocalRepository]":
     """A repository for each directory; a directory that is named twice is one repository."""
-    return [LocalRepository(path) for path in dict.fromkeys(path.absolute() for path in paths)]
+    return [LocalRepository(path, config_name) for path in dict.fromkeys(path.absolute() for path in paths)]
 
 
 class LocalRepository:
-    """Implements `core.loading.Repository`: each directory in `path` is a model, and is loaded where it is."""
+    """Implements `core.loading.Repository`: each directory in `path` is a model, and is loaded where it is.
 
-    def __init__(self, path: Path) -> None:
+    With a `config_name`, a model that has ``configs/<config_name>.pbtxt`` has that in place of ``config.pbtxt``.
+    """
+
+    def __init__(self, path: Path, config_name: str = "") -> None:
         self.path = path
+        self._custom = f"configs/{config_name}.pbtxt" if config_name else ""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -60,9 +64,12 @@ class LocalRepository:
             version = parse_directory(top) if rest or not mark else None
             marks.setdefault(version, []).append((below, *mark))
         versions = tuple(sorted(version for version in marks if version is not None))
-        content = _content(path / CONFIG_FILE, name)  # after the marks, so that no change of the file is missed
+        # After the marks, so that no change of the file is missed.
+        file, content = self._custom, _content(path / self._custom, name) if self._custom else None
+        if content is None:
+            file, content = CONFIG_FILE, _content(path / CONFIG_FILE, name)
         by_version = {version: tuple(sorted(files)) for version, files in marks.items()}
-        return Listing(name, self, path, versions, content, marks=by_version)
+        return Listing(name, self, path, versions, content, config_file=file, marks=by_version)
 
     def _remarks(self) -> list[str]:
         return [

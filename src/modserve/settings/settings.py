@@ -65,6 +65,11 @@ class Settings(BaseModel):
         (), "Model to load at the start in mode explicit; may be repeated; * for all.", value="NAME"
     )
     repository_poll_secs: Count = option(15, "Seconds between two looks at the repositories in mode poll; 0: never.")
+    model_config_name: values.ConfigName = option(
+        "",
+        "A model that has configs/NAME.pbtxt has that configuration in place of config.pbtxt.",
+        value="NAME",
+    )
     model_load_retry_count: Count = option(0, "How often a load that failed is tried again.")
     model_load_thread_count: Annotated[int, Field(ge=1)] = option(4, "How many model versions load at the same time.")
     warmup: Literal["auto", "config", "off"] = option(
@@ -144,6 +149,14 @@ class Settings(BaseModel):
     allow_metrics: bool = option(True, "Serve Prometheus metrics.", section="metrics and timing")
     metrics_address: str = option("", "Address that metrics are served on.", default_in_words="that of HTTP")
     metrics_port: Port = option(8002, "Port that metrics are served on; 0 takes a free one.")
+    metrics_config: values.MetricsConfig = option(
+        {},
+        "What the metrics page has: counter_latencies (sums of times) and histogram_latencies (histograms of times), "
+        "true or false, both true by default; may be repeated.",
+        value="SETTING=true|false",
+        parse=values.metrics_setting,
+        several=True,
+    )
     event_loop_warning_ms: Annotated[int, Field(ge=0, le=60_000)] = option(
         250, "Log what holds the event loop for so many milliseconds; 0: never."
     )
@@ -185,6 +198,18 @@ class Settings(BaseModel):
     def repositories(self) -> tuple[Path, ...]:
         """The directories of models, each once."""
         return cast(tuple[Path, ...], self.model_repository)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is set and has no effect, with the reason."""
+        remarks = [
+            f"--metrics-config {name} has no effect in modserve: {values.NO_SUMMARIES}"
+            for name, value in self.metrics_config.items()
+            if name in values.SUMMARIES and value != "false"
+        ]
+        if self.rate_limit == "off" and self.rate_limit_resource:
+            remarks.append("--rate-limit-resource has no effect without --rate-limit=execution_count")
+        return tuple(remarks)
 
     @property
     def cache(self) -> CacheSettings:
@@ -252,8 +277,6 @@ class Settings(BaseModel):
                 "'--rate-limit=execution_count' needs '--workers=1': workers do not share resources, and all of them "
                 "together would use more than there is"
             )
-        if self.rate_limit == "off" and self.rate_limit_resource:
-            raise ValueError("'--rate-limit-resource' needs '--rate-limit=execution_count'")
         return self
 
     @model_validator(mode="after")

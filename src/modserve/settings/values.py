@@ -4,7 +4,7 @@ Functions that read a text raise ValueError, and so do those that check a value.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -69,13 +69,28 @@ def rate_limit_resource(text: str) -> tuple[tuple[str, int | None], int]:
     """``<name>:<count>`` or ``<name>:<count>:<device>``, as name and device with the count."""
     name, *numbers = text.split(":")
     if not name or len(numbers) not in (1, 2):
-        raise ValueError(
-            f"option format is '<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got {text}"
-        )
+        raise ValueError(f"expected '<resource name>:<count>' or '<resource name>:<count>:<device>', got: {text}")
     count, *device = map(whole_number, numbers)
-    if min(count, *device) < 0:
+    if min((count, *device)) < 0:
         raise ValueError(f"expected numbers of 0 or more, got: {text}")
     return (name, device[0] if device else None), count
+
+
+SUMMARIES = ("summary_latencies", "summary_quantiles")
+NO_SUMMARIES = "there are no summaries; histogram_quantile() of Prometheus has the quantiles of the histograms"
+_METRICS = ("counter_latencies", "histogram_latencies", *SUMMARIES)
+
+
+def metrics_setting(text: str) -> tuple[str, str]:
+    """``<setting>=<value>``."""
+    name, equals, value = text.partition("=")
+    if not equals or "," in name:
+        raise ValueError(f"expected '<setting>=<value>', got: {text}")
+    if name not in _METRICS:
+        raise ValueError(f"unknown metrics setting '{name}'; allowed are {', '.join(_METRICS)}")
+    if name != "summary_quantiles":
+        value = str(boolean(value)).lower()
+    return name, value
 
 
 _TRACE_LEVELS = {
@@ -156,6 +171,18 @@ def _by_resource(value: object) -> object:
     for place, count in value:
         counts[place] = max(count, counts.get(place, 0))
     return counts
+
+
+def _metrics(value: object) -> object:
+    """`metrics_setting` makes pairs."""
+    pairs = value.items() if isinstance(value, Mapping) else value
+    return dict(metrics_setting(f"{name}={text}") for name, text in pairs) if isinstance(pairs, Iterable) else value
+
+
+def _config_name(text: str) -> str:
+    if text and not re.fullmatch(r"[\w.-]+", text):
+        raise ValueError("expected the name of a file in the models' folders 'configs', without '.pbtxt'")
+    return text
 
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://|(s3|gs|as|az|abfss?|hdfs|https?):/", re.IGNORECASE)
@@ -264,6 +291,8 @@ Repositories: TypeAlias = str | Path | Sequence[str | Path]
 Directories = Annotated[Repositories, PlainValidator(_directories)]
 PythonModels = Annotated[Mapping[str, object], PlainValidator(_python_models)]
 CacheConfig = Annotated[CacheSettings | int | str, PlainValidator(cache_settings)]
+MetricsConfig = Annotated[Mapping[str, str], BeforeValidator(_metrics)]
+ConfigName = Annotated[str, AfterValidator(_config_name)]
 RateLimit = Annotated[Literal["off", "execution_count"], BeforeValidator(_lower)]
 RateLimitResources = Annotated[Mapping[tuple[str, int | None], int], BeforeValidator(_by_resource)]
 BackendOptions = Annotated[Mapping[str, Mapping[str, str]], BeforeValidator(_by_backend)]
