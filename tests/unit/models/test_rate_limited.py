@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ class Bench:
         self.models: list[Model] = []
         self.engines: list[PuppetBackend] = []
 
-    def load(self, *resources: Resource, limiter: RateLimiter | None = None, count: int = 1, **more: object) -> None:
+    def load(self, *resources: Resource, limiter: RateLimiter | None = None, count: int = 1, **more: Any) -> None:
         group = InstanceGroup("g", InstanceKind.CPU, count, (), resources)
         made: ModelConfig = config(instance_groups=(group,), **more)
         backend = PuppetBackend()
