@@ -24,11 +24,22 @@ def test_public_names_are_there() -> None:
 
 def test_the_supervisor_is_small() -> None:
     """It is to go on when everything else fails: of what a server needs it imports nothing."""
-    program = "import modserve.supervisor, sys; print(*sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    imported = {name.split(".")[0] for name in result.stdout.split()}
+    imported = {name.split(".")[0] for name in imported_with("modserve.supervisor")}
     assert "modserve" in imported
     assert imported.isdisjoint({"asyncio", "fastapi", "grpc", "numpy", "onnxruntime", "pydantic"})
+
+
+def test_a_server_starts_without_what_few_models_need() -> None:
+    """Megabytes each."""
+    imported = imported_with("modserve.app")
+    assert "modserve.app" in imported
+    assert imported.isdisjoint({"grpc", "numpy.random", "onnxruntime", "torch", "openvino", "obstore", "redis"})
+
+
+def imported_with(module: str) -> set[str]:
+    program = f"import {module}, sys; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
 
 
 def test_a_server_starts_on_one_event_loop_after_another() -> None:

@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from . import dtypes
 from .dtypes import Datatype
 from .errors import invalid
 from .tensor import Array, Shape, Tensor, TruncatedError
+
+if TYPE_CHECKING:
+    from numpy.random import Generator  # 2.6 MB, which most servers do without
 
 _SIZE = 64
 _IMAGE_SIZE = 224
@@ -59,12 +63,12 @@ class Sizes:
         return tuple((_IMAGE_SIZE if is_image else _SIZE) if size < 0 else size for size in dims)
 
 
-def generator() -> np.random.Generator:
+def generator() -> "Generator":
     """Always the same: what fails with random data fails again with it."""
     return np.random.default_rng(0)
 
 
-def likely(name: str, datatype: Datatype, shape: Shape, random: np.random.Generator, length: int) -> Array:
+def likely(name: str, datatype: Datatype, shape: Shape, random: "Generator", length: int) -> Array:
     """Data that most models take: token ids that every vocabulary has, masks that hide nothing."""
     lower = name.lower()
     if datatype is dtypes.BYTES:
@@ -86,7 +90,7 @@ def zeros(datatype: Datatype, shape: Shape) -> Array:
     return _texts(b"", shape) if datatype is dtypes.BYTES else np.zeros(shape, datatype.numpy)
 
 
-def random_values(datatype: Datatype, shape: Shape, random: np.random.Generator) -> Array:
+def random_values(datatype: Datatype, shape: Shape, random: "Generator") -> Array:
     """Normal numbers, integers below 100 (UINT8: any), either truth value, or words of 1 to 16 small letters.
 
     Triton fills the memory with random bytes, which as floating point are huge, or no number at all.
@@ -151,7 +155,7 @@ def file_tensor(path: Path, datatype: Datatype, dims: Shape) -> Tensor:
     return tensor
 
 
-def _integers(datatype: Datatype, shape: Shape, random: np.random.Generator) -> Array:
+def _integers(datatype: Datatype, shape: Shape, random: "Generator") -> Array:
     most = 256 if datatype is dtypes.UINT8 else _IDS
     integers: Array = random.integers(0, most, shape).astype(datatype.numpy)
     return integers

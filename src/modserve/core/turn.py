@@ -10,6 +10,10 @@ from collections.abc import Callable
 from typing import Final, final
 from weakref import WeakKeyDictionary, ref
 
+BURST: Final = 1024 * 1024
+"""Bytes that are read from one connection before others have their turn. uvloop's library reads 32 times in a row, 8 MB
+or 10 ms, if it is not stopped."""
+
 _SURE: Final = 16
 """So many turns with a single comer, one after the other, and the next comers do not wait for the end of theirs."""
 _TRUSTED: Final = 15

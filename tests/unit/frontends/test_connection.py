@@ -23,6 +23,7 @@ from puppet_server import (
     stage,
 )
 
+from modserve.core.turn import BURST
 from modserve.frontends.http.wire.reader import Reader
 from modserve.protocol.restricted import Restriction
 from modserve.settings import HttpSettings
@@ -247,6 +248,22 @@ async def test_who_sends_too_much_ahead_is_read_no_further_until_answered(tmp_pa
         assert client.transport.reading
         on.simple.answer_all()
         assert [answer.status for answer in client.answers] == [200, 400, 400, 200]
+
+
+async def test_a_long_body_leaves_turns_to_others(tmp_path: Path) -> None:
+    """A client on the same machine sends as fast as it is read, and would have the event loop for itself."""
+    whole = request(target="/v2/models/echo/infer", body=bytes(3 * BURST), Inference_Header_Content_Length="9")
+    async with stage(tmp_path) as on:
+        client = on.connect()
+        sent = [whole[start : start + BURST // 4] for start in range(0, len(whole), BURST // 4)]
+        read_on = []
+        for piece in sent:
+            client.send(piece)
+            read_on.append(client.transport.reading)
+            await asyncio.sleep(0)
+            assert client.transport.reading
+        assert read_on == [True, True, True, False] * 3 + [True]
+        assert [answer.status for answer in await client.receive()] == [400]
 
 
 async def test_requests_sent_ahead_are_not_read_before_their_turn(tmp_path: Path) -> None:

@@ -36,7 +36,19 @@ _MUCH: Final = 1024 * 1024
 class Collecting(Stream):
     """A stream of messages; a subclass takes them."""
 
-    __slots__ = ("_announced", "_buffer", "_enough", "_prefix", "_size", "call_head", "counted", "full", "held", "port")
+    __slots__ = (
+        "_announced",
+        "_buffer",
+        "_enough",
+        "_huge",
+        "_prefix",
+        "_size",
+        "call_head",
+        "counted",
+        "full",
+        "held",
+        "port",
+    )
 
     def __init__(self, site: "GrpcSite", connection: "Sending", number: int, head: GrpcHead, window: int, room: int):
         super().__init__(connection, number, head, window, room)
@@ -52,6 +64,8 @@ class Collecting(Stream):
         self._buffer: BytesIO | None = None
         self._announced = 0
         self._size = 0
+        self._huge = False
+        """The message is worth large pages."""
         self._enough = 0
         """Bytes of the message with which the client has `advanced`."""
 
@@ -125,6 +139,7 @@ class Collecting(Stream):
                 if not self._acceptable(compressed, size):
                     return
                 self._announced, self._size, self._buffer = size, 0, BytesIO()
+                self._huge = size >= WORTHWHILE
             part_end = min(end, start + self._announced - self._size)
             if not self._keep(data, start, part_end):
                 return
@@ -149,7 +164,7 @@ class Collecting(Stream):
         assert self._buffer is not None, "collected without a beginning: this is a bug"
         if self._size > _MUCH >= self._size - size and not self._make_room(self._buffer):
             return False
-        if self._size > BEGUN >= self._size - size and self._announced >= WORTHWHILE:
+        if self._huge and self._size > BEGUN >= self._size - size:
             use_from(self._buffer, self._size - size)
         self._buffer.write(memoryview(data)[start:end])
         self.credit(size)

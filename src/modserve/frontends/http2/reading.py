@@ -7,11 +7,13 @@ complete is kept, in `_rest`. Its state beside that of `Sending`, `Keeping` and 
   `_padding` of them mean nothing, and with `_last` the client's side of the stream ends behind them.
 - `_block` has the parts of a header block whose end has not come; until then no other frame may come.
 - `_work` is what the frames of this turn of the event loop have cost. When it is too much the rest waits in `_rest` for
-  the next turn, and nothing more is received meanwhile.
+  the next turn, and nothing more is received meanwhile. The same holds for a client that sends much: `_burst`.
 """
 
 import logging
 from typing import Final
+
+from modserve.core.turn import BURST
 
 from . import frames
 from .controlling import Controlling
@@ -59,6 +61,7 @@ class Reading(Controlling):
         "_block_size",
         "_block_stream",
         "_blocks",
+        "_burst",
         "_greeted",
         "_half",
         "_last",
@@ -89,6 +92,8 @@ class Reading(Controlling):
         self._half = 0.0
         """When the frame or header block was first seen whose end has not come; 0: there is none."""
         self._work = 0
+        self._burst = 0
+        """Bytes that have come since reading last rested."""
         self._waiting = False
         """Whether frames that are there wait for the next turn."""
 
@@ -107,7 +112,7 @@ class Reading(Controlling):
                 self._rest = data[at:]
                 if at and self._block is None:
                     self._half = 0.0
-                if self._work > self.site.limits.work:
+                if self._work > self.site.most_work:
                     self._wait()
             elif self._half and self._block is None:
                 self._half = 0.0
@@ -125,15 +130,19 @@ class Reading(Controlling):
                 if not stream.over:
                     stream.begin()
             turn.end()
-        if self._received >= self.site.limits.connection_window // 2:
+        if self._received >= self.site.connection_window // 2:
             self._out.append(frames.window_update(0, self._received))
             self._received = 0
         self.reading = False
+        self._burst += len(data)
+        if self._burst >= BURST:
+            self._burst = 0
+            self._wait()
         if self._out or self._sendable is not None or self.closing:
             self.flush()
 
     def _wait(self) -> None:
-        """Read the rest in the next turn of the event loop: others come first."""
+        """Read on in the next turn of the event loop: others come first."""
         if not self._waiting and self.transport is not None and not self.transport.is_closing():
             self._waiting = True
             self.transport.pause_reading()
@@ -143,7 +152,8 @@ class Reading(Controlling):
         self._waiting = False
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
-            self.data_received(b"")
+            if self._rest:
+                self.data_received(b"")
 
     def _greet(self, data: bytes) -> int:
         """How much of the bytes the client's preface takes. Raises `Http2Error` for another one."""
@@ -168,7 +178,7 @@ class Reading(Controlling):
                 at = end
                 continue
             self._work += 1
-            if size - at < HEAD_SIZE or self._work > self.site.limits.work:
+            if size - at < HEAD_SIZE or self._work > self.site.most_work:
                 return at
             high, low, kind, flags, number = HEAD.unpack_from(data, at)
             length = high << 8 | low
@@ -212,7 +222,7 @@ class Reading(Controlling):
                 continue
             if kind > CONTINUATION:
                 self.count_noise()
-                if length > self.site.limits.frame:
+                if length > self.site.longest_data:
                     raise Http2Error(FRAME_SIZE_ERROR, f"a frame has {length} bytes")
                 at += HEAD_SIZE
                 self._stream, self._left, self._padding, self._last = None, length, 0, False
@@ -259,11 +269,11 @@ class Reading(Controlling):
 
     def _begin_data(self, number: int, length: int, padding: int) -> Stream | None:
         """The stream that the bytes are for, if it takes any more; `padding` of the `length` bytes mean nothing."""
-        limits = self.site.limits
-        if not number or length > limits.frame:
+        site = self.site
+        if not number or length > site.longest_data:
             raise Http2Error(FRAME_SIZE_ERROR if number else PROTOCOL_ERROR, f"DATA of {length} bytes is on {number}")
         self._received += length
-        if self._received > limits.connection_window:
+        if self._received > site.connection_window:
             raise Http2Error(frames.FLOW_CONTROL_ERROR, "more bytes came than the connection's window allows")
         stream = self.streams.get(number)
         if stream is None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _JOINED: Final = 32 * 1024
 """Bytes up to which chunks are joined to one; longer ones are handed over as they are."""
 
+_LONG_PARTS: Final = 4 * 1024
+"""Bytes of a chunk, on the average, that makes it not worth while to look for neighbours to join."""
+
 _AT_ONCE: Final = 256 * 1024
 """Bytes of bodies between two looks whether the client takes them."""
 
@@ -32,7 +35,7 @@ _TURN: Final = 1024 * 1024
 """Bytes of bodies in one turn of the event loop: up to a millisecond."""
 
 _SHARE: Final = 64 * 1024
-"""Bytes of one body before the next stream's turn."""
+"""Bytes of one body before the next stream's turn, if there is one."""
 
 
 class Sending:
@@ -248,7 +251,7 @@ class Sending:
             stream.queued = False
             if stream.over:
                 continue
-            handed += self._send_share(stream)
+            handed += self._send_share(stream, _SHARE if sendable else _AT_ONCE)
             if stream.pending:
                 if stream.window > 0:
                     stream.queued = True
@@ -261,42 +264,57 @@ class Sending:
                 stream.drained()
             if handed >= _AT_ONCE:
                 written += handed
+                self._write(handed)
                 handed = 0
-                self._write()
         if not sendable:
             self._sendable = None
 
-    def _send_share(self, stream: Stream) -> int:
-        """A stream's next frames, whose sizes are returned."""
-        pending = stream.pending
-        most = min(_SHARE, stream.window, self.window)
+    def _send_share(self, stream: Stream, most: int) -> int:
+        """A stream's next frames, of at most so many bytes, whose sizes are returned."""
+        pending, out, longest = stream.pending, self._out, self.longest_frame
+        most = min(most, stream.window, self.window)
         sent = 0
         while pending and sent < most:
-            size = min(most - sent, self.longest_frame)
-            parts: list[Chunk] = []
-            left = size
-            while left and pending:
-                chunk = pending.popleft()
-                if len(chunk) > left:
-                    view = memoryview(chunk)
-                    parts.append(view[:left])
-                    pending.appendleft(view[left:])
-                    left = 0
-                else:
-                    parts.append(chunk)
-                    left -= len(chunk)
-            size -= left
-            self._out.append(head(size, DATA, 0, stream.number))
-            self._out.extend(parts)
+            chunk = pending.popleft()
+            whole = min(len(chunk), most - sent) // longest * longest
+            if whole:
+                before, view = head(longest, DATA, 0, stream.number), memoryview(chunk)
+                for at in range(0, whole, longest):
+                    out.append(before)
+                    out.append(view[at : at + longest])
+                if whole < len(view):
+                    pending.appendleft(view[whole:])
+                size = whole
+            else:
+                pending.appendleft(chunk)
+                size = self._send_joined(stream.number, pending, min(most - sent, longest))
             sent += size
             if size >= _WORTH or not pending:
-                self.noise = min(self.noise + 2, self.site.limits.noise)
+                self.noise = min(self.noise + 2 * max(1, size // longest), self.site.limits.noise)
         if sent:
             stream.window -= sent
             self.window -= sent
             stream.moved = self.site.seconds
             self._sent_something()
         return sent
+
+    def _send_joined(self, number: int, pending: deque[Chunk], most: int) -> int:
+        """One frame of at most so many bytes, from as many chunks as it takes; its size."""
+        parts: list[Chunk] = []
+        left = most
+        while left and pending:
+            chunk = pending.popleft()
+            if len(chunk) > left:
+                view = memoryview(chunk)
+                parts.append(view[:left])
+                pending.appendleft(view[left:])
+                left = 0
+            else:
+                parts.append(chunk)
+                left -= len(chunk)
+        self._out.append(head(most - left, DATA, 0, number))
+        self._out.extend(parts)
+        return most - left
 
     # Streams that have to get on
 
@@ -357,13 +375,16 @@ class Sending:
             self.scheduled = True
             self.site.flush_later(self)
 
-    def _write(self) -> None:
+    def _write(self, long: int = 0) -> None:
+        """Hand everything to the transport; at least `long` bytes, as far as that is known."""
         out, self._out = self._out, []
         transport = self.transport
         if transport is None or transport.is_closing():
             return
         if len(out) == 1:
             transport.write(out[0])
+        elif long > _LONG_PARTS * len(out):
+            transport.writelines(out)
         elif sum([len(part) for part in out]) <= _JOINED:
             transport.write(b"".join(out))
         else:

@@ -75,6 +75,10 @@ class Site:
         self.turn = turn_of(loop)
         self.policies = policies
         self.limits = limits
+        self.most_work = limits.work
+        self.longest_data = limits.frame
+        self.connection_window = limits.connection_window
+        """These three are asked for with each frame, and quicker to read than the limits themselves."""
         self.spread = spread
         self.connections: set[Connection] = set()
         self.idle = asyncio.Event()

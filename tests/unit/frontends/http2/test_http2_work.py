@@ -6,6 +6,7 @@ import pytest
 from hyperframe.frame import DataFrame, RstStreamFrame, SettingsFrame
 
 from http2_client import HEADERS, EchoSite, Loop, Wire, data, headers, window
+from modserve.core.turn import BURST
 from modserve.frontends.http2 import frames
 from modserve.frontends.http2.frames import (
     COMPRESSION_ERROR,
@@ -109,6 +110,20 @@ def test_too_many_frames_for_one_turn(loop: Loop) -> None:
         loop.run()
     assert len(stream.body) == count
     assert stream.log == ["begin", "end", "finished"]
+
+
+def test_many_bytes_for_one_turn(loop: Loop) -> None:
+    """A client on the same machine sends as fast as it is read, and would have the event loop for itself."""
+    wire = Wire(EchoSite(loop), loop)
+    wire.send(headers(1))
+    piece = data(1, bytes(BURST // 4)).serialize()
+    read_on = []
+    for _ in range(12):
+        wire.connection.data_received(piece)
+        read_on.append(wire.transport.reading)
+        loop.run()
+        assert wire.transport.reading
+    assert read_on == [True, True, True, False] * 3
 
 
 def test_header_blocks_that_take_long(loop: Loop) -> None:

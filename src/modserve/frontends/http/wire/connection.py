@@ -12,7 +12,7 @@ responses and ends what takes too long. Its state:
   meanwhile: what the client sends ahead waits in the reader as bytes, and above `_AHEAD` of them the client is read no
   further.
 - `_blockage` is there while the client does not take what was written. Then no request is begun, and nothing is read.
-- `_reading`: the transport reads. Only `_choose_reading` changes it, by `_blockage` and `_held_ahead`.
+- `_reading`: the transport reads. Only `_choose_reading` changes it, by `_blockage`, `_held_ahead` and `_resting`.
 - `_held`, `_held_ahead` and `_held_unsent` are parts of the memory budget: for the body of the request at hand, for
   what was sent ahead, and for what the client has not taken.
 
@@ -31,6 +31,7 @@ from typing import cast
 from modserve.core.errors import ModserveError
 from modserve.core.memory import MemoryExhaustedError
 from modserve.core.tensor import Buffer
+from modserve.core.turn import BURST
 from modserve.frontends.http.infer import InferCall
 from modserve.protocol import failures
 from modserve.protocol.http import infer_response
@@ -55,9 +56,6 @@ _SMALL_BODY = 64 * 1024
 
 _LINGER = 2.0
 """Seconds in which a refused client may read why, before the connection closes."""
-
-_LINGERING = 8
-"""Connections above the limit that may do so at the same time."""
 
 
 class Phase(Enum):
@@ -84,7 +82,8 @@ class Connection(asyncio.Protocol):
         self._head = _NO_HEAD
         self._blockage: asyncio.Event | None = None  # set when it is over
         self._reading = True
-        self._advancing = False
+        self._advancing = self._resting = False
+        self._burst = 0  # bytes that have come since it last rested, which it does until the next turn
         self._held = Hold(context.memory)
         self._held_ahead = Hold(context.memory)
         self._held_unsent = Hold(context.memory)
@@ -100,14 +99,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        context = self.context
-        full = context.is_full()
-        context.opened(self)
-        if full:
-            context.turned_away()
-            limit = context.options.max_connections
-            message = f"the server has {limit} connections open, which is its limit; try again later"
-            self._refuse(503, message, linger=len(context.connections) <= limit + _LINGERING)
+        if not self.context.opened(self):
+            self._refuse(503, *self.context.turn_away())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.context.closed(self)
@@ -175,6 +168,10 @@ class Connection(asyncio.Protocol):
             end = data.find(END) + 4
             known = self._known.get(data[:end])
         if known is None or len(data) != end + known[1] or len(data) > _SMALL_BODY:
+            self._burst += len(data)
+            if self._burst >= BURST:
+                self._burst, self._resting = 0, True
+                self.context.loop.call_soon(self._go_on)
             reader.feed(data)
             self.advance(True)
         else:
@@ -282,9 +279,13 @@ class Connection(asyncio.Protocol):
         if self._phase is _ENDED and self._call is None and not unread and self._transport is not None:
             self._transport.close()
 
+    def _go_on(self) -> None:
+        self._resting = False
+        self._choose_reading()
+
     def _choose_reading(self) -> None:
-        """Read from the client unless it does not read itself, or has sent much ahead."""
-        reading = self._blockage is None and not self._held_ahead.size
+        """Read from the client unless it does not read itself, has sent much ahead, or much in this turn."""
+        reading = self._blockage is None and not self._held_ahead.size and not self._resting
         if reading is not self._reading and self._transport is not None:
             self._reading = reading
             if reading:

@@ -35,6 +35,9 @@ _TURN = 0.001
 _CALLS = 16
 """Calls of the application for such requests in each turn: they take their time later, in tasks of their own."""
 
+_LINGERING = 8
+"""Connections above the limit that may stay until they have read why they are refused."""
+
 _WARN = 10.0
 """Seconds between two warnings that there are too many connections."""
 
@@ -147,9 +150,11 @@ class HttpContext:
         """The templates of responses' heads, with the date."""
         self._set_date()
 
-    def opened(self, connection: OpenConnection) -> None:
+    def opened(self, connection: OpenConnection) -> bool:
+        """Whether it is within the limit."""
         self.connections.add(connection)
         self.idle.clear()
+        return not 0 < self.options.max_connections < len(self.connections)
 
     def closed(self, connection: OpenConnection) -> None:
         self.connections.discard(connection)
@@ -190,12 +195,11 @@ class HttpContext:
 
     # The number of connections
 
-    def is_full(self) -> bool:
-        limit = self.options.max_connections
-        return limit > 0 and len(self.connections) >= limit
+    def turn_away(self) -> tuple[str, bool]:
+        """Count a connection above the limit, and warn from time to time.
 
-    def turned_away(self) -> None:
-        """Count a connection above the limit, and warn from time to time."""
+        What to tell its client, and whether there is room for it to stay until that is read.
+        """
         self._turned_away += 1
         now = self.loop.time()
         if now >= self._next_warning:
@@ -206,3 +210,6 @@ class HttpContext:
                 self._turned_away,
             )
             self._turned_away = 0
+        limit = self.options.max_connections
+        message = f"the server has {limit} connections open, which is its limit; try again later"
+        return message, len(self.connections) <= limit + _LINGERING
