@@ -171,6 +171,8 @@ class ModelConfig:
     """Its responses are kept, if the server has a cache for them."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     metric_tags: Mapping[str, str] = field(default_factory=dict)
+    histogram_buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Upper bounds of the model's histograms that have not the usual ones, by family."""
     warm_ups: tuple[WarmUp, ...] = ()
     """What each instance runs before it takes requests: ``model_warmup``."""
     runtime: str = ""

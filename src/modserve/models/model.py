@@ -97,6 +97,7 @@ class Model:
         self.config = config = opened.config
         self.config_message = opened.message
         self.statistics = ModelStatistics()
+        self.statistics.set_buckets(config.histogram_buckets)
         self.labels = opened.labels
         self.engine_report = opened.engine_report
         self._engine = opened.engine

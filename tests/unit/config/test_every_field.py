@@ -52,6 +52,7 @@ ACTED_ON = re.findall(
     model_warmup.inputs.data_type model_warmup.inputs.dims model_warmup.inputs.zero_data
     model_warmup.inputs.random_data model_warmup.inputs.input_data_file model_transaction_policy.decoupled
     response_cache.enable
+    model_metrics.metric_control.metric_identifier.family model_metrics.metric_control.histogram_options.buckets
     """,
 )
 CHECKED = {

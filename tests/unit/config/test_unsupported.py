@@ -22,7 +22,6 @@ FAILING = {
 }
 WARNING = {
     "runtime": ("runtime: 'r'", "runtime"),
-    "model_metrics": ("model_metrics { }", "model_metrics"),
     "cc_model_filenames": ("cc_model_filenames { key: '7.0' value: 'm' }", "cc_model_filenames"),
     "optimization.priority": ("optimization { priority: PRIORITY_MAX }", "optimization.priority"),
     "optimization.cuda": ("optimization { cuda { graphs: true } }", "optimization.cuda"),

@@ -11,7 +11,19 @@ from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
 
 from ..text.problems import Problems
-from . import directory, ensembles, execution, padding, ragged, scheduling, sequences, tensors, unsupported, warm_up
+from . import (
+    directory,
+    ensembles,
+    execution,
+    model_metrics,
+    padding,
+    ragged,
+    scheduling,
+    sequences,
+    tensors,
+    unsupported,
+    warm_up,
+)
 
 
 @dataclass(frozen=True)
@@ -64,9 +76,11 @@ def validate(message: pb.ModelConfig, context: Context, problems: Problems) -> N
         padding.validate(message, partial),
         execution.validate(message, context.gpu_count),
         warm_up.validate(message, partial, context.files),
+        model_metrics.validate(message),
     ):
         problems.add_all(faults)
     warm_up.warn(message, problems)
+    model_metrics.warn(message, problems)
     unsupported.check(message, problems)
 
 
@@ -103,6 +117,7 @@ def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
         cached=message.response_cache.enable,
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),
+        histogram_buckets=model_metrics.histogram_buckets(message),
         runtime=message.runtime,
         warm_ups=warm_up.warm_ups(message),
         graph_optimization_level=None if graph is None else graph.level,

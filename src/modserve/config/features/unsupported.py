@@ -43,7 +43,6 @@ SETTINGS = (
     Setting("instance_group.passive", True, "the instances would take requests"),
     Setting("ensemble_scheduling.step.model_namespace", True, "a step takes the one model of its name"),
     Setting("runtime", False, "each backend has one implementation", supported_by=frozenset({"pytorch"})),
-    Setting("model_metrics", False, "the metrics have their default buckets"),
     Setting("cc_model_filenames", False, "default_model_filename is used on every device"),
     Setting("optimization.priority", False, "all models have the same priority"),
     Setting("optimization.cuda", False, "no CUDA graphs are captured"),
