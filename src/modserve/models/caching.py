@@ -6,9 +6,11 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from concurrent import futures
+from dataclasses import dataclass
 from pathlib import Path
 
 from modserve.__about__ import __version__
+from modserve.config import Draft
 from modserve.core.cache_settings import CacheSettings
 from modserve.core.version import ModelId
 from modserve.resources import redis_store
@@ -28,45 +30,68 @@ def make_cache(settings: CacheSettings, environment: Mapping[str, str]) -> Respo
     return ResponseCache(settings.size, settings.ttl_s, settings.entry_size) if settings.size else None
 
 
+@dataclass(slots=True)
+class _Version:
+    """What is known of a version that was loaded."""
+
+    path: Path
+    config: bytes
+    marks: object
+    """The state of its files when it was loaded."""
+    identity: bytes | None = None
+    """None until somebody needs it."""
+
+
 class Caching:
     """Gives a cache to each version that is loaded.
 
     In a cache that is shared, a version finds what another one has kept, in another process or before a restart, if
     both have the same name, version, configuration and files, and run on the same modserve with the same `options` of
-    its backends; an ensemble also its models. For that the files of all models are read once more before they load.
+    its backends; an ensemble also its models. For that their files are read once more before the load.
     """
 
     def __init__(self, cache: ResponseCache | SharedCache | None = None, options: object = None) -> None:
         self._cache = cache
         self._server = f"{__version__} {options!r}".encode()
-        self._identities: dict[ModelId, bytes] = {}
+        self._versions: dict[ModelId, _Version] = {}
 
     async def of(
-        self,
-        model_id: ModelId,
-        path: Path,
-        config: bytes,
-        needs: Iterable[str],
-        executor: futures.Executor,
+        self, model_id: ModelId, path: Path, draft: Draft, needs: Iterable[str], executor: futures.Executor
     ) -> Cache | None:
         """The cache of a version with its files at `path`, which is made of the models `needs`. Raises nothing."""
         if not isinstance(self._cache, SharedCache):
             return self._cache
-        parts = [self._server, *(each for name in sorted(needs) for each in self._of_model(name))]
         loop = asyncio.get_running_loop()
-        identity = await loop.run_in_executor(executor, _identity, model_id, path, config, parts)
-        self._identities[model_id] = identity
+        if not draft.message.response_cache.enable and not draft.is_ensemble:
+            marks = await loop.run_in_executor(executor, _marks, path, model_id.version)
+            self._versions[model_id] = _Version(path, draft.bytes, marks)
+            return None
+        identity = await loop.run_in_executor(executor, self._identified, model_id, path, draft.bytes, sorted(needs))
+        self._versions[model_id] = _Version(path, draft.bytes, None, identity)
         return ModelCache(self._cache, model_id.name, model_id.version, identity)
 
+    def _identified(self, model_id: ModelId, path: Path, config: bytes, needs: Iterable[str]) -> bytes:
+        """Blocks. What is needed has been loaded before, and is not being changed meanwhile."""
+        parts = [each for name in needs for each in self._of_model(name)]
+        return _identity(model_id, path, config, [self._server, *parts])
+
     def _of_model(self, name: str) -> list[bytes]:
-        """What identifies the versions of a model that an ensemble needs; something unique if nothing is known."""
-        known = [identity for id, identity in sorted(self._identities.items()) if id.name == name]
-        return known or [os.urandom(16)]
+        """What identifies the versions of a model that an ensemble needs; something unique if that is not known."""
+        identities = []
+        for model_id, version in sorted(self._versions.items(), key=lambda each: each[0]):
+            if model_id.name != name:
+                continue
+            if version.identity is None:
+                unchanged = version.marks == _marks(version.path, model_id.version)
+                identity = _identity(model_id, version.path, version.config, [self._server])
+                version.identity = identity if unchanged else os.urandom(16)
+            identities.append(version.identity)
+        return identities or [os.urandom(16)]
 
     def forget(self, name: str) -> None:
         """The model has gone."""
-        for model_id in [each for each in self._identities if each.name == name]:
-            del self._identities[model_id]
+        for model_id in [each for each in self._versions if each.name == name]:
+            del self._versions[model_id]
 
     def ending(self) -> None:
         """The server ends: what it shares stays for those that go on."""
@@ -98,6 +123,15 @@ def _identity(model_id: ModelId, path: Path, config: bytes, parts: Iterable[byte
         )
         digest.update(os.urandom(16))
     return digest.digest()
+
+
+def _marks(path: Path, version: int) -> object:
+    """The state of the files of a version: equal if none has changed. Blocks."""
+    try:
+        stats = [(str(file), file.stat()) for file in _files(path, version)]
+    except OSError:
+        return None
+    return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats]
 
 
 def _files(path: Path, version: int) -> list[Path]:

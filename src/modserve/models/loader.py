@@ -123,7 +123,7 @@ class Loader:
         calls = ModelCalls(model_id, self._borrower(model_id), self._control, loop)
         metrics = self._options.metrics.of_model()
         doing = f"failed to load model '{name}' version {version}"
-        cache = await self._options.caching.of(model_id, path, design.draft.bytes, design.needs, self._executor)
+        cache = await self._options.caching.of(model_id, path, design.draft, design.needs, self._executor)
         loading = self._executor.submit(_mapped, doing, self._load, design.draft, path, version, share, calls, metrics)
         try:
             loaded = await asyncio.wrap_future(loading)
