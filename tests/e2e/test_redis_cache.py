@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from authority import Authority
 from redis_process import RedisProcess, redis_server
-from repositories import write_identity, write_onnx_identity
+from repositories import copy_example, write_identity, write_onnx_identity
 from server_process import ServerProcess, eventually, serving
 from wire import Ask, Input, binary_outputs, grpc_infer, http, http_infer, metric, raw_outputs, statistics
 
@@ -120,6 +120,23 @@ def test_a_model_with_other_content_gives_no_old_responses(tmp_path: Path, redis
         assert counts(server) == (0, 1)
         assert http(server.http_port, "POST", load.replace("/load", "/unload")).status == 200
         eventually(lambda: not redis.keys)
+
+
+def test_an_ensemble_is_shared_until_one_of_its_models_changes(tmp_path: Path, redis: RedisProcess) -> None:
+    photo = Ask((Input("photo", "UINT8", (1, 12, 9), bytes(range(108))),), model="digits_pipeline")
+    for example in ("digits", "digits_resize"):
+        copy_example(tmp_path, example, example)
+    copy_example(tmp_path, "digits_pipeline", "digits_pipeline", ENABLED)
+    responses = []
+    for hits in ((0, 1), (1, 0), (0, 1)):
+        with serving(tmp_path, options=[redis.option()]) as server:
+            responses.append(binary_outputs(http_infer(server.http_port, photo)))
+            assert counts(server, "digits_pipeline") == hits
+            eventually(lambda: redis.keys)
+        if hits == (1, 0):
+            (tmp_path / "digits" / "note.txt").write_text("another file beside the model")
+    assert responses[0].keys() == {"label", "probabilities"}
+    assert responses == responses[:1] * 3
 
 
 def test_foreign_values_are_misses(server: ServerProcess, redis: RedisProcess) -> None:
