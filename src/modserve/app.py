@@ -98,7 +98,7 @@ class InferenceServer(Server):
             warm_up=WarmUpMode(settings.warmup),
             around=None if member is None else member.around_model,
         )
-        table = ModelTable()
+        table = ModelTable(settings.strict_version_readiness)
         table.expect(None)  # until the repositories have been looked through
         loader = Loader(
             registry,

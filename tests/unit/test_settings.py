@@ -68,6 +68,7 @@ OWN_OPTIONS = [
     "python-model",
     "request-memory-limit",
     "server-timing",
+    "strict-version-readiness",
     "supervise",
     "warmup",
     "workers",

@@ -16,7 +16,7 @@ from modserve.core import dtypes
 from modserve.core.errors import from_exception, invalid
 from modserve.core.model_config import ModelConfig, ModelDescription
 
-from .api import EngineRequest, InstanceSpec, ModelSource
+from .api import INSTANCES, EngineRequest, InstanceSpec, ModelSource
 
 _INPUTS = {"IN": None, "DELAY": dtypes.UINT32, "WAIT": dtypes.UINT32}
 _OUTPUTS = {"OUT": None, "IDX": dtypes.UINT32}
@@ -27,6 +27,7 @@ _LOOK = 0.02
 class RepeatBackend:
     default_model_filename = ""
     default_cpu_instances = 1
+    in_place = INSTANCES
     any_thread = False
 
     def gpu_count(self) -> int:

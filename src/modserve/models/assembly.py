@@ -7,7 +7,7 @@ Only the parts that the configuration names are there.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
@@ -18,8 +18,9 @@ from modserve.core.model_config import ModelConfig
 from modserve.core.normalize import Signature
 from modserve.core.request import InferenceRequest
 from modserve.core.response import ResponseSink
-from modserve.core.servable import Servable
+from modserve.core.servable import Servable, base
 from modserve.core.version import ModelId
+from modserve.execution.instance import Instance
 from modserve.execution.limited import LimitedPool
 from modserve.execution.pool import InstancePool
 from modserve.execution.rate_limit import RateLimiter, turns
@@ -31,8 +32,8 @@ from modserve.scheduling.queued import QueuedScheduler
 from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
 
 from .cached import CachedModel
-from .model import Accept, Model, Opened, SequenceModel
-from .wrappers import ModelWrapper, OrderedModel
+from .model import Accept, Model, Opened, Queueing, SequenceModel
+from .wrappers import ModelWrapper, OrderedModel, find, wrappers
 
 _log = logging.getLogger(__name__)
 
@@ -57,14 +58,14 @@ def bare_model(model_id: ModelId, opened: Opened, clock: LoopClock, limiter: Rat
     """
     instances = turns(opened.config)
     if not instances:
-        return _bare_model(model_id, opened, clock, lambda pool: pool)
+        return _bare_model(model_id, opened, clock, _plain)
     if limiter is None:
         _log.warning(
             "model '%s': its instances' rate_limiter has no effect, since the server runs each instance whenever it "
             "is free. Start the server with --rate-limit=execution_count",
             model_id.name,
         )
-        return _bare_model(model_id, opened, clock, lambda pool: pool)
+        return _bare_model(model_id, opened, clock, _plain)
     limiter.add(instances)
 
     def closed() -> None:
@@ -81,12 +82,37 @@ def bare_model(model_id: ModelId, opened: Opened, clock: LoopClock, limiter: Rat
         raise
 
 
+def _plain(pool: InstancePool) -> InstancePool:
+    return pool
+
+
 def _bare_model(model_id: ModelId, opened: Opened, clock: LoopClock, runner: _Runners) -> Model:
     """`runner`: what schedulers see of the instances."""
     config = opened.config
     signature = Signature(config)
     if config.sequence_batching is not None:
         return SequenceModel(model_id, opened, clock, signature.accept, runner)
+    queueing, adaptation = _queueing(config, signature, runner)
+    model = Model(model_id, opened, clock, queueing.accept, queueing.make_scheduler, queueing.observe)
+    _show(model, adaptation)
+    return model
+
+
+def change(model: Model, opened: Opened, added: Collection[Instance], removed: Collection[int], queue: bool) -> None:
+    """Give a model another configuration, which may ask for another `queue` and for other instances."""
+    if not queue:
+        model.change(opened, None, added, removed)
+        return
+    queueing, adaptation = _queueing(opened.config, Signature(opened.config))
+    model.change(opened, queueing, added, removed)
+    _show(model, adaptation)
+
+
+def _show(model: Model, adaptation: Adaptation) -> None:
+    model.statistics.tuner, model.statistics.choice = adaptation.statistics, adaptation.choice
+
+
+def _queueing(config: ModelConfig, signature: Signature, runner: _Runners = _plain) -> tuple[Queueing, Adaptation]:
     adaptation = Adaptation(config)
     accept, alike = _accept(config, signature)
 
@@ -107,9 +133,7 @@ def _bare_model(model_id: ModelId, opened: Opened, clock: LoopClock, runner: _Ru
             padded=adaptation.padded,
         )
 
-    model = Model(model_id, opened, clock, accept, make_scheduler, adaptation.observe)
-    model.statistics.tuner, model.statistics.choice = adaptation.statistics, adaptation.choice
-    return model
+    return Queueing(accept, make_scheduler, adaptation.observe), adaptation
 
 
 def _accept(config: ModelConfig, signature: Signature) -> tuple[Accept, bool]:
@@ -144,6 +168,37 @@ def wrapped(servable: ServableT, clock: Clock, cache: Cache | None) -> ServableT
     if config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering:
         outer = OrderedModel(outer)
     return outer
+
+
+def rewrapped(servable: Servable, clock: Clock, cache: Cache | None) -> Servable:
+    """What stands before a model whose configuration has changed. What stays keeps its order and its responses.
+
+    `servable` is what stood there: one of `wrapped`, behind those of others' making.
+    """
+    model = base(servable)
+    config = model.config
+    order, store, outer = find(servable, OrderedModel), find(servable, CachedModel), servable
+    ordered = config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
+    inner: Servable = model
+    if config.cached and cache is not None:
+        inner = store or CachedModel(inner, cache, clock)
+    elif store is not None:
+        store.stop()
+    if ordered:
+        order = order or OrderedModel(inner)
+        order.stand_before(inner)
+        inner = order
+    foreign = None
+    while isinstance(outer, ModelWrapper) and not isinstance(outer, OrderedModel | CachedModel):
+        foreign, outer = outer, outer.behind
+    for wrapper in wrappers(inner):
+        wrapper.refresh()
+    if foreign is None:
+        return inner
+    foreign.stand_before(inner)
+    for wrapper in wrappers(servable):
+        wrapper.refresh()
+    return servable
 
 
 def grouped(accept: Accept, key: Callable[[Inflight], object]) -> Accept:

@@ -94,6 +94,11 @@ class CachedModel(ModelWrapper):
             await self._nobody_waits.wait()
             await super().idle()
 
+    def stop(self) -> None:
+        """Keep nothing any more."""
+        self._stopped = True
+        self._cache.forget(self)
+
     async def drain(self) -> None:
         self._stopped = True
         await self._nobody_waits.wait()  # they may have to run yet

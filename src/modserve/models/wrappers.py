@@ -1,6 +1,7 @@
 """Models that stand before other models: they keep the order of the responses, or the responses (`cached.py`)."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from modserve.core.inflight import Inflight
 from modserve.core.request import InferenceRequest
@@ -22,6 +23,19 @@ class ModelWrapper:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._servable!r})"
+
+    @property
+    def behind(self) -> Servable:
+        """What it stands before."""
+        return self._servable
+
+    def stand_before(self, servable: Servable) -> None:
+        """Stand before another servable, made of the same model."""
+        self._servable = servable
+
+    def refresh(self) -> None:
+        """The configuration of what it stands before has changed."""
+        self.config, self.config_message = self._servable.config, self._servable.config_message
 
     def submit(self, request: InferenceRequest, sink: ResponseSink, now_ns: int) -> Inflight:
         return self._servable.submit(request, sink, now_ns)
@@ -58,6 +72,23 @@ class ModelWrapper:
 
     async def close(self) -> None:
         await self._servable.close()
+
+
+def wrappers(servable: Servable) -> "list[ModelWrapper]":
+    """What stands before a model or an ensemble, the innermost first."""
+    chain: list[ModelWrapper] = []
+    while isinstance(servable, ModelWrapper):
+        chain.insert(0, servable)
+        servable = servable.behind
+    return chain
+
+
+WrapperT = TypeVar("WrapperT", bound=ModelWrapper)
+
+
+def find(servable: Servable, kind: type[WrapperT]) -> WrapperT | None:
+    """The wrapper of a kind that stands before a model."""
+    return next((wrapper for wrapper in wrappers(servable) if isinstance(wrapper, kind)), None)
 
 
 class OrderedModel(ModelWrapper):

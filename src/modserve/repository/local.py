@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeAlias, cast
 
 from modserve.core.errors import ModserveError, from_exception, invalid
 from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing
@@ -12,6 +13,10 @@ from modserve.core.version import parse_directory
 MODEL_FILES = frozenset(
     {".onnx", ".pt", ".pth", ".plan", ".engine", ".pb", ".pkl", ".joblib", ".safetensors", ".h5", ".keras"}
 )
+
+
+Mark: TypeAlias = tuple[int, ...]
+"""The time of modification and the size of a file; empty for a directory."""
 
 
 def local_repositories(paths: Iterable[Path], config_name: str = "") -> "list[LocalRepository]":
@@ -41,7 +46,15 @@ class LocalRepository:
         )
 
     async def fetch(self, listing: Listing, version: int) -> DirectoryLease:
-        return DirectoryLease(listing.path)
+        known = _known(listing, version)
+
+        async def changed() -> str:
+            before = dict(known)
+            known.update(await asyncio.to_thread(_now, listing.path, before))
+            other = next((file for file, mark in before.items() if known[file] != mark), None)
+            return "" if other is None else f"'{listing.path / other}' has changed while it was loaded"
+
+        return DirectoryLease(listing.path, changed=changed)
 
     async def remarks(self) -> Sequence[str]:
         return await asyncio.to_thread(self._remarks)
@@ -59,17 +72,25 @@ class LocalRepository:
         """One model: its versions are the directories named by a positive integer without leading zeros. Blocking."""
         path = self.path / name
         marks: dict[int | None, list[tuple[str | int, ...]]] = {None: []}
-        for below, *mark in _marks(path):
+        weights: dict[int | None, list[object]] = {None: []}
+        for below, mark, inode in _marks(path):
             top, *rest = below.split(os.sep)
             version = parse_directory(top) if rest or not mark else None
             marks.setdefault(version, []).append((below, *mark))
+            if below not in (CONFIG_FILE, self._custom):
+                weights.setdefault(version, []).append(self._identity(path, below, mark, inode))
         versions = tuple(sorted(version for version in marks if version is not None))
         # After the marks, so that no change of the file is missed.
         file, content = self._custom, _content(path / self._custom, name) if self._custom else None
         if content is None:
             file, content = CONFIG_FILE, _content(path / CONFIG_FILE, name)
         by_version = {version: tuple(sorted(files)) for version, files in marks.items()}
-        return Listing(name, self, path, versions, content, config_file=file, marks=by_version)
+        kept = {version: frozenset(files) for version, files in weights.items()}
+        return Listing(name, self, path, versions, content, config_file=file, marks=by_version, weights=kept)
+
+    def _identity(self, path: Path, below: str, mark: Mark, inode: int) -> object:
+        """What tells a file, or with an empty mark a directory, from any other. `inode`: of the file itself."""
+        return path, below, mark, inode if mark else 0
 
     def _remarks(self) -> list[str]:
         return [
@@ -88,12 +109,30 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
         return from_exception(error, f"reading the configuration of model '{name}'")
 
 
+def _known(listing: Listing, version: int) -> dict[str, Mark]:
+    """The files of a version, and of all versions, with their marks as a look has seen them; not the configuration."""
+    entries = [entry for key in (None, version) for entry in cast("Iterable[Any]", listing.marks.get(key, ()))]
+    return {below: tuple(mark) for below, *mark in entries if mark and below != CONFIG_FILE}
+
+
+def _now(directory: Path, files: Iterable[str]) -> dict[str, Mark]:
+    """The present marks of some files; an empty one for a file that has gone."""
+    marks: dict[str, Mark] = {}
+    for file in files:
+        try:
+            status = (directory / file).stat()
+            marks[file] = status.st_mtime_ns, status.st_size
+        except OSError:
+            marks[file] = ()
+    return marks
+
+
 _COMPILED = "__pycache__"
 """What Python writes beside a model's own modules is no change of the model."""
 
 
-def _marks(root: Path) -> Iterator[tuple[str, *tuple[int, ...]]]:
-    """The path of all that can be read in a directory, for files with time of modification and size."""
+def _marks(root: Path) -> Iterator[tuple[str, Mark, int]]:
+    """The path of all that can be read in a directory, with its mark and its inode."""
     pending = [(root, "", frozenset[tuple[int, int]]())]
     while pending:
         directory, below, above = pending.pop()
@@ -111,9 +150,9 @@ def _marks(root: Path) -> Iterator[tuple[str, *tuple[int, ...]]]:
             except OSError:
                 continue
             if not is_directory:
-                yield path, status.st_mtime_ns, status.st_size
+                yield path, (status.st_mtime_ns, status.st_size), status.st_ino
                 continue
-            yield (path,)
+            yield path, (), status.st_ino
             identity = (status.st_dev, status.st_ino)
             if identity not in above:  # otherwise it is a link to a directory around it
                 pending.append((Path(entry.path), f"{path}{os.sep}", above | {identity}))

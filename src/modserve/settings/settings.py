@@ -56,6 +56,9 @@ class Settings(BaseModel):
     strict_readiness: bool = option(
         True, "Be ready only when every model is; otherwise as soon as the first load is over."
     )
+    strict_version_readiness: bool = option(
+        False, "Be unready, as Triton is, while a version loads or has failed beside others of its model that serve."
+    )
     model_control_mode: values.ControlMode = option(
         "none",
         "none: load all models at the start; explicit: load those of --load-model, and later those that clients load; "

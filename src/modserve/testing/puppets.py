@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -124,6 +124,7 @@ class PuppetBackend:
     default_model_filename = ""
     default_cpu_instances = 1
     any_thread = False
+    in_place: Collection[str] = ()
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from modserve.core.errors import invalid
 from modserve.core.model_config import DescribedTensor, ModelConfig, ModelDescription, TensorSpec
 from modserve.core.tensor import Array
 
-from ..api import InstanceSpec, ModelSource
+from ..api import INSTANCES, InstanceSpec, ModelSource
 from ..options import integer
 from . import contributions, formats
 from .contributions import Contributions
@@ -36,6 +36,7 @@ class FilBackend:
     default_model_filename = "xgboost.model"
     default_cpu_instances = 2
     any_thread = True
+    in_place = INSTANCES
     known_options = BACKEND_OPTIONS
 
     def gpu_count(self) -> int:

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from modserve.core.errors import invalid
 from modserve.core.model_config import DescribedTensor, InstanceKind, ModelDescription
 
-from ..api import InstanceSpec, ModelSource, Placement
+from ..api import INSTANCES, InstanceSpec, ModelSource, Placement
 from ..options import integer
 from . import builds
 from .graph import file_depends_on_data
@@ -66,6 +66,7 @@ class OnnxRuntimeBackend:
     default_model_filename = "model.onnx"
     default_cpu_instances = 2
     any_thread = True
+    in_place = INSTANCES
     known_options = BACKEND_OPTIONS
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from modserve.core.errors import invalid
 from modserve.core.model_config import InstanceKind, ModelConfig, ModelDescription
 
-from ..api import InstanceSpec, ModelSource
+from ..api import QUEUES, InstanceSpec, ModelSource
 from ..options import integer
 from . import graph
 from .files import DEFAULT, model_file
@@ -48,6 +48,7 @@ class OpenVinoBackend:
     default_model_filename = DEFAULT
     default_cpu_instances = 1
     any_thread = True
+    in_place = QUEUES  # the streams of a compiled model are as many as its instances
     known_options = BACKEND_OPTIONS
 
     def gpu_count(self) -> int:
