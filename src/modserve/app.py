@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +18,13 @@ from .core.errors import ModserveError
 from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
 from .execution.placement import available_cores
+from .execution.rate_limit import RateLimiter
 from .frontends.certificates import CertificateError
 from .frontends.offload import background_threads
 from .listeners import Listeners, Ports
-from .model_setup import loader_options, models_to_load, repositories
+from .model_setup import backend_options, loader_options, models_to_load, repositories
 from .models.advice import absent_backends
+from .models.caching import Caching, make_cache
 from .models.loader import Loader
 from .observability import prometheus
 from .observability.logging import Logs
@@ -34,7 +37,6 @@ from .repository.table import ModelTable
 from .resources import allocator
 from .resources.garbage import Freezer, set_aside
 from .resources.machine_memory import allowed_memory
-from .resources.response_cache import ResponseCache
 from .resources.shared_memory import SharedMemory
 from .server import Phase, Server
 from .settings import Settings
@@ -80,9 +82,11 @@ class InferenceServer(Server):
         """What engines show on the metrics page."""
         self.cores = max(1, available_cores() // workers)
         """For this process, of those that the machine lets all workers have."""
+        self._caching = Caching(make_cache(settings.cache, os.environ), backend_options(settings, registry.names))
         options = replace(
             loader_options(settings, registry.names, self.cores),
-            response_cache=ResponseCache(settings.cache_config) if settings.cache_config else None,
+            caching=self._caching,
+            limiter=RateLimiter(settings.rate_limit_resource) if settings.rate_limit != "off" else None,
             metrics=self.engine_metrics,
             around=None if member is None else member.around_model,
         )
@@ -137,6 +141,7 @@ class InferenceServer(Server):
         return self._ended_in_time
 
     async def _end(self) -> bool:
+        self._caching.ending()
         try:
             async with asyncio.timeout(self.settings.exit_timeout_secs):
                 await self.drain()
@@ -144,6 +149,7 @@ class InferenceServer(Server):
             # Engines may hang in a call; their threads are daemons, and the process need not wait for them.
             return False
         finally:
+            await self._caching.close()
             self._executor.shutdown(wait=False, cancel_futures=True)
         return True
 

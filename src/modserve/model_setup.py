@@ -75,7 +75,10 @@ def repositories(settings: Settings) -> list[Repository]:
     """Where the models are: directories, what is named one by one, and decorated objects. Raises INVALID_ARG."""
     outside_links = settings.allow_outside_symlinks
     cache, timeout_s = settings.repository_cache_dir, settings.repository_timeout_secs
-    places = repositories_at(settings.repositories, cache, timeout_s, outside_links=outside_links)
+    config_name = settings.model_config_name
+    places = repositories_at(
+        settings.repositories, cache, timeout_s, config_name=config_name, outside_links=outside_links
+    )
     files, directories = named_files(settings)
     places += [DirectoryRepository(path, outside_links=outside_links) for path in directories.values()]
     measured = settings.default_backend == "auto"

@@ -41,7 +41,7 @@ RULES = {
         "numpy google.protobuf yaml onnxruntime openvino torch tensorflow treelite sklearn skops joblib threadpoolctl "
         "pandas mlflow triton_python_backend_utils",
     ),
-    "resources": rule("core", "mypy_extensions"),
+    "resources": rule("core", "mypy_extensions redis"),
     "repository": rule("core", "boto3 botocore obstore"),
     "observability": rule("core", "prometheus_client"),
     "scheduling": rule("core resources", "mypy_extensions"),

@@ -54,6 +54,8 @@ class Listing:
     """A configuration as JSON that replaces that of the file."""
     refusal: ModserveError | None = field(default=None, compare=False, repr=False)
     """Why the model is not to be loaded, whatever its configuration says."""
+    config_file: str = CONFIG_FILE
+    """The configuration file, relative to the model's directory: see `--model-config-name`."""
     marks: Mapping[int | None, object] = field(default_factory=dict, compare=False, repr=False)
     """The state of the files by version, and of all others for None: times, ETags, digests, compared for equality."""
 

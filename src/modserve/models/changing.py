@@ -20,7 +20,7 @@ from modserve import config as model_config
 from modserve.backends.api import INSTANCES, Executor, InstanceSpec
 from modserve.core.servable import Servable
 from modserve.execution.instance import Instance
-from modserve.resources.response_cache import ResponseCache
+from modserve.resources.response_cache import Cache
 from modserve.scheduling.scheduler import Clock
 
 from .assembly import change, rewrapped
@@ -75,7 +75,7 @@ class ModelChange:
         revision: Revision,
         instances: Sequence[Instance],
         clock: Clock,
-        cache: ResponseCache | None,
+        cache: Cache | None,
     ) -> None:
         self.fields = revision.fields
         self._servable = servable
@@ -105,7 +105,7 @@ async def prepare(
     model: Model,
     revision: Revision,
     clock: Clock,
-    cache: ResponseCache | None,
+    cache: Cache | None,
 ) -> ModelChange:
     """Put the new instances into the pool and warm them up. Raises why one is not fit to serve."""
     pool = model.pool

@@ -80,6 +80,7 @@ class Loader:
             self._options.metrics.of_model(),
         )
         doing = f"failed to load model '{name}' version {version}"
+        cache = await self._options.caching.of(model_id, path, design.draft, design.needs, self._executor)
         loading = self._executor.submit(
             mapped, doing, self._opener.open, design.draft, path, version, share, calls, metrics
         )
@@ -88,13 +89,12 @@ class Loader:
         except asyncio.CancelledError:
             loading.add_done_callback(_discard)  # a load that has begun ends, and nobody takes what comes of it
             raise
-        cache = self._options.response_cache
         clock = self._clock = self._clock or LoopClock(loop)
         if isinstance(loaded, LoadedEnsemble):
             return wrapped(assemble(model_id, loaded, self._borrow, clock), clock, cache)
         around = self._options.around
         try:
-            bare = bare_model(model_id, loaded, clock)
+            bare = bare_model(model_id, loaded, clock, self._options.limiter)
         except Exception as error:
             await loop.run_in_executor(self._executor, _discard, loading)
             raise from_exception(error, doing) from error
@@ -113,6 +113,7 @@ class Loader:
         model = base(servable)
         if not isinstance(model, Model) or self._clock is None:
             return None
+        cache = await self._options.caching.of(model.id, path, design.draft, design.needs, self._executor)
         doing = f"failed to change model '{design.draft.name}' version {version}"
         revising = self._executor.submit(
             mapped, doing, self._opener.revise, design.draft, path, model.opened, model.pool.numbers
@@ -125,12 +126,13 @@ class Loader:
         if revision is None:
             return None
         try:
-            return await prepare(servable, model, revision, self._clock, self._options.response_cache)
+            return await prepare(servable, model, revision, self._clock, cache)
         except Exception as error:
             raise from_exception(error, doing) from error
 
     def forget(self, name: str) -> None:
         self._cpu_instances.pop(name, None)
+        self._options.caching.forget(name)
 
     def examine(self, listing: Listing) -> list[ModserveError]:
         """Every reason not to load a model that shows before an engine opens it. Blocking; may import the engine.

@@ -26,7 +26,7 @@ from modserve.execution.revival import Make
 from modserve.execution.settlement import Observe
 from modserve.execution.warming import MakeSamples, Sample
 from modserve.scheduling.queued import QueuedScheduler, behind
-from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, Scheduler
+from modserve.scheduling.scheduler import Clock, LoopClock, OnDrop, PinnedRunner, Scheduler
 from modserve.scheduling.sequence import SequenceScheduler
 
 from .closing import close_aside
@@ -109,6 +109,7 @@ class Model:
         self.config = config = opened.config
         self.config_message = opened.message
         self.statistics = ModelStatistics()
+        self.statistics.set_buckets(config.histogram_buckets)
         self.labels = opened.labels
         self.engine_report = opened.engine_report
         self.opened = replace(opened, instances=())
@@ -296,9 +297,16 @@ class SequenceModel(Model):
 
     _sequences: SequenceScheduler[Instance]
 
-    def __init__(self, model_id: ModelId, opened: Opened, clock: LoopClock, accept: Accept) -> None:
+    def __init__(
+        self,
+        model_id: ModelId,
+        opened: Opened,
+        clock: LoopClock,
+        accept: Accept,
+        runner: Callable[[InstancePool], PinnedRunner[Instance]] = lambda pool: pool,
+    ) -> None:
         def make_scheduler(pool: InstancePool, clock: Clock, on_drop: OnDrop) -> Scheduler:
-            self._sequences = SequenceScheduler(opened.config, pool, clock, on_drop, opened.initial_states)
+            self._sequences = SequenceScheduler(opened.config, runner(pool), clock, on_drop, opened.initial_states)
             return self._sequences
 
         super().__init__(model_id, opened, clock, accept, make_scheduler)

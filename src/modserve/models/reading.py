@@ -11,14 +11,15 @@ from modserve import config as model_config
 from modserve.backends.api import Backend
 from modserve.backends.registry import BackendRegistry
 from modserve.core.errors import ModserveError, from_exception, invalid
-from modserve.core.loading import CONFIG_FILE, Listing, Needs, UnreadableModelError
+from modserve.core.loading import Listing, Needs, UnreadableModelError
 from modserve.core.metrics import MetricStore
 from modserve.core.model_config import ModelConfig
 from modserve.core.servable import Servable
 from modserve.core.warm_up_config import WarmUpMode
-from modserve.resources.response_cache import ResponseCache
+from modserve.execution.rate_limit import RateLimiter
 
 from . import advice, examination
+from .caching import Caching
 from .instances import count_cpu, place
 from .integrity import Guard
 
@@ -33,8 +34,9 @@ class LoaderOptions:
     """The CPU cores to share out over all CPU instances."""
     auto_complete: bool = True
     backend_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    response_cache: ResponseCache | None = None
+    caching: Caching = field(default_factory=Caching)
     """For the models that ask for it."""
+    limiter: RateLimiter | None = None
     metrics: MetricStore = field(default_factory=MetricStore)
     """Of engines."""
     measured: bool = False
@@ -121,7 +123,7 @@ class ModelReader:
 
     def read(self, listing: Listing) -> model_config.Draft:
         """The configuration as it is written. Raises `UnreadableModelError`."""
-        path = listing.path / CONFIG_FILE
+        path = listing.path / listing.config_file
         try:
             if listing.refusal is not None:
                 raise listing.refusal

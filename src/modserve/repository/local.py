@@ -24,11 +24,13 @@ Mark: TypeAlias = tuple[int, ...]
 class LocalRepository:
     """Implements `core.loading.Repository`: each directory in `path` is a model, and is loaded where it is.
 
+    With a `config_name`, a model that has ``configs/<config_name>.pbtxt`` has that in place of ``config.pbtxt``.
     Without `outside_links`, a model with a link to something outside is refused. `path` itself may be a link.
     """
 
-    def __init__(self, path: Path, *, outside_links: bool = False) -> None:
+    def __init__(self, path: Path, config_name: str = "", *, outside_links: bool = False) -> None:
         self.path = path
+        self._custom = f"configs/{config_name}.pbtxt" if config_name else ""
         self._outside_links = outside_links
         self._inside = path
         """What links must not leave."""
@@ -78,16 +80,29 @@ class LocalRepository:
             version = parse_directory(top) if rest or is_directory else None
             mark: Mark = () if is_directory else (status.st_mtime_ns, status.st_size)
             marks.setdefault(version, []).append((below, *mark))
-            if below != CONFIG_FILE:
+            if below not in (CONFIG_FILE, self._custom):
                 weights.setdefault(version, []).append(self._identity(path, below, mark, status.st_ino))
             if is_link:
                 links.append(path / below)
         versions = tuple(sorted(version for version in marks if version is not None))
-        content = _content(path / CONFIG_FILE, name)  # after the marks, so that no change of the file is missed
+        # After the marks, so that no change of the file is missed.
+        file, content = self._custom, _content(path / self._custom, name) if self._custom else None
+        if content is None:
+            file, content = CONFIG_FILE, _content(path / CONFIG_FILE, name)
         by_version = {version: tuple(sorted(files)) for version, files in marks.items()}
         kept = {version: frozenset(files) for version, files in weights.items()}
         refusal = None if self._outside_links else self._refusal(name, links)
-        return Listing(name, self, path, versions, content, refusal=refusal, marks=by_version, weights=kept)
+        return Listing(
+            name,
+            self,
+            path,
+            versions,
+            content,
+            refusal=refusal,
+            config_file=file,
+            marks=by_version,
+            weights=kept,
+        )
 
     def _identity(self, path: Path, below: str, mark: Mark, inode: int) -> object:
         """What tells a file, or with an empty mark a directory, from any other. `inode`: of the file itself."""

@@ -10,7 +10,12 @@ from .local import LocalRepository
 
 
 def repositories_at(
-    places: Iterable[Path | RemotePlace], cache: str = "", timeout_s: float = 10.0, *, outside_links: bool = False
+    places: Iterable[Path | RemotePlace],
+    cache: str = "",
+    timeout_s: float = 10.0,
+    *,
+    config_name: str = "",
+    outside_links: bool = False,
 ) -> list[Repository]:
     """A repository for each place; one that is named twice is one repository.
 
@@ -24,6 +29,6 @@ def repositories_at(
 
         made = dict(zip(remote, remote_repositories(remote, cache, timeout_s), strict=True))
     return [
-        LocalRepository(place, outside_links=outside_links) if isinstance(place, Path) else made[place]
+        LocalRepository(place, config_name, outside_links=outside_links) if isinstance(place, Path) else made[place]
         for place in unique
     ]

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from .options import OptionError, did_you_mean
 from .settings import OPTIONS, Settings
-from .triton_options import NOT_SUPPORTED, OFF, SWITCHES, WITHOUT_EFFECT
+from .triton_options import SWITCHES, WITHOUT_EFFECT
 from .values import PLACE, boolean
 
 FieldPath: TypeAlias = tuple[str, ...]
@@ -25,7 +25,7 @@ CONFIG = "config"
 """The option that names an option file."""
 PYTHON_MODEL, MODEL_FILE = "python-model", "model-file"
 """The options whose names may be left out."""
-_KNOWN = (CONFIG, *OPTIONS, *WITHOUT_EFFECT, *NOT_SUPPORTED)
+_KNOWN = (CONFIG, *OPTIONS, *WITHOUT_EFFECT)
 _WORKING = (CONFIG, *OPTIONS)
 """Those that may be suggested."""
 _NICKNAMES: Mapping[str, str] = {
@@ -77,7 +77,7 @@ def from_command_line(
     places: dict[FieldPath, str] = {}
     for source in (file, variables, words):
         values |= _values([entry for entry in source if entry.name in OPTIONS], places)
-        warnings += _without_effect([entry for entry in source if entry.name in (*WITHOUT_EFFECT, *NOT_SUPPORTED)])
+        warnings += _without_effect([entry for entry in source if entry.name in WITHOUT_EFFECT])
     fields: dict[str, Any] = {}
     for (*subject, field), value in values.items():
         (fields.setdefault(subject[0], {}) if subject else fields)[field] = value
@@ -85,7 +85,7 @@ def from_command_line(
         settings = Settings(**fields)
     except ValidationError as error:
         raise OptionError(_explained(error, places)) from None
-    return CommandLine(settings, tuple(dict.fromkeys(warnings)))
+    return CommandLine(settings, tuple(dict.fromkeys((*warnings, *settings.remarks))))
 
 
 def _values(entries: Sequence[Entry], places: dict[FieldPath, str]) -> dict[FieldPath, Any]:
@@ -120,7 +120,7 @@ def _values(entries: Sequence[Entry], places: dict[FieldPath, str]) -> dict[Fiel
 
 
 def _without_effect(entries: Iterable[Entry]) -> Iterator[str]:
-    """Warnings about options of tritonserver that do nothing here. Raises OptionError for those that are refused."""
+    """Warnings about options of tritonserver that do nothing here. Raises OptionError for a switch that is none."""
     for name, text, place in entries:
         if name in SWITCHES:
             try:
@@ -128,10 +128,7 @@ def _without_effect(entries: Iterable[Entry]) -> Iterator[str]:
                     continue
             except ValueError as error:
                 raise OptionError(f"{place}: {error}") from None
-        if name in WITHOUT_EFFECT:
-            yield f"{place} has no effect in modserve: {WITHOUT_EFFECT[name]}"
-        elif text.lower() != OFF.get(name):
-            raise OptionError(f"{place}: not supported by this version of modserve: {NOT_SUPPORTED[name]}")
+        yield f"{place} has no effect in modserve: {WITHOUT_EFFECT[name]}"
 
 
 def _explained(error: ValidationError, places: Mapping[FieldPath, str]) -> str:

@@ -16,6 +16,7 @@ from . import (
     directory,
     ensembles,
     execution,
+    model_metrics,
     padding,
     ragged,
     scheduling,
@@ -77,9 +78,11 @@ def validate(message: pb.ModelConfig, context: Context, problems: Problems) -> N
         execution.validate(message, context.gpu_count),
         warm_up.validate(message, partial, context.files),
         checksums.validate(message),
+        model_metrics.validate(message),
     ):
         problems.add_all(faults)
     warm_up.warn(message, problems)
+    model_metrics.warn(message, problems)
     unsupported.check(message, problems)
 
 
@@ -116,6 +119,7 @@ def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
         cached=message.response_cache.enable,
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),
+        histogram_buckets=model_metrics.histogram_buckets(message),
         runtime=message.runtime,
         warm_ups=warm_up.warm_ups(message),
         graph_optimization_level=None if graph is None else graph.level,
