@@ -19,7 +19,6 @@ from modserve.backends.code import code_in
 from modserve.core.checksums import STRONG, Checksum, digest_of, read_list
 from modserve.core.errors import ModserveError, invalid, unavailable
 from modserve.core.file_tree import walk
-from modserve.core.loading import CONFIG_FILE
 from modserve.core.version import parse_directory
 
 LIST = "SHA256SUMS"
@@ -131,7 +130,7 @@ def _mismatch(
             if not file.is_file():  # a pipe would never end
                 raise FileNotFoundError(0, "there is no such file")
             digest = digest_of(file, algorithm)
-            if path == CONFIG_FILE and draft.exists and not draft.source.label:
+            if file == draft.source.path and draft.exists and not draft.source.label:
                 text = file.read_bytes().decode("utf-8-sig", "surrogateescape")
                 if text != draft.source.text:
                     raise BlockingIOError(0, "it changed while it was read")

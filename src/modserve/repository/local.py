@@ -147,7 +147,7 @@ def _content(path: Path, name: str) -> bytes | ModserveError | None:
 def _known(listing: Listing, version: int) -> dict[str, Mark]:
     """The files of a version, and of all versions, with their marks as a look has seen them; not the configuration."""
     entries = [entry for key in (None, version) for entry in cast("Iterable[Any]", listing.marks.get(key, ()))]
-    return {below: tuple(mark) for below, *mark in entries if mark and below != CONFIG_FILE}
+    return {below: tuple(mark) for below, *mark in entries if mark and below not in (CONFIG_FILE, listing.config_file)}
 
 
 def _now(directory: Path, files: Iterable[str]) -> dict[str, Mark]:

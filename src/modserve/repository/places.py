@@ -27,7 +27,7 @@ def repositories_at(
     if remote:  # what it takes is imported only here
         from .remote.opening import remote_repositories
 
-        made = dict(zip(remote, remote_repositories(remote, cache, timeout_s), strict=True))
+        made = dict(zip(remote, remote_repositories(remote, cache, timeout_s, config_name), strict=True))
     return [
         LocalRepository(place, config_name, outside_links=outside_links) if isinstance(place, Path) else made[place]
         for place in unique

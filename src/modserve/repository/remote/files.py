@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from modserve.core.loading import CONFIG_FILE
 from modserve.core.version import parse_directory
 
 MOST_CONFIG_BYTES = 16 << 20
@@ -52,9 +51,9 @@ class ModelFiles:
     def marks(self) -> dict[int | None, tuple[RemoteFile, ...]]:
         return {None: ()} | {version: tuple(sorted(files)) for version, files in self.by_version.items()}
 
-    @property
-    def config(self) -> RemoteFile | None:
-        return next((file for file in self.by_version.get(None, ()) if file.path == f"{self.name}/{CONFIG_FILE}"), None)
+    def file(self, below: str) -> RemoteFile | None:
+        """One that all versions share, by its path in the model's folder."""
+        return next((file for file in self.by_version.get(None, ()) if file.path == f"{self.name}/{below}"), None)
 
 
 def trick(path: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from modserve.core.errors import ModserveError, invalid, unavailable
-from modserve.core.loading import DirectoryLease, Listing
+from modserve.core.loading import CONFIG_FILE, DirectoryLease, Listing
 from modserve.core.remote_place import RemotePath, RemotePlace
 
 from .cache import Placed
@@ -35,12 +35,18 @@ class _Failure:
 
 
 class RemoteRepository:
-    """Implements `core.loading.Repository`. `clock` is in seconds."""
+    """Implements `core.loading.Repository`. `clock` is in seconds; for `config_name` see `LocalRepository`."""
 
     def __init__(
-        self, place: RemotePlace, source: Source, transfer: Transfer, clock: Callable[[], float] = time.monotonic
+        self,
+        place: RemotePlace,
+        source: Source,
+        transfer: Transfer,
+        clock: Callable[[], float] = time.monotonic,
+        config_name: str = "",
     ) -> None:
         self.place = place
+        self._custom = f"configs/{config_name}.pbtxt" if config_name else ""
         self._source = source
         self._transfer = transfer
         self._clock = clock
@@ -134,8 +140,10 @@ class RemoteRepository:
         if last is not None and last.marks == marks:
             return last
         content: bytes | ModserveError | None
+        custom = self._custom and model.file(self._custom)
+        config_file = self._custom if custom else CONFIG_FILE
         try:
-            content = await self._config(model)
+            content = await self._config(model, custom or model.file(CONFIG_FILE))
         except ModserveError as error:
             content = error
             if isinstance(error, StoreError) and error.transient:
@@ -144,15 +152,14 @@ class RemoteRepository:
                     _log.warning("%s; model '%s' stays as it is", error.message, model.name)
                     return last
         path = RemotePath(f"{self.place}/{model.name}")
-        listing = Listing(model.name, self, path, model.versions, content, marks=marks)
+        listing = Listing(model.name, self, path, model.versions, content, config_file=config_file, marks=marks)
         if not isinstance(content, ModserveError):
             self._last[model.name] = listing
         return listing
 
-    async def _config(self, model: ModelFiles) -> bytes | None:
+    async def _config(self, model: ModelFiles, file: RemoteFile | None) -> bytes | None:
         if model.problem:
             raise invalid(model.problem)
-        file = model.config
         if file is None:
             return None
         if file.size > MOST_CONFIG_BYTES:

@@ -44,10 +44,10 @@ class Shop:
         self.transfer = Transfer(Cache(cache), Patience(timeout_s=5, attempts=2, pause_s=0))
         self.repository = self.another()
 
-    def another(self) -> RemoteRepository:
+    def another(self, config_name: str = "") -> RemoteRepository:
         """As another process would have it, with the same cache."""
         transfer = Transfer(Cache(self.transfer.cache.root), self.transfer.patience)
-        return RemoteRepository(PLACE, Bucket(PLACE, transfer, self._open), transfer, self.clock)
+        return RemoteRepository(PLACE, Bucket(PLACE, transfer, self._open), transfer, self.clock, config_name)
 
     def _open(self, place: RemotePlace, timeout_s: float) -> MemoryStore:
         self.opened += 1

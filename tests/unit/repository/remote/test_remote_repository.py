@@ -172,6 +172,18 @@ async def test_the_names_during_an_outage(shop: Shop) -> None:
     assert set(await shop.repository.names()) == {"m", "n", "o"}
 
 
+async def test_a_named_configuration(shop: Shop) -> None:
+    """--model-config-name"""
+    shop.put("m/config.pbtxt", b"usual")
+    shop.put("m/configs/fast.pbtxt", b"fast")
+    shop.put("n/config.pbtxt", b"usual")
+    looked = await shop.another("fast").look()
+    assert [(each.config_file, each.content) for each in looked.values()] == [
+        ("configs/fast.pbtxt", b"fast"),
+        ("config.pbtxt", b"usual"),
+    ]
+
+
 async def test_a_configuration_that_cannot_be_had(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     before = await look(shop)
     shop.put("m/config.pbtxt", b"another config")
