@@ -20,8 +20,9 @@ def test_models_and_versions() -> None:
         10: ["m/10/a/b"],
     }
     assert models["m"].versions == (1, 10)
-    assert models["m"].file("config.pbtxt") is not None
-    assert models["m"].file("config.pbtxt").path == "m/config.pbtxt"
+    config = models["m"].file("config.pbtxt")
+    assert config is not None
+    assert config.path == "m/config.pbtxt"
     assert (models["n"].file("config.pbtxt"), models["n"].versions) == (None, (2,))
 
 
