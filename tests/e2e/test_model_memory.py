@@ -5,6 +5,7 @@ import random
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -186,11 +187,9 @@ def test_ensembles_python_models_and_sequences(tmp_path: Path) -> None:
         python = said["by_name"]["allocating_process"]
         print("models in Python:", {name: each["size"] for name, each in said["by_name"].items()})
         assert 20 * MB <= python["size"] <= 80 * MB
-        threads = [threading.Thread(target=lambda: infer(server, "both", 1, "http")) for _ in range(8)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+        with ThreadPoolExecutor(8) as clients:
+            several = list(clients.map(lambda value: infer(server, "both", value, "http"), range(16)))
+        assert [number(each, "FIRST") for each in several] == [value + 2 * STEP for value in range(16)]
 
 
 def test_metadata_and_other_calls_load_what_only_the_engine_knows(tmp_path: Path) -> None:
@@ -253,7 +252,12 @@ def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     write_table(tmp_path, "small", 2, megabytes=1)
     (tmp_path / "empty" / "1").mkdir(parents=True)
     (tmp_path / "empty" / "config.pbtxt").write_text(TENSORS + 'backend: "onnxruntime"')
-    errors = ["instance 'broken_process_0': Traceback", "ValueError: no licence", "more than --model-memory-limit allows", "unable to find model file"]
+    errors = [
+        "instance 'broken_process_0': Traceback",
+        "ValueError: no licence",
+        "more than --model-memory-limit allows",
+        "unable to find model file",
+    ]
     with started(tmp_path, options=["--model-memory-limit=20MB"]) as server:
         server.wait_for(r"^model +version +state +load time$")
         listed = index(server)

@@ -5,10 +5,10 @@ Only the event loop's thread touches them. Triton's statistics extension says wh
 
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
@@ -22,6 +22,13 @@ RECENT_BATCHES = 256
 MOST_INDEXES = 1024
 RECENT_DECISIONS = 64
 BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+HISTOGRAM_FAMILIES: Final = (
+    "modserve_request_duration_seconds",
+    "modserve_queue_duration_seconds",
+    "modserve_compute_duration_seconds",
+    "modserve_batch_size",
+)
+"""How the metrics page names the histograms of a model."""
 
 
 class FailureReason(Enum):
@@ -213,6 +220,23 @@ class ModelStatistics:
         self.compute_histogram = Histogram(LATENCY_BUCKETS_NS)
         self.batch_size_histogram = Histogram(BATCH_SIZE_BUCKETS)
 
+    def set_buckets(self, bounds: Mapping[str, Sequence[float]]) -> None:
+        """Give some histograms, by `HISTOGRAM_FAMILIES`, other buckets than the usual.
+
+        Before they count anything: those that have these buckets already go on counting.
+        """
+        for family, upper in bounds.items():
+            if family == "modserve_batch_size":
+                self.batch_size_histogram = _bounded(self.batch_size_histogram, upper)
+                continue
+            upper_ns = [bound * 1e9 for bound in upper]
+            if family == "modserve_request_duration_seconds":
+                self.request_histogram = _bounded(self.request_histogram, upper_ns)
+            elif family == "modserve_queue_duration_seconds":
+                self.queue_histogram = _bounded(self.queue_histogram, upper_ns)
+            elif family == "modserve_compute_duration_seconds":
+                self.compute_histogram = _bounded(self.compute_histogram, upper_ns)
+
     @property
     def compute_input(self) -> Duration:
         return self._computed.compute_input
@@ -314,6 +338,10 @@ class ModelStatistics:
         queue.ns += queue_ns
         self._computed.add(timing, count)
         self.compute_histogram.observe(timing.compute_end_ns - start_ns, count)
+
+
+def _bounded(histogram: Histogram, bounds: Sequence[float]) -> Histogram:
+    return histogram if histogram.bounds == tuple(bounds) else Histogram(bounds)
 
 
 def _add(duration: Duration, ns: int) -> None:

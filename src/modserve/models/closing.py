@@ -1,17 +1,13 @@
 """Closing engines, which may hang."""
 
 import asyncio
-import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
-from modserve.backends.api import BackendModel, Executor
 from modserve.core.errors import internal
 
 LIMIT_SECONDS = 60.0
-
-_log = logging.getLogger(__name__)
 
 
 async def close_aside(close: Callable[[], None], who: str, limit: float = LIMIT_SECONDS) -> None:
@@ -50,17 +46,3 @@ async def close_aside(close: Callable[[], None], who: str, limit: float = LIMIT_
         if closed.done() and not closed.cancelled():
             raise
         raise internal(f"{who}: the engine has not closed within {limit:g} s, and is left to itself") from error
-
-
-def close_untaken(
-    engine: BackendModel, instances: Sequence[tuple[str, Executor]], on_closed: Callable[[], None]
-) -> None:
-    """Close what a load has made and nobody takes; whatever of it fails to close, the rest is closed. Never raises."""
-    try:
-        with ExitStack() as stack:
-            stack.callback(on_closed)
-            stack.callback(engine.close)
-            for _, instance in instances:
-                stack.callback(instance.close)
-    except BaseException:
-        _log.exception("closing a model that was not taken failed")

@@ -1,7 +1,7 @@
 """The metrics page: Triton's names and histograms of our own, read from the statistics at each scrape."""
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -280,16 +280,29 @@ class _Collector(Collector):
         return self._families()
 
 
+def latencies(counters: bool, histograms: bool) -> frozenset[str]:
+    """The families of models' times: the sums, the histograms, or both."""
+    sums = [name for name, *_ in (*_COUNTERS, *_CACHE_COUNTERS) if counters]
+    names = (*sums, *(name for name, *_ in _HISTOGRAMS if histograms))
+    return frozenset(name for name in names if "_duration_" in name)
+
+
 def registry(
     servables: Callable[[], Iterable[Servable]],
     figures: Callable[[], ServerFigures] | None = None,
     engines: MetricStore | None = None,
+    left_out: Container[str] = (),
 ) -> CollectorRegistry:
-    """A registry of the metrics of one server, its process and its engines; all of it is read at each scrape."""
+    """A registry of the metrics of one server, its process and its engines; all of it is read at each scrape.
+
+    The families `left_out` are those of models' statistics that the page does not have.
+    """
     collectors = CollectorRegistry()
     if figures is not None:
         collectors.register(_Collector(lambda: server_families(figures())))
-    collectors.register(_Collector(lambda: model_families(servables())))
+    collectors.register(
+        _Collector(lambda: (family for family in model_families(servables()) if family.name not in left_out))
+    )
     ProcessCollector(registry=collectors)
     if engines is not None:
         collectors.register(_Collector(lambda: engine_families(engines)))

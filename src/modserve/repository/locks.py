@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
-from modserve.core.servable import Servable
+from modserve.core.servable import Servable, base
 
 
 class NameLocks:
@@ -47,7 +47,10 @@ class NameLocks:
 
 
 class Loans:
-    """Counts the handles of each servable: whoever closes one waits until all of them are released."""
+    """Counts the handles of each servable: whoever closes one waits until all of them are released.
+
+    What stands before a model may change while it is lent; it is the model that counts.
+    """
 
     def __init__(self) -> None:
         self._handles: Counter[int] = Counter()
@@ -58,13 +61,14 @@ class Loans:
 
     def lend(self, servable: Servable, front: Servable | None = None) -> "LentServable":
         """Lend a servable; the borrower sees `front` in its place, if there is one."""
-        self._handles[id(servable)] += 1
+        self._handles[id(base(servable))] += 1
         return LentServable(front or servable, servable, self)
 
     def give_back(self, servable: Servable) -> None:
-        self._handles[id(servable)] -= 1
-        if not self._handles[id(servable)]:
-            del self._handles[id(servable)]
+        key = id(base(servable))
+        self._handles[key] -= 1
+        if not self._handles[key]:
+            del self._handles[key]
             self._returned.set()
             self._returned = asyncio.Event()
 
@@ -74,7 +78,7 @@ class Loans:
             await self._returned.wait()
 
     def lent(self, servable: Servable) -> bool:
-        return id(servable) in self._handles
+        return id(base(servable)) in self._handles
 
 
 @dataclass(slots=True, eq=False)
