@@ -1036,3 +1036,50 @@ def test_the_name_of_configurations() -> None:
     assert read("--model-config-name=h100-1.2_a").settings.model_config_name == "h100-1.2_a"
     for name in ("a b", "../a", "a/b"):
         assert "expected the name of a file in the models' folders 'configs'" in error(f"--model-config-name={name}")
+
+
+# Memory of models
+
+
+@pytest.mark.parametrize(
+    ("text", "of_8_gb"),
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("10GB", 10**10),
+        ("1.5 gb", 1_500_000_000),
+        ("2GiB", 2**31),
+        ("500MiB", 500 * 2**20),
+        ("7B", 7),
+        ("50%", 4 * 10**9),
+        ("12.5%", 10**9),
+    ],
+)
+def test_a_limit_of_memory(text: str, of_8_gb: int) -> None:
+    assert read("--model-memory-limit", text).settings.model_memory_limit.of(8 * 10**9) == of_8_gb
+    assert Settings(model_repository="models", model_memory_limit=text).model_memory_limit.of(8 * 10**9) == of_8_gb
+
+
+@pytest.mark.parametrize("text", ["ten", "-1", "0%", "101%", "10XB", "GB", "1e9", ""])
+def test_what_is_no_limit_of_memory(text: str) -> None:
+    assert "expected bytes, a size such as 10GB" in error(f"--model-memory-limit={text}")
+
+
+def test_a_limit_of_memory_from_a_program() -> None:
+    assert Settings(model_repository="models", model_memory_limit=5).model_memory_limit.of(1) == 5
+    assert read().settings.model_memory_limit.of(10**9) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lazily"),
+    [
+        ([], "auto"),
+        (["--load-lazily"], "true"),
+        (["--load-lazily=off"], "false"),
+        (["--load-lazily=AUTO"], "auto"),
+        (["--load-lazily=1"], "true"),
+    ],
+)
+def test_loading_lazily(arguments: list[str], lazily: str) -> None:
+    assert read(*arguments).settings.load_lazily == lazily
+    assert "invalid value for bool option" in error("--load-lazily=perhaps")

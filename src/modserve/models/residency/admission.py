@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,8 +18,10 @@ from modserve.scheduling.scheduler import Clock, LoopClock
 
 from .memory import WAIT_NS, ModelMemory
 from .on_demand import OnDemandKeeper, OnDemandModel
-from .sizes import Meter, files_of
+from .sizes import Files, Meter, files_of
 from .work import NOBODY_BORROWS, Lending, Rules
+
+_log = logging.getLogger(__name__)
 
 Load: TypeAlias = Callable[..., Awaitable[Servable]]
 """Loads a version from the model's directory at a path; `statistics` are those it counts in, its own without them."""
@@ -82,9 +85,9 @@ class Residency:
             ModelId(draft.name, version),
             config,
             draft.identified.SerializeToString(deterministic=True),
-            functools.partial(_make, load, path, version),
+            functools.partial(_make, load, path, version, files),
             self._clock,
-            files=files,
+            files=files.size,
             whole=_is_whole(draft),
             rules=Rules(rules.pin, self._idle_ns if rules.idle_ns is None else rules.idle_ns),
             lending=self._lending,
@@ -102,8 +105,14 @@ class Residency:
         return model
 
 
-def _make(load: Load, path: Path, version: int, statistics: ModelStatistics) -> Awaitable[Servable]:
-    return load(path, version, statistics)
+async def _make(load: Load, path: Path, version: int, files: Files, statistics: ModelStatistics) -> Servable:
+    if await asyncio.to_thread(files_of, path / str(version)) != files:
+        _log.warning(
+            "the files in '%s' have changed since the version was loaded, and come into memory as they are now. Load "
+            "the model anew to have them checked beside the ones that serve",
+            path / str(version),
+        )
+    return await load(path, version, statistics)
 
 
 async def _load_ensemble(needs: Needs, load: Load, borrow: Borrow, path: Path, version: int, *rest: Any) -> Servable:

@@ -16,16 +16,27 @@ _PROC = Path("/proc")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def files_of(directory: Path) -> int:
-    """Bytes of all regular files below a directory; 0 if there is none."""
-    total = 0
+class Files(NamedTuple):
+    """The files of a version."""
+
+    size: int = 0
+    """Bytes of all of them."""
+    changed_ns: int = 0
+    """When the last of them was changed."""
+
+
+def files_of(directory: Path) -> Files:
+    """All that lies below a directory."""
+    size = changed_ns = 0
     for folder, _, names in os.walk(directory):
         for name in names:
             try:
-                total += os.stat(os.path.join(folder, name)).st_size
+                status = os.stat(os.path.join(folder, name))
             except OSError:
                 continue
-    return total
+            size += status.st_size
+            changed_ns = max(changed_ns, status.st_mtime_ns)
+    return Files(size, changed_ns)
 
 
 def own_bytes(proc: Path = _PROC) -> int:
