@@ -17,6 +17,7 @@ from .backends.registry import BackendRegistry
 from .core.errors import ModserveError
 from .core.memory import MemoryBudget
 from .core.metrics import MetricStore
+from .core.residency import MemoryLimit
 from .execution.placement import available_cores
 from .execution.rate_limit import RateLimiter
 from .frontends.certificates import CertificateError
@@ -127,6 +128,8 @@ class InferenceServer(Server):
         """When models are in memory. Workers share the limit: each has models of its own."""
         settings = self.settings
         limit = settings.model_memory_limit.of(allowed_memory()) // workers
+        if settings.model_memory_limit != MemoryLimit() and not limit:
+            _log.warning("--model-memory-limit has no effect: the system does not say how much memory there is")
         library = allocator.glibc()
         return Residency(
             limit,

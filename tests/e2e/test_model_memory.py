@@ -308,3 +308,48 @@ def test_workers_share_the_limit(tmp_path: Path) -> None:
             model = value % 3
             assert number(infer(server, f"table{model}", value, "http")) == value + STEP * model
         assert memory(server)["limit"] == 50 * MB
+
+
+def test_models_that_are_always_busy_take_turns_and_are_loaded_anew_meanwhile(tmp_path: Path) -> None:
+    """Each model has clients of its own, which never pause: none would ever be idle by itself."""
+    for each in range(4):
+        write_table(tmp_path, f"table{each}", each, megabytes=20, config=TENSORS)
+    options = ["--model-memory-limit=55MB", "--model-control-mode=explicit", "--load-model=*"]
+    with serving(tmp_path, options=options) as server:
+        end = time.monotonic() + 9
+        wrong: list[str] = []
+        answered = [0] * 4
+
+        def ask_one(number_of: int) -> None:
+            value = number_of
+            while time.monotonic() < end:
+                model = number_of % 4
+                try:
+                    outputs = infer(server, f"table{model}", value % 1000, ("http", "grpc")[number_of // 4 % 2])
+                    if number(outputs) != value % 1000 + STEP * model:
+                        wrong.append(f"table{model}: {value % 1000} → {number(outputs)}")
+                except Exception as error:
+                    wrong.append(f"table{model}: {error}")
+                answered[model] += 1
+                value += 1
+
+        def load_anew() -> None:
+            while time.monotonic() < end - 3:
+                model = random.randrange(4)
+                config = {"parameters": {"round": {"string_value": str(time.monotonic())}}}
+                body = json.dumps({"parameters": {"config": json.dumps(config)}}).encode()
+                answer = http(server.http_port, "POST", f"/v2/repository/models/table{model}/load", body)
+                if answer.status != 200:
+                    wrong.append(f"load of table{model}: {answer.body!r}")
+                time.sleep(0.5)
+
+        with ThreadPoolExecutor(13) as clients:
+            work = [clients.submit(ask_one, each) for each in range(12)]
+            work.append(clients.submit(load_anew))
+        for task in work:
+            task.result()
+        said = memory(server)
+        print(f"always busy: {answered} responses by model, {said['by_name']['table0']['evictions']} evictions of one")
+        assert wrong == []
+        assert min(answered) > 20
+        assert said["held"] <= 55 * MB

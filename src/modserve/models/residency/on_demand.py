@@ -203,8 +203,10 @@ class OnDemandModel:
             self._task, self.presence = None, Presence.ABSENT
             self._failed_loads += 1
             foreign = None if isinstance(error, ModserveError) else error
-            _log.error("model '%s', version %d: %s", name, version, failure.message, exc_info=foreign)
-            if isinstance(failure, OverloadedError):  # no memory at the moment: the next request tries again
+            full = isinstance(failure, OverloadedError)
+            level = logging.WARNING if full else logging.ERROR
+            _log.log(level, "model '%s', version %d: %s", name, version, failure.message, exc_info=foreign)
+            if full:  # no memory at the moment: the next request tries again
                 self._waiting.fail(failure)
             else:
                 self._backoff.failed(failure)
