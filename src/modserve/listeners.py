@@ -110,7 +110,13 @@ class Listeners:
         server = self._server
         connections = {"http": self._http.connections} if self._http else {}
         return prometheus.ServerFigures(
-            server.version, server.ready, server.index(), server.in_flight(), connections, server.memory
+            server.version,
+            server.ready,
+            server.index(),
+            server.in_flight(),
+            connections,
+            server.memory,
+            server.routing_figures(),
         )
 
     async def start(self) -> Ports:

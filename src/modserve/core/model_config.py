@@ -8,6 +8,7 @@ from functools import cached_property
 from .dtypes import Datatype
 from .ensemble_config import Ensembling
 from .merging import BatchInput, Padding
+from .routing_config import Routing
 from .sequence_config import SequenceBatching
 from .tensor import Shape
 from .version import VersionPolicy
@@ -160,6 +161,8 @@ class ModelConfig:
     metric_tags: Mapping[str, str] = field(default_factory=dict)
     warm_ups: tuple[WarmUp, ...] = ()
     """What each instance runs before it takes requests: ``model_warmup``."""
+    routing: Routing | None = None
+    """How requests that name no version are divided between its versions, unless a client says otherwise."""
     runtime: str = ""
     """Which implementation of its backend runs the model, where there are several."""
     graph_optimization_level: int | None = None

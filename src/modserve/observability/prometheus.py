@@ -14,6 +14,7 @@ from prometheus_client.utils import floatToGoString as _untyped_go_string
 from modserve.core.lifecycle import IndexEntry
 from modserve.core.memory import MemoryBudget
 from modserve.core.metrics import MetricStore
+from modserve.core.routing_config import RouteFigures, ShadowFigures
 from modserve.core.servable import Servable, engine_report
 from modserve.core.statistics import Histogram, ModelStatistics, TunerStatistics
 
@@ -206,8 +207,14 @@ class ServerFigures:
     connections: Mapping[str, int]
     """Open connections by protocol."""
     memory: MemoryBudget
+    routings: Sequence[RouteFigures | ShadowFigures] = ()
 
 
+_ROUTES: tuple[tuple[str, str, str, Callable[[RouteFigures], float]], ...] = (
+    ("modserve_routing_requests", "counter", "Requests that named no version, by route", lambda r: r.requests),
+    ("modserve_routing_share", "gauge", "The share of these requests that a route gets", lambda r: r.share),
+    ("modserve_routing_rolled_back", "gauge", "1 when a route has lost its weight by a rule", lambda r: r.rolled_back),
+)
 _MEMORY: tuple[tuple[str, str, str, Callable[[MemoryBudget], float]], ...] = (
     ("modserve_request_memory_bytes", "gauge", "Bytes that requests hold", lambda m: m.held),
     ("modserve_request_memory_peak_bytes", "gauge", "The most bytes that requests held at one time", lambda m: m.peak),
@@ -239,6 +246,28 @@ def server_families(figures: ServerFigures) -> Iterator[Metric]:
     yield _family("modserve_connections", "gauge", "Open connections, by protocol", rows)
     for name, kind, text, value in _MEMORY:
         yield _family(name, kind, text, [({}, value(figures.memory))])
+    yield from _routings(figures.routings)
+
+
+def _routings(figures: Sequence[RouteFigures | ShadowFigures]) -> Iterator[Metric]:
+    routes = [
+        ({"model": each.model, "route": each.route, "version": str(each.version)}, each)
+        for each in figures
+        if isinstance(each, RouteFigures)
+    ]
+    for name, kind, text, value in _ROUTES:
+        yield _family(name, kind, text, [(labels, value(each)) for labels, each in routes])
+    shadows = [
+        ({"model": each.model, "version": str(each.version)}, each)
+        for each in figures
+        if isinstance(each, ShadowFigures)
+    ]
+    outcomes = [({**labels, "outcome": key}, n) for labels, each in shadows for key, n in each.outcomes.items()]
+    yield _family(
+        "modserve_routing_shadow", "counter", "Copies of requests for a shadow, by what came of them", outcomes
+    )
+    in_flight = [(labels, each.in_flight) for labels, each in shadows]
+    yield _family("modserve_routing_shadow_in_flight", "gauge", "Copies of requests that are on their way", in_flight)
 
 
 def _state(entry: IndexEntry) -> dict[str, str]:

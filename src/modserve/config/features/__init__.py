@@ -11,7 +11,19 @@ from modserve.core.model_config import ModelConfig, ModelDescription
 from modserve.pb import inference as pb
 
 from ..text.problems import Problems
-from . import directory, ensembles, execution, padding, ragged, scheduling, sequences, tensors, unsupported, warm_up
+from . import (
+    directory,
+    ensembles,
+    execution,
+    padding,
+    ragged,
+    routing,
+    scheduling,
+    sequences,
+    tensors,
+    unsupported,
+    warm_up,
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ def validate(message: pb.ModelConfig, context: Context, problems: Problems) -> N
         scheduling.validate_parameters(message),
         ensembles.validate(message),
         padding.validate(message, partial),
+        routing.validate(message),
         execution.validate(message, context.gpu_count),
         warm_up.validate(message, partial, context.files),
     ):
@@ -104,6 +117,7 @@ def to_model_config(message: pb.ModelConfig, context: Context) -> ModelConfig:
         parameters={key: value.string_value for key, value in message.parameters.items()},
         metric_tags=dict(message.metric_tags),
         runtime=message.runtime,
+        routing=routing.routing(message),
         warm_ups=warm_up.warm_ups(message),
         graph_optimization_level=None if graph is None else graph.level,
         gpu_accelerators=execution.accelerators(accelerators.gpu_execution_accelerator),
