@@ -1,7 +1,8 @@
-"""One answer of those of several workers: statistics, the repository index."""
+"""One answer of those of several workers: statistics, the repository index, the routing of a model."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from copy import deepcopy
+from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
@@ -92,3 +93,32 @@ def _of_all(
     result.CopyFrom(entry)
     result.reason = f"worker {worker}: {entry.reason or entry.state or 'not loaded'}"
     return result
+
+
+def routing(reports: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    """The routing of a model, with the counts of all workers. Each of them rolls back by what it has seen itself.
+
+    `reports`: what `Router.report` says in each worker, by its number.
+    """
+    first, *others = reports.values()
+    total = deepcopy(first)
+    for report in others:
+        for mine, other in zip(total["routes"], report["routes"], strict=False):
+            mine["requests"] += other["requests"]
+            mine.update({key: other[key] for key in ("not_ready", "rolled_back") if key in other and key not in mine})
+        _add_numbers(total, report, ("requests_without_key",))
+        if "shadow" in total and "shadow" in report:
+            _add_numbers(total["shadow"], report["shadow"], ("same", "different", "failed", "dropped", "in_flight"))
+            total["shadow"] = {**report["shadow"], **total["shadow"]}
+    for place, route in enumerate(total["routes"]):
+        same = {worker: report["routes"][place] for worker, report in reports.items() if place < len(report["routes"])}
+        route["share"] = round(sum(each["share"] for each in same.values()) / len(same), 6)
+        if "rolled_back" in route:
+            route["rolled_back"]["workers"] = [worker for worker, each in same.items() if "rolled_back" in each]
+    return total
+
+
+def _add_numbers(total: dict[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        if name in total:
+            total[name] += other.get(name, 0)
