@@ -172,6 +172,19 @@ def test_labels_of_inferences_over_both_protocols(server: ServerProcess) -> None
             opened.infer("plain", [tensor], model_version="canary")
 
 
+def test_labels_in_tensorflow_servings_paths(server: ServerProcess) -> None:
+    path, body = "/v1/models/plain/labels/stable", {"instances": [0.0]}
+    assert call(server, "GET", path).status == 404
+    route(server, "plain", SPLIT)
+    assert call(server, "GET", path).json["model_version_status"][0]["version"] == "1"
+    assert call(server, "GET", f"{path}/metadata").json["model_spec"]["version"] == "1"
+    assert call(server, "POST", f"{path}:predict", {"inputs": [0.0]}).json == {"outputs": [1.0]}
+    assert call(server, "POST", f"{path}:classify", body).status == 501
+    beta = call(server, "POST", "/v1/models/plain/labels/beta:predict", body)
+    assert (beta.status, "no version with the label 'beta'" in beta.json["error"]) == (404, True)
+    call(server, "DELETE", "/v2/models/plain/routing")
+
+
 def test_a_configured_routing_is_sticky_by_a_parameter(server: ServerProcess) -> None:
     shown = report(server, "configured")
     assert (shown["source"], shown["routing"]) == ("config", json.loads(CONFIGURED))
