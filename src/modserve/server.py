@@ -120,7 +120,9 @@ class Server:
         """The regions that clients have registered."""
         self.memory = MemoryBudget() if memory is None else memory
         """What requests hold, against the server's limit."""
-        self._table.routings.memory = self.memory
+        self.routings = manager.table.routings
+        """How the requests for models are routed, and what labels their versions have."""
+        self.routings.memory = self.memory
         self.failure_log = FailureLog()
         """The front ends record each request that failed in it."""
         self.around_app: Callable[[Any], Any] = lambda app: app
@@ -211,23 +213,13 @@ class Server:
 
     # Version routing
 
-    def labelled(self, name: str, text: str, failure: ModserveError) -> int:
-        """The version of a model that has the label `text`, which is no number.
-
-        Raises NOT_FOUND for an unknown label, and `failure` for a model without labels.
-        """
-        return self._table.routings.labelled(name, text, failure)
-
-    def has_labels(self, name: str) -> bool:
-        return self._table.routings.has_labels(name)
-
     def routing(self, name: str) -> dict[str, Any]:
         """How the requests for a model are routed, with what that has done so far, in values that JSON has.
 
         Raises NOT_FOUND, or UNAVAILABLE if no version is READY.
         """
         self._table.get(name, None)
-        return self._table.routings.report(name, lambda version: self._trouble(name, version))
+        return self.routings.report(name, lambda version: self._trouble(name, version))
 
     def set_routing(self, name: str, document: object) -> None:
         """Route the requests for a model as `document`, an object in JSON's values, says; None: as its configuration.
@@ -235,7 +227,7 @@ class Server:
         It lasts until no version of the model is READY any more. Raises INVALID_ARG, and what `routing` raises.
         """
         self._check_running()
-        self._table.routings.set(name, self._table.latest(name), document)
+        self.routings.set(name, self._table.latest(name), document)
         self._table.rank(name)
 
     def _trouble(self, name: str, version: int) -> str:
@@ -247,7 +239,7 @@ class Server:
 
     def routing_figures(self) -> list[RouteFigures | ShadowFigures]:
         """What the metrics page shows of all routings."""
-        return list(self._table.routings.figures(lambda name, version: not self._trouble(name, version)))
+        return list(self.routings.figures(lambda name, version: not self._trouble(name, version)))
 
     # Health
 

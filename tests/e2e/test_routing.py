@@ -124,6 +124,8 @@ def test_the_shares_of_a_split(server: ServerProcess) -> None:
     assert f"modserve_routing_rolled_back{labels} 0.0" in page
     assert call(server, "DELETE", "/v2/models/plain/routing").status == 200
     assert version(infer(server, "plain")) == "2"
+    unlabelled = infer(server, "plain/versions/canary")
+    assert (unlabelled.status, unlabelled.json) == (404, {"error": "Not Found"})
     answer = call(server, "GET", "/v2/models/plain/routing")
     text = "model 'plain' has no routing: requests that name no version go to the latest one"
     assert (answer.status, answer.json) == (404, {"error": text})
@@ -145,6 +147,10 @@ def test_labels_in_paths(server: ServerProcess, suffix: str) -> None:
 
 def test_labels_of_inferences_over_both_protocols(server: ServerProcess) -> None:
     route(server, "plain", SPLIT)
+    for label, number in (("stable", "1"), ("canary", "2")):
+        assert version(infer(server, f"plain/versions/{label}")) == number
+    unknown = infer(server, "plain/versions/beta")
+    assert (unknown.status, "no version with the label 'beta'" in unknown.json["error"]) == (404, True)
     for client, port in ((tritonclient.http, server.http_port), (tritonclient.grpc, server.grpc_port)):
         with client.InferenceServerClient(f"{HOST}:{port}") as opened:
             tensor = client.InferInput("IN", [1], "FP32")
@@ -340,7 +346,7 @@ def test_reloads_under_a_routing(server: ServerProcess, repository: Path) -> Non
 
 
 def test_workers_share_a_routing(repository: Path) -> None:
-    options = ["--workers=2", "--model-control-mode=explicit", "--load-model=plain"]
+    options = ["--workers=2", "--model-control-mode=explicit", "--load-model=plain", "--load-model=failing"]
     with started(repository, options=options) as server:
         server.wait_for(r"^model +version +state +load time$")
         route(server, "plain", SPLIT)
@@ -353,7 +359,15 @@ def test_workers_share_a_routing(repository: Path) -> None:
         assert call(server, "DELETE", "/v2/models/plain/routing").status == 200
         assert {version(infer(server, "plain")) for _ in range(10)} == {"2"}
         assert call(server, "GET", "/v2/models/plain/routing").status == 404
-        server.stop()
+        rollback = {"version": "canary", "error_share": 0.2, "least_requests": 5}
+        route(server, "failing", {**SPLIT, "split": {"stable": 1, "canary": 1}, "rollback": rollback})
+        while "rolled_back" not in report(server, "failing")["routes"][1]:
+            infer(server, "failing")
+        eventually(lambda: server.log.count("rolled back, it gets none") == 2)
+        assert {infer(server, "failing").status for _ in range(20)} == {200}
+        route(server, "failing", {"split": {"canary": 1}, "labels": {"canary": 2}})
+        assert infer(server, "failing").status == 500
+        server.stop(errors=[r"model 'failing'", "Traceback"])
 
 
 def test_restricted_with_the_repository(repository: Path) -> None:

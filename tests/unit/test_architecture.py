@@ -60,7 +60,8 @@ RULES = {
     "ports": rule(),
     "listeners": rule("core frontends observability ports resources server settings workers"),
     "workers": rule(
-        "core pb protocol server frontends models settings observability supervisor ports", "google.protobuf orjson"
+        "core pb protocol server frontends models routing settings observability supervisor ports",
+        "google.protobuf orjson",
     ),
     "commands": rule("backends config core execution models observability pb repository settings", "google.protobuf"),
     "cli": rule(

@@ -52,11 +52,15 @@ def route_of(key: str, routes: Sequence[Route]) -> Route:
     Each route draws a number from the key, the smaller the larger its weight, and the smallest wins (rendezvous
     hashing with weights).
     """
-    return min(routes, key=lambda route: _drawn(key, route.name) / route.weight)
+    digest = _digest(key.encode("utf-8", "surrogatepass"))  # of a key that may be long
+    return min(routes, key=lambda route: _drawn(digest, route.name) / route.weight)
 
 
-def _drawn(key: str, name: str) -> float:
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()
+
+
+def _drawn(key: bytes, name: str) -> float:
     """A number with an exponential distribution."""
-    text = f"{name}\0{key}".encode("utf-8", "surrogatepass")
-    number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    number = int.from_bytes(_digest(key + name.encode()), "little")
     return -math.log((number + 1) / (2**64 + 1))

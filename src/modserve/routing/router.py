@@ -10,7 +10,7 @@ Requests of a sequence go to the version that has it, whatever the weights are b
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from modserve.core.errors import Code, ModserveError
 from modserve.core.inflight import Inflight
@@ -37,6 +37,16 @@ _NOT_ITS_FAULT = frozenset({Code.INVALID_ARG, Code.CANCELLED})
 """Failures that say nothing of the version: mistakes of clients, and their absence."""
 
 
+class RouteRollback(NamedTuple):
+    """A route of a model's routing has lost its weight, in values that JSON has: other workers do the same."""
+
+    model: str
+    route: str
+    reason: str
+    document: Mapping[str, Any]
+    """The whole routing: another one begins anew."""
+
+
 class Router:
     """`source` says where the routing is from: ``config``, ``api``, or empty if it is only there for old sequences."""
 
@@ -48,17 +58,21 @@ class Router:
         memory: MemoryBudget,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        on_rollback: Callable[[RouteRollback], None] = lambda rollback: None,
     ) -> None:
         self.name = name
         self.routing = routing
         self.source = source
         self._clock_ns = clock_ns
         self._now_ms = now_ms
+        self._on_rollback = on_rollback
         self.routes = [Route(route, routing.version(route), weight) for route, weight in routing.split.items()]
         self.keyless = 0
         """Requests without the parameter by which they would have been sticky."""
         self.shadowing = None if routing.shadow is None else Shadowing(routing.shadow, memory)
         rule = routing.rollback
+        self._ended = 0
+        """Requests of the canary that count for the rule."""
         self._canary: Route | None = None
         self._baseline: Route | None = None
         if rule is not None:
@@ -86,16 +100,34 @@ class Router:
             return
         now_ns = self._clock_ns()
         window.add(now_ns, now_ns - began_ns, failed)
-        # Sorting all durations each time would take long.
-        if route is not self._canary or not (failed or route.requests % (1 + len(window) // 20) == 0):
+        if route is not self._canary:
             return
+        self._ended += 1
+        if not failed and self._ended % (1 + len(window) // 20):
+            return  # sorting all durations each time would take long
         baseline = None if self._baseline is None else self._baseline.window
         if baseline is not None:
             baseline.forget(now_ns)
         if reason := verdict(rule, window, baseline):
-            route.rolled_back = RolledBack(reason, self._now_ms())
-            text = "model '%s', version %d: rolled back, it gets none of the requests that name no version any more: %s"
-            _log.warning(text, self.name, route.version, reason)
+            self.roll_back(route.name, reason)
+            self._on_rollback(RouteRollback(self.name, route.name, reason, self.routing.document))
+
+    def roll_back(self, name: str, reason: str) -> None:
+        """A route loses its weight."""
+        for route in self.routes:
+            if route.name == name and route.rolled_back is None:
+                route.rolled_back = RolledBack(reason, self._now_ms())
+                text = "model '%s', version %d: rolled back, it gets none of the requests that name no version: %s"
+                _log.warning(text, self.name, route.version, reason)
+
+    @property
+    def rollbacks(self) -> list[RouteRollback]:
+        """What has been rolled back."""
+        return [
+            RouteRollback(self.name, route.name, route.rolled_back.reason, self.routing.document)
+            for route in self.routes
+            if route.rolled_back is not None
+        ]
 
     def share(self, route: Route, ready: Callable[[Route], bool]) -> float:
         """The share of the requests that a route gets, from 0 to 1."""
@@ -143,15 +175,9 @@ def _key(request: InferenceRequest, sticky: str) -> str:
     """The value by which a request is sticky; empty if it has none. Names of headers have no case."""
     header = sticky.removeprefix("header:")
     if header == sticky:
-        return _text(request.parameters.get(sticky, ""))
-    for name, value in request.parameters.items():
-        if name.lower() == header:
-            return _text(value)
-    return ""
-
-
-def _text(value: object) -> str:
-    return "" if value is False or value in (0, "") else str(value)
+        value = request.parameters.get(sticky, "")
+        return "" if sticky == "sequence_id" and value == 0 else str(value)
+    return next((str(value) for name, value in request.parameters.items() if name.lower() == header), "")
 
 
 class Routed:

@@ -1,5 +1,7 @@
 """The routings of all models: where each is from, how long it lasts, and what may be asked of it."""
 
+import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,7 +12,9 @@ from modserve.core.servable import SequenceKeeper, Servable
 
 from . import reading
 from .choice import Route
-from .router import Routed, Router
+from .router import Routed, Router, RouteRollback
+
+_log = logging.getLogger(__name__)
 
 API, CONFIG, ENDED = "api", "config", ""
 
@@ -23,6 +27,11 @@ class Routings:
         self._routers: dict[str, Router] = {}
         self.memory = MemoryBudget()
         """That of the server, from which copies of requests take."""
+        self.on_rollback: Callable[[RouteRollback], None] = lambda rollback: None
+        """Called when a rule of a routing has rolled back a version: other workers hear of it."""
+
+    def _router(self, name: str, routing: Routing, source: str) -> Router:
+        return Router(name, routing, source, self.memory, on_rollback=lambda rollback: self.on_rollback(rollback))
 
     def front(self, name: str, served: Mapping[int, Servable], latest: Servable | None) -> Servable | None:
         """What takes the requests that name no version, if these versions are READY: `latest` without a routing."""
@@ -39,10 +48,10 @@ class Routings:
     ) -> Router | None:
         """The router of a configuration's routing, which goes on as it is if that has not changed."""
         if routing is not None and (router is None or router.source != CONFIG or router.routing != routing):
-            router = Router(name, routing, CONFIG, self.memory)
+            router = self._router(name, routing, CONFIG)
         elif routing is None and router is not None:
             open_sequences = sum([each.open_sequences for each in served.values() if isinstance(each, SequenceKeeper)])
-            router = Router(name, Routing(), ENDED, self.memory) if open_sequences else None
+            router = self._router(name, Routing(), ENDED) if open_sequences else None
         if router is None:
             self._routers.pop(name, None)
         else:
@@ -57,14 +66,30 @@ class Routings:
         if document is None:
             former = self._routers.get(name)
             if former is not None and former.source == API:
-                self._routers[name] = Router(name, Routing(), ENDED, self.memory)
+                self._routers[name] = self._router(name, Routing(), ENDED)
+                _log.info("model '%s': the routing that a client had set is deleted", name)
             return
         routing = reading.read(document)
         reading.check(routing, latest.config)
-        self._routers[name] = Router(name, routing, API, self.memory)
+        self._routers[name] = self._router(name, routing, API)
+        _log.info("model '%s': a client has set the routing %s", name, json.dumps(routing.document))
+
+    @property
+    def rollbacks(self) -> list[RouteRollback]:
+        """What has been rolled back, of all models."""
+        return [rollback for router in self._routers.values() for rollback in router.rollbacks]
+
+    def roll_back(self, rollback: RouteRollback) -> None:
+        """Do what a rule has done in another worker, if the model still has the same routing."""
+        router = self._routers.get(rollback.model)
+        if router is not None and router.routing.document == rollback.document:
+            router.roll_back(rollback.route, rollback.reason)
 
     def labelled(self, name: str, text: str, failure: ModserveError) -> int:
-        """The version with a label. Raises NOT_FOUND if it is no label of the model; `failure` if that has none."""
+        """The version of a model with the label `text`, which is no number.
+
+        Raises NOT_FOUND for an unknown label, and `failure` for a model without labels or a text that cannot be one.
+        """
         router = self._routers.get(name)
         labels: Mapping[str, int] = {} if router is None else router.routing.labels
         if text in labels:

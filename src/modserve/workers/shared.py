@@ -135,7 +135,7 @@ class SharedApp:
 
     async def _routing(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply | None:
         replies = await self._fleet.gather("GET", _target(scope))
-        reports = {index: orjson.loads(reply.body) for index, reply in replies.items() if reply.ok}
+        reports = [orjson.loads(reply.body) for reply in replies.values() if reply.ok]
         return Reply(200, {}, orjson.dumps(sums.routing(reports))) if reports else None
 
     async def _delete_routing(self, scope: Message, body: bytes, parts: Mapping[str, str]) -> Reply:

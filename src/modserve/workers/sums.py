@@ -95,12 +95,9 @@ def _of_all(
     return result
 
 
-def routing(reports: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-    """The routing of a model, with the counts of all workers. Each of them rolls back by what it has seen itself.
-
-    `reports`: what `Router.report` says in each worker, by its number.
-    """
-    first, *others = reports.values()
+def routing(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The routing of a model, with the counts of all workers; `reports` are theirs, as of `Router.report`."""
+    first, *others = reports
     total = deepcopy(first)
     for report in others:
         for mine, other in zip(total["routes"], report["routes"], strict=False):
@@ -111,10 +108,8 @@ def routing(reports: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
             _add_numbers(total["shadow"], report["shadow"], ("same", "different", "failed", "dropped", "in_flight"))
             total["shadow"] = {**report["shadow"], **total["shadow"]}
     for place, route in enumerate(total["routes"]):
-        same = {worker: report["routes"][place] for worker, report in reports.items() if place < len(report["routes"])}
-        route["share"] = round(sum(each["share"] for each in same.values()) / len(same), 6)
-        if "rolled_back" in route:
-            route["rolled_back"]["workers"] = [worker for worker, each in same.items() if "rolled_back" in each]
+        shares = [report["routes"][place]["share"] for report in reports if place < len(report["routes"])]
+        route["share"] = round(sum(shares) / len(shares), 6)
     return total
 
 

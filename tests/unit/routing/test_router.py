@@ -67,6 +67,17 @@ def test_sticky_requests_go_where_their_key_goes() -> None:
     assert stage.router.keyless == 4
 
 
+def test_zero_is_a_key_but_no_sequence() -> None:
+    stage = Stage({**HALVES, "sticky": "parameter:user"})
+    send(stage, 4, user=0)
+    assert sorted(stage.taken_by.values()) == [0, 4]
+    stage = Stage({**HALVES, "sticky": "sequence"})
+    send(stage, 4, sequence_id=0)
+    assert (stage.taken_by, stage.router.keyless) == ({1: 2, 2: 2}, 4)
+    send(stage, 4, sequence_id=7)
+    assert sorted(stage.taken_by.values()) == [2, 6]
+
+
 def test_a_header_has_no_case() -> None:
     stage = Stage({**HALVES, "sticky": "header:X-User"})
     for name in ("x-user", "X-User", "X-USER"):

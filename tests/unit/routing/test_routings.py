@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from routed_versions import Keeper, Version
 
-from modserve.core.errors import Code, ModserveError, invalid
+from modserve.core.errors import Code, ModserveError, internal, invalid
 from modserve.core.routing_config import RouteFigures, Routing
 from modserve.core.servable import Servable
 from modserve.repository.table import Model, ModelTable
 from modserve.repository.table import Version as Row
 from modserve.routing.reading import read
-from modserve.routing.router import Routed
+from modserve.routing.router import Routed, RouteRollback
 from modserve.routing.routings import Routings
 from modserve.testing import RecordingSink, request
 
@@ -111,6 +111,32 @@ def test_sequences_outlive_the_routing() -> None:
     assert document(routings) is None
     first.sequences.clear()
     assert routings.front("m", served, served[2]) is served[2]
+
+
+def test_a_rollback_elsewhere_is_done_here_if_the_routing_is_the_same() -> None:
+    here, elsewhere, served = Routings(), Routings(), versions()
+    seen: list[RouteRollback] = []
+    elsewhere.on_rollback = seen.append
+    document = {**SPLIT, "rollback": {"version": "canary", "error_share": 0.1, "least_requests": 1}}
+    for routings in (here, elsewhere):
+        routings.set("m", served[2], document)
+    front = elsewhere.front("m", served, served[2])
+    assert isinstance(front, Routed)
+    for _ in range(10):
+        front.submit(request(model="m"), RecordingSink(), 0)
+    canary = served[2]
+    assert isinstance(canary, Version)
+    canary.respond(internal("no"))
+    assert [(each.model, each.route, each.document) for each in seen] == [("m", "canary", document)]
+    assert elsewhere.rollbacks == seen
+    here.set("m", served[2], {**document, "split": {"stable": 8, "canary": 1}})
+    here.roll_back(seen[0])
+    assert here.rollbacks == []
+    here.set("m", served[2], document)
+    here.roll_back(seen[0])
+    here.roll_back(seen[0])
+    assert here.rollbacks == seen
+    here.roll_back(seen[0]._replace(model="other"))
 
 
 def test_labels() -> None:

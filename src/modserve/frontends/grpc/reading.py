@@ -26,7 +26,7 @@ def named_version(server: Server, model: str, text: str) -> int | None:
     try:
         return parse_requested(text)
     except ModserveError as error:
-        return server.labelled(model, text, error)
+        return server.routings.labelled(model, text, error)
 
 
 def requested_version(server: Server, message: InferMessage) -> int | None:

@@ -69,7 +69,9 @@ class InferCall(Call):
         try:
             if head.version_label:
                 # Without labels, such a path is none.
-                version = self.version = self.server.labelled(model, head.version_label, not_found("Not Found"))
+                version = self.version = self.server.routings.labelled(
+                    model, head.version_label, not_found("Not Found")
+                )
             servable = self.server.model(model, version)
             self.begin(servable, now_ns, received_ns)
             if head.content_encoding is not None:

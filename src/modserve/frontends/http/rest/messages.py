@@ -56,9 +56,9 @@ def route_of_labels(server: Server) -> type[APIRoute]:
             if match is not Match.NONE:
                 parts = matched["path_params"]
                 model = parts["model"].replace(SLASH, "/")
-                if not server.has_labels(model):
+                if not server.routings.has_labels(model):
                     return Match.NONE, {}
-                parts["version"] = server.labelled(model, parts["version"], not_found("Not Found"))
+                parts["version"] = server.routings.labelled(model, parts["version"], not_found("Not Found"))
             return match, matched
 
     return LabelRoute

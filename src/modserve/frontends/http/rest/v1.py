@@ -152,7 +152,7 @@ def _route_of_models(server: Server) -> type[APIRoute]:
 
 def _labelled(server: Server, model: str, label: str) -> int:
     """The version with a label of the model's routing. Raises NOT_FOUND."""
-    return server.labelled(model, label, v1_models.unknown_label(label))
+    return server.routings.labelled(model, label, v1_models.unknown_label(label))
 
 
 def _entries(server: Server, model: str) -> list[IndexEntry]:
